@@ -1,4 +1,4 @@
-"""A loop under Hugging Face Accelerate, with the largest 2 % of each gradient, saved and taken up again.
+"""A loop under Hugging Face Accelerate, with gradients of 4 bits an element, saved and resumed.
 
     torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
 

@@ -1,4 +1,4 @@
-"""A GPT-2 under the Hugging Face Trainer, with the largest 2 % of each gradient.
+"""A GPT-2 under the Hugging Face Trainer, with gradients of 4 bits an element.
 
     torchrun --standalone --nproc-per-node 2 examples/hf_trainer.py
 

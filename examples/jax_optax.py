@@ -1,4 +1,4 @@
-"""JAX and optax with the largest 2 % of each gradient, inside one compiled step.
+"""JAX and optax with gradients of 4 bits an element, inside one compiled step.
 
     torchrun --standalone --nproc-per-node 2 examples/jax_optax.py
 

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow with the largest 2 % of each gradient.
+"""Keras on TensorFlow with gradients of 4 bits an element.
 
     torchrun --standalone --nproc-per-node 2 examples/keras_fit.py
 

@@ -1,4 +1,4 @@
-"""PyTorch Lightning with the largest 2 % of each gradient, and a run that goes on from its checkpoint.
+"""PyTorch Lightning with gradients of 4 bits an element, and a run that goes on from its checkpoint.
 
     torchrun --standalone --nproc-per-node 2 examples/lightning_ddp.py
 

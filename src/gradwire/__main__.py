@@ -1,4 +1,4 @@
-"""``python -m gradwire`` is ``gradwire``."""
+"""The command ``python -m gradwire``, which is ``gradwire``."""
 
 from gradwire.cli.main import main
 

@@ -25,7 +25,7 @@ _COLLECTIONS = ("docs", "test")
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Have an import that fails say which extra of gradwire brings the package.
+    """Make a failed import say which extra of gradwire brings the package.
 
     Raises:
         ImportError: with the command that installs it.
@@ -41,7 +41,7 @@ def needs(extra: str) -> Iterator[None]:
 
 @cache
 def source() -> tuple[str, bool]:
-    """Where this gradwire came from, as pip takes it, and whether it was installed to be edited.
+    """The place from which this gradwire was installed, as pip takes it, and whether it is an editable install.
 
     Returns:
         The folder or file that pip was given, where it is still there; the address of a repository with its commit; and
@@ -67,7 +67,7 @@ def _place(found: Any) -> tuple[str, bool]:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of this gradwire, from the place that it was installed from.
+    """The command that installs an extra of this gradwire, from the place from which gradwire was installed.
 
     >>> "[kvstore]" in install("kvstore")
     True
@@ -80,7 +80,9 @@ def install(extra: str) -> str:
 
 @cache
 def declared() -> dict[str, list[str]]:
-    """Extra to distributions, from the installed metadata; an extra that includes another one lists only its own."""
+    """Map each extra to its distributions, from the installed metadata; an extra that includes another lists only its
+    own.
+    """
     try:
         requirements = metadata.requires("gradwire") or []
     except metadata.PackageNotFoundError:
@@ -112,7 +114,7 @@ def extra_of(module: str) -> str | None:
 
 
 def remedy(error: ImportError) -> str | None:
-    """One line that says what to install for an import that failed; None: no extra of gradwire would help."""
+    """One line that says what to install for an import that failed; None if no extra of gradwire would help."""
     if "pip install" in str(error):
         return " ".join(str(error).split())
     module = (error.name or "").partition(".")[0]

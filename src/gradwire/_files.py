@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 import os
 import uuid
@@ -9,7 +9,7 @@ __all__ = ["replace_file", "replace_text", "sync"]
 
 
 def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, bring it to the disk, and give it its name.
+    """Let ``write`` make a file beside ``path``, flush it to the disk, and rename it to ``path``.
 
     Args:
         path: is replaced when everything is on the disk, and stays as it is if writing fails. A link is followed. What
@@ -43,12 +43,12 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """The same with a text, in UTF-8."""
+    """Replace a file by a text in UTF-8, as ``replace_file`` does."""
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

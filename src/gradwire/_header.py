@@ -32,7 +32,7 @@ _QUOTED = 300
 
 
 def dump(compressor: Compressor, shape: Sequence[int], start: int) -> bytes:
-    """The header, padded with spaces so that what follows it is aligned.
+    """Serialise the header, padded with spaces so that the bytes after it are aligned.
 
     Args:
         compressor: whose configuration travels.
@@ -56,7 +56,7 @@ def dump(compressor: Compressor, shape: Sequence[int], start: int) -> bytes:
 def load(
     header: bytes | bytearray, known: Sequence[Compressor], max_bytes: int
 ) -> tuple[Compressor, tuple[int, ...], Layout]:
-    """Check a header.
+    """Read and check a header.
 
     Args:
         header: its bytes, padding included.
@@ -100,7 +100,9 @@ def _check_shape(shape: Any, max_bytes: int) -> tuple[int, ...]:
 
 
 def _parse(header: bytes | bytearray) -> Any:
-    """UTF-8, no key twice, no NaN or infinity, no integer beyond 64 bits, no nesting that exhausts the stack."""
+    """Parse strict JSON: UTF-8, no key twice, no NaN or infinity, no integer beyond 64 bits, no nesting that exhausts
+    the stack.
+    """
     try:
         return json.loads(
             header.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_int64

@@ -1,4 +1,4 @@
-"""Names of modules that are somewhere else now."""
+"""Names of modules that have moved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Moved", "as_attributes", "in_folders"]
 
 
 class Moved(MetaPathFinder, Loader):
-    """Lead ``PACKAGE.NAME`` to where that module is now, until version 0.2.
+    """A finder that leads ``PACKAGE.NAME`` to the module's new place, until version 0.2.
 
     Args:
         package: in which the module was.
@@ -40,7 +40,7 @@ class Moved(MetaPathFinder, Loader):
         return module
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The code of the module where it is now, for ``python -m``."""
+        """Load the code of the module at its new place, for ``python -m``."""
         old = self.find_spec(fullname, None)
         spec = importlib.util.find_spec(str(old.origin)) if old is not None else None
         # Asked for as runpy does: an editable installation has loaders of no known class.
@@ -54,7 +54,7 @@ class Moved(MetaPathFinder, Loader):
 
 
 def as_attributes(package: str, find: Callable[[str], str | None]) -> Callable[[str], ModuleType]:
-    """What leads ``PACKAGE.NAME``, written after ``import PACKAGE`` alone, to where that module is now.
+    """A function that leads ``PACKAGE.NAME``, written after ``import PACKAGE`` alone, to the module's new place.
 
     Args:
         package: to which it belongs, as its ``__getattr__``.
@@ -70,7 +70,7 @@ def as_attributes(package: str, find: Callable[[str], str | None]) -> Callable[[
 
 
 def in_folders(package: str, path: str) -> Callable[[str], str | None]:
-    """What finds a module in the folders of a package's folder: a method in that of its family.
+    """A function that finds a module in the folders inside a package's folder, as a method in that of its family.
 
     Args:
         package: its name.

@@ -1,4 +1,6 @@
-"""``python -m gradwire`` imports the package, and so torch, before its ``__main__``: Ctrl-C meanwhile is one line."""
+"""Start of ``python -m gradwire``, which imports the package, and so torch, before its ``__main__``: Ctrl-C meanwhile
+prints one line.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ __all__ = ["by_name"]
 
 
 def by_name() -> bool:
-    """Whether this program was started as ``python -m gradwire``, and has not come to its ``__main__`` yet."""
+    """Return whether this program was started as ``python -m gradwire``, and has not reached its ``__main__`` yet."""
     given = sys.orig_argv
     return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") + 1 :][:1] == ["gradwire"]
 

@@ -1,4 +1,4 @@
-"""GRACE's parameter dictionary, read into our objects, for people who come from GRACE.
+"""GRACE's parameter dictionary, translated into our objects, for users of GRACE.
 
 Law: a key means here what it means there, or it is refused with the reason; none is ignored in silence. Where GRACE's
 helper has a default, it is the default here, except that a memory and a communicator that are not named are chosen
@@ -141,13 +141,13 @@ def _compressor_class(name: str) -> type[Any]:
 
 
 def _defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """GRACE's defaults for what is named neither in its words nor in ours."""
+    """Take GRACE's defaults for parameters that are given neither by its names nor by ours."""
     defaults = _DEFAULTS.get(name, {})
     return {key: value for key, value in defaults.items() if key not in given and _RENAMED[key] not in given}
 
 
 def _translate(params: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
-    """Keys and values in our words."""
+    """Translate keys and values into ours."""
     given: dict[str, Any] = {}
     for key, value in params.items():
         ours = words[key]

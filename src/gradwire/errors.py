@@ -1,4 +1,4 @@
-"""Errors, by whose fault they are.
+"""Errors, one class for each kind of cause.
 
     GradwireError
     ├── ConfigError (ValueError)   the caller: a parameter, a tensor or a call that cannot work
@@ -58,7 +58,7 @@ def require(ok: bool, name: str, allowed: str, given: object) -> None:
 
 
 class Told(str):
-    """A value that ``require`` was given, in words: printed as it stands, where a string would be quoted.
+    """The description of a value that ``require`` was given; it is printed as it is, where a string would be quoted.
 
     >>> require(False, "states", "at least one", Told("none"))
     Traceback (most recent call last):
@@ -72,7 +72,7 @@ class Told(str):
 
 
 def _instead(given: object) -> str:
-    """Say what to write in place of a class of gradwire's, or of one made from it."""
+    """Say what to write in place of one of gradwire's classes or a subclass of it."""
     ours = isinstance(given, type) and any(base.__module__.split(".")[0] == "gradwire" for base in given.__mro__)
     return f", a class: write {given.__name__}(...), an object" if isinstance(given, type) and ours else ""
 
@@ -92,18 +92,20 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def as_python(value: Any) -> Any:
-    """A scalar of numpy as Python's own; anything else as it is."""
+    """Convert a scalar of numpy to Python's own; anything else is returned unchanged."""
     numpy = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
     return value.item() if numpy else value
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a finite number, numpy's too, and not a bool."""
+    """Return whether ``value`` is a finite number (numpy's too) and not a bool."""
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def is_float32(value: Any) -> bool:
-    """Whether ``value`` is a number, numpy's too, that float32 holds without becoming infinite or vanishing to zero."""
+    """Return whether ``value`` is a number (numpy's too) that float32 holds without becoming infinite or vanishing to
+    zero.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
@@ -113,5 +115,5 @@ def is_float32(value: Any) -> bool:
 
 
 def is_int(value: Any, low: int, high: float = math.inf) -> bool:
-    """Whether ``value`` is an integer, numpy's too, and not a bool, in [low, high]."""
+    """Return whether ``value`` is an integer (numpy's too) in [low, high] and not a bool."""
     return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high

@@ -18,7 +18,7 @@ __all__ = ["count_of", "dequantize", "desparsify", "pack", "quantize", "sparsify
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Integers as a stream of ``bits`` bits each, least significant bit first.
+    """Pack integers into a stream of ``bits`` bits each, least significant bit first.
 
     Element i occupies bits ``i * bits`` to ``i * bits + bits - 1``; bit j of the stream is bit ``j % 8`` of byte
     ``j // 8``. Negative integers are stored in two's complement, the bits of an unfinished last byte are 0.
@@ -129,7 +129,7 @@ def dequantize(codes: Tensor, step: Tensor) -> Tensor:
 
 
 def count_of(ratio: float, n: int) -> int:
-    """How many of ``n`` elements a share is: max(1, ceil(ratio n)), and at most n; every method counts like this.
+    """The number of elements in a share of ``n``: max(1, ceil(ratio n)), and at most n; every method counts like this.
 
     Args:
         ratio: in (0, 1].

@@ -1,4 +1,4 @@
-"""Metrics: what an exchange did, in plain numbers.
+"""Metrics: what an exchange did, as plain numbers.
 
 Law: bytes are counted where they are handed to a collective, times the number of links they cross, so that the
 figure is the traffic of this rank and not an estimate from the method's name.
@@ -45,7 +45,7 @@ class Metrics:
             self.seconds[phase] += self.clock() - start
 
     def reset(self) -> None:
-        """Begin at zero."""
+        """Reset all counters to zero."""
         self.bytes_sent = self.bytes_received = self.local_bytes = self.compared_bytes = self.dense_bytes = 0
         self.seconds.update(dict.fromkeys(self.seconds, 0.0))
 

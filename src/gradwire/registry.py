@@ -1,4 +1,4 @@
-"""The folder is the registry.
+"""Registry of methods, memories and strategies, which is the folder itself: a module there is registered.
 
 Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, defines exactly one public
 class with ``name = "<name>"``. Adding a method is adding that file; no list is edited anywhere. Files that hold shared
@@ -39,7 +39,7 @@ _DEPTH = 3
 
 @cache
 def _places(kind: str) -> dict[str, str]:
-    """Name -> module, of what is registered under a folder and in the folders of its families."""
+    """Map each name registered under a folder, and in the folders of its families, to its module."""
     package = importlib.import_module(f"gradwire.{kind}")
     found: dict[str, str] = {}
     inside = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
@@ -52,7 +52,7 @@ def _places(kind: str) -> dict[str, str]:
 
 
 def names_in(path: Iterable[str]) -> tuple[str, ...]:
-    """The modules of a package that are no machinery, sorted: in any folder that is a list.
+    """The modules in a folder that is a list, sorted; modules with an underscore are left out.
 
     Args:
         path: its ``__path__``.
@@ -65,7 +65,7 @@ def names_in(path: Iterable[str]) -> tuple[str, ...]:
 
 
 def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType:
-    """The module of a name, in a folder that is a list.
+    """Import the module of a name, from a folder that is a list.
 
     Args:
         package: its full name.
@@ -84,7 +84,7 @@ def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType
 
 @cache
 def _outside(kind: str) -> dict[str, list[EntryPoint]]:
-    """Name -> what other packages register under it."""
+    """Map each name that other packages register under a folder to its entry point."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=f"gradwire.{kind}"):
         if point.name in _places(kind):
@@ -100,7 +100,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _load(kind: str, name: str) -> type[Any]:
-    """The class that another package registers."""
+    """Load a class that another package registers."""
     point, *others = _outside(kind)[name]
     if others:
         packages = " and ".join(sorted(map(_package, (point, *others))))
@@ -127,7 +127,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 @cache
 def find(kind: str, name: str) -> type[Any]:
-    """The class called ``name``.
+    """Find the class called ``name``.
 
     Raises:
         ConfigError: no such file and no package that registers it; the message gives the nearest known name. Or what
@@ -151,7 +151,7 @@ def find(kind: str, name: str) -> type[Any]:
 
 
 def named_of(text: str) -> dict[str, Any]:
-    """``NAME:PARAMETER=VALUE,...`` as a table, with the name under "name".
+    """Read ``NAME:PARAMETER=VALUE,...`` into a table, with the name under "name".
 
     Raises:
         ConfigError: not of the form, or a parameter is called "name".
@@ -170,7 +170,7 @@ def named_of(text: str) -> dict[str, Any]:
 
 
 def assignment(part: str) -> tuple[str, Any]:
-    """``NAME=VALUE``; a value is JSON, or else the text itself.
+    """Read ``NAME=VALUE``; a value is JSON, or else the text itself.
 
     Raises:
         ConfigError: there is no equals sign.
@@ -189,7 +189,7 @@ def assignment(part: str) -> tuple[str, Any]:
 
 
 def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
-    """``find(kind, name)(**params)``, with an error that names an unknown parameter and its nearest neighbour.
+    """Build ``find(kind, name)(**params)``; the error names an unknown parameter and its nearest neighbour.
 
     Args:
         name: as it is, or with parameters as ``named_of`` reads them.
@@ -214,12 +214,12 @@ def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
 
 
 def _nested(cls: type[Any]) -> set[str]:
-    """The parameters that are compressors themselves."""
+    """Build the parameters that are compressors themselves."""
     return {f.name for f in dataclasses.fields(cls) if f.type == "Compressor"}
 
 
 def _inner(value: Any) -> Any:
-    """A compressor inside another one may be given as such, by name, or as its configuration."""
+    """Build a compressor inside another one, given as such, by name, or as its configuration."""
     if isinstance(value, str):
         return build("compressors", value)
     return from_config("compressors", value) if isinstance(value, Mapping) else value
@@ -230,7 +230,7 @@ def _deeper(value: Any, depth: int) -> bool:
 
 
 def to_config(obj: Any) -> dict[str, Any]:
-    """A registered object as plain JSON values: its name and its parameters.
+    """Convert a registered object to plain JSON values: its name and its parameters.
 
     A parameter that was added when others had been written down already, with ``metadata={"later": True}``, is left out
     at its default: so frames and the ids of recorded runs stay what they were.
@@ -243,7 +243,9 @@ def to_config(obj: Any) -> dict[str, Any]:
 
 
 def from_config(kind: str, config: Mapping[str, Any]) -> Any:
-    """The inverse of ``to_config``: ``from_config(kind, to_config(x)) == x``."""
+    """Build an object from its configuration, as the inverse of ``to_config``: ``from_config(kind, to_config(x)) ==
+    x``.
+    """
     params = dict(config)
     name = params.pop("name", None)
     if _deeper(config, _DEPTH):

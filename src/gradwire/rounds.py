@@ -1,4 +1,4 @@
-"""Local steps and now and then a compressed outer step, for workers with a slow link between them."""
+"""Local training steps with an occasional compressed outer step, for workers with a slow link between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def local_sgd(
     process_group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> QsparseLocal:
-    """Train alone for ``every`` steps, then go on from the compressed mean of where the workers went.
+    """Train alone for ``every`` steps, then continue from the compressed mean of the workers' changes.
 
     x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
 
@@ -78,7 +78,7 @@ def diloco(
     process_group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> DiLoCo:
-    """Train as ``local_sgd`` does, but the mean way is the gradient of an outer step with Nesterov's momentum.
+    """Train as ``local_sgd`` does, but take the mean change as the gradient of an outer step with Nesterov's momentum.
 
     d = mean C(m_i + agreed - p_i);  v = momentum v + d;  agreed = agreed - lr (d + momentum v);  p_i = agreed
 

@@ -62,7 +62,7 @@ def exponential(start: float, end: float, steps: int, stages: int = 5) -> Schedu
 
 
 def stages(values: Mapping[int, float]) -> Schedule:
-    """A value from each given step on.
+    """A schedule that changes value at each given step.
 
     >>> [stages({0: 0.1, 10: 0.01})(step) for step in (0, 9, 10)]
     [0.1, 0.1, 0.01]

@@ -44,7 +44,8 @@ def align(offset: int, to: int = ALIGNMENT) -> int:
 
 
 def overrides(cls: type, methods: Iterable[str], declared: str) -> bool:
-    """Whether a class has any of these methods from nearer than ``declared``, which was said of other methods then.
+    """Return whether a class overrides one of these methods closer than ``declared``, which then describes other
+    methods.
 
     >>> class Base:
     ...     fast = True
@@ -131,7 +132,7 @@ class Layout:
     fields: tuple[Field, ...]
 
     def count(self, *names: str) -> int:
-        """Items in the fields of these names.
+        """The number of items in the fields of these names.
 
         >>> Layout((Field("indices", torch.int16, 3), Field("values", torch.float32, 3))).count("indices", "counts")
         3
@@ -173,7 +174,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Key:
-    """Names one stream of random numbers; a compressor never touches a global generator.
+    """The name of one stream of random numbers; a compressor never touches a global generator.
 
     Streams of two ranks must differ where a method wants independent noise, and agree where it wants common
     indices: a compressor uses ``stream()`` for the first and ``stream(common=True)`` for the second.
@@ -193,7 +194,7 @@ class Key:
     rank: int = 0
 
     def stream(self, *, common: bool = False) -> int:
-        """The signed 64-bit Philox key; the step stays outside, it is the other half of the counter."""
+        """The signed 64-bit Philox key; the step is not part of it, because it is the other half of the counter."""
         rank = -1 if common else self.rank
         text = f"{self.seed}/{self.tensor}/{self.phase}/{rank}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
@@ -203,5 +204,5 @@ class Key:
 
 
 def tensor_id(name: str) -> int:
-    """A 63-bit number that depends on the parameter's name only, so it survives a rebuild of the buckets."""
+    """A 63-bit number that depends only on the parameter's name, so it survives a rebuild of the buckets."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

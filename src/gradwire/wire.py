@@ -103,7 +103,7 @@ class Packing:
 
 
 class Frame(NamedTuple):
-    """The contents of a frame: ``compressor.decompress(payload, shape)`` gives the tensor."""
+    """The contents of a frame: ``compressor.decompress(payload, shape)`` returns the tensor."""
 
     compressor: Compressor
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Frame(NamedTuple):
 
 
 def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> bytes:
-    """Wrap a payload with all that a stranger needs to decode it.
+    """Wrap a payload with all that a receiver needs to decode it.
 
     Args:
         compressor: that made the payload; its configuration travels.
@@ -174,7 +174,7 @@ def unframe(data: Chunk | Tensor, *, known: Sequence[Compressor] = (), max_bytes
 
 
 class Reader:
-    """Frames out of a byte stream, however the stream was cut; it does no input or output of its own.
+    """A reader of frames from a byte stream, however the stream was cut; it does no input or output of its own.
 
     A fault is raised as early as the bytes show it, after the frames that were good; then nothing more is read.
 
@@ -214,7 +214,7 @@ class Reader:
         return frames
 
     def close(self) -> None:
-        """The stream has ended.
+        """Declare that the stream has ended.
 
         Raises:
             WireError: it ended inside a frame, or was broken before.
@@ -246,7 +246,9 @@ class Reader:
 
 
 def _parse(known: Sequence[Compressor], max_bytes: int) -> Generator[tuple[str, int], bytearray, Frame]:
-    """The parser, whoever feeds it: yields the part it needs next and its length, and is sent exactly those bytes."""
+    """Parse a frame as a generator: it yields the part it needs next and its length, and is sent
+    exactly those bytes.
+    """
     magic = yield "magic", len(MAGIC)
     if magic != MAGIC:
         raise WireError(f"not a gradwire frame: it starts with {bytes(magic)!r}, not {MAGIC!r}")
@@ -274,7 +276,7 @@ def _parse(known: Sequence[Compressor], max_bytes: int) -> Generator[tuple[str, 
 
 
 def sent_nbytes(compressor: Compressor, layout: Layout, payload: Tensor) -> int:
-    """How many bytes of a payload travel: all of them, or of a variable size those that say what they are.
+    """The number of bytes of a payload that travel: all of them, or for a variable size those that are in use.
 
     Args:
         compressor: that made the payload.

@@ -1,4 +1,4 @@
-"""The one thread that talks to the network.
+"""The thread that talks to the network.
 
 Law: exchanges run in the order in which they were submitted, which is the same on all ranks; so a method may issue a
 second collective after the first without asking anybody, and nothing is ever started inside a callback. After a
@@ -58,14 +58,14 @@ class Worker:
         return done
 
     def result(self, future: Future[Tensor]) -> Tensor:
-        """Wait for what ``submit`` returned; raise what the job raised, not torch's account of it."""
+        """Wait for the job of a future from ``submit``; raise what the job raised, not torch's account of it."""
         try:
             return future.wait()
         except RuntimeError as error:
             raise (self._failed[0] if self._failed else error) from None
 
     def close(self) -> None:
-        """Let the queue run dry and end the thread; nothing can be submitted any more."""
+        """Finish the queue and end the thread; nothing can be submitted any more."""
         self._closed = True
         if self._stop is not None:
             self._stop()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import random
+import re
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +27,28 @@ FAST, SLOW = 1e12, 2e7
 """Bytes a second."""
 
 
+class Noise:
+    """The factors by which times differ from what they would be: log-normal ones, and ten in one step of ten.
+
+    Args:
+        rank: whose times; ranks differ but for the steps that are disturbed.
+        sigma: of the logarithm.
+        seed: of the random numbers. Each thread has its own, so that nothing depends on which comes first.
+    """
+
+    def __init__(self, rank: int, sigma: float, seed: int) -> None:
+        self.sigma, self._steps = sigma, random.Random(seed)
+        self._threads = {main: random.Random(f"{seed} {rank} {main}") for main in (True, False)}
+        self._disturbed = 1.0
+
+    def begin_step(self) -> None:
+        self._disturbed = 10.0 if self._steps.random() < 0.1 else 1.0
+
+    def __call__(self) -> float:
+        main = threading.current_thread() is threading.main_thread()
+        return self._disturbed * math.exp(self._threads[main].gauss(0.0, self.sigma))
+
+
 class LinkClock:
     """Time as it would go by on a link of a rate: computing and messages take as long as they are said to.
 
@@ -31,6 +58,7 @@ class LinkClock:
 
     def __init__(self) -> None:
         self.main = self.line = 0.0
+        self.noise: Callable[[], float] = lambda: 1.0
         self._completed: float | None = None
 
     def perf_counter(self) -> float:
@@ -41,19 +69,19 @@ class LinkClock:
         return self.main if completed is None else completed
 
     def compute(self, seconds: float) -> None:
-        self.main += seconds
+        self.main += self.noise() * seconds
 
     def carry(self, seconds: float) -> None:
         """A message of the thread that asks."""
         if threading.current_thread() is threading.main_thread():
             self.wait()
-        self.line += seconds
+        self.line += self.noise() * seconds
         if threading.current_thread() is threading.main_thread():
             self.wait()
 
     def carry_beside(self, seconds: float) -> None:
         """A message that nobody waits for yet; the next who asks is told when it is there."""
-        self.line = max(self.main, self.line) + seconds
+        self.line = max(self.main, self.line) + self.noise() * seconds
         self._completed = self.line
 
     def wait(self) -> None:
@@ -67,12 +95,20 @@ class SlowChannel(Channel):
     rate = FAST
     link = LinkClock()
     direct = False
+    apart = 1.0
+    """By what factor messages to single ranks take longer than their bytes say."""
+    factor = 1.0
 
     def _count(self, sent: int, received: int) -> None:
         super()._count(sent, received)
         if not self.direct:
             with self.metrics.timed("communicate"):
-                self.link.carry(max(sent, received) / self.rate)
+                self.link.carry(self.factor * max(sent, received) / self.rate)
+
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        self.factor = self.apart
+        super().exchange(sends, receives)
+        self.factor = 1.0
 
     def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
         self.direct = True
@@ -122,7 +158,7 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def digest(model: nn.Module) -> str:
     whole = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
-    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(whole.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 class Training:
@@ -205,6 +241,31 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
     return {"auto": training.auto, "same": digest(training.model) == digest(plain)}
 
 
+def sixteen_bits(rank: int) -> dict[str, Any]:
+    """A model in bfloat16 on a slow link, where rounding to bfloat16 gains nothing; and the same under DDP alone."""
+    torch.set_num_threads(1)
+    digests, phases = [], set()
+    for steered in (True, False):
+        model, link, state = DistributedDataParallel(network().bfloat16(), bucket_cap_mb=1), LinkClock(), None
+        if steered:
+            state = gradwire.compress_ddp(model, "auto", budget="exact")
+            link = slow(state.exchange, SLOW)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        data = torch.Generator().manual_seed(rank + 1)
+        for _ in range(40):
+            x, y = examples(data)
+            optimizer.zero_grad()
+            loss_of(model, (x.bfloat16(), y.bfloat16())).backward()
+            link.compute(1e-3)
+            link.wait()
+            optimizer.step()
+            if state is not None:
+                told = state.metrics()["auto"]
+                phases.add(told["phase"])
+        digests.append(digest(model))
+    return {"digests": digests, "phases": phases, "auto": told}
+
+
 def changing_link(rank: int) -> dict[str, Any]:
     """Slow, fast, and slow again: choices and the link's rate as they are known after fifty steps of each."""
     training = Training(rank)
@@ -213,6 +274,41 @@ def changing_link(rank: int) -> dict[str, Any]:
         training.run(50, rate)
         found.append((training.choices, training.auto["link"]["bits_per_second"]))
     return {"parts": found, "decisions": training.auto["decisions"]}
+
+
+def noisy(rank: int, sigma: float, seed: int, rates: Sequence[float], apart: float = 1.0) -> dict[str, Any]:
+    """A link whose messages never take as long as the ones before, each rate for fifty steps."""
+    training, noise, parts = Training(rank), Noise(rank, sigma, seed), []
+    training.link.noise, training.channel.apart = noise, apart
+    for rate in rates:
+        training.channel.rate = rate
+        for _ in range(50):
+            noise.begin_step()
+            training.step()
+        parts.append((training.choices, training.auto["link"]["bits_per_second"]))
+    return {"parts": parts, "decisions": training.auto["decisions"]}
+
+
+def changed_at_once(rank: int, rate: float) -> dict[str, Any]:
+    """The link changes right after the first decision: nobody can tell whether it is the link or the choice."""
+    training = Training(rank)
+    training.settle(SLOW, least=1)
+    training.run(50, rate)
+    return {"choices": training.choices, "link": training.auto["link"], "decisions": training.auto["decisions"]}
+
+
+def loss_scaled(rank: int, scaled: bool) -> dict[str, Any]:
+    """A GradScaler that begins far too high: its scale is halved seven times, step by step, and doubled once later."""
+    training = Training(rank)
+    training.channel.rate = SLOW
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, enabled=scaled)
+    for step in range(40):
+        training.optimizer.zero_grad()
+        scaler.scale(loss_of(training.model, examples(training.data))).backward()
+        training.link.wait()
+        scaler.step(training.optimizer)
+        scaler.update(scaler.get_scale() * (0.5 if 3 <= step < 10 else 2.0 if step == 20 else 1.0))
+    return {"decisions": training.auto["decisions"], "digest": digest(training.model)}
 
 
 def made_again(rank: int) -> dict[str, Any]:
@@ -302,16 +398,31 @@ def plain_loop(rank: int) -> dict[str, Any]:
     return {"digest": digest(model), "auto": state.metrics()["auto"]}
 
 
-def sharded(rank: int, rate: float) -> dict[str, Any]:
+def by_layer(model: nn.Module) -> nn.Module:
     """FSDP2, each layer a module of its own."""
-    torch.set_num_threads(1)
-    model = network()
     for layer in model.children():
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
-    fully_shard(model)
+    return fully_shard(model)
+
+
+def flat_by_layer(model: nn.Module) -> nn.Module:
+    """FSDP1, each layer a module of its own."""
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"), use_orig_params=True
+    )
+
+
+SHARDED = {"2": (by_layer, gradwire.compress_fsdp), "1": (flat_by_layer, gradwire.compress_fsdp1)}
+
+
+def sharded(rank: int, version: str, rate: float) -> dict[str, Any]:
+    """A model under FSDP."""
+    torch.set_num_threads(1)
+    shard, compress = SHARDED[version]
+    model = shard(network())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    state = gradwire.compress_fsdp(model, "auto")
+    state = compress(model, "auto")
     slow(state.exchange, rate)
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
     for _ in range(60):
@@ -322,19 +433,47 @@ def sharded(rank: int, rate: float) -> dict[str, Any]:
         optimizer.step()
         losses.append(float(loss.detach()))
         sent.append(state.metrics()["bytes_sent"] - before)
-    return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent}
+    codes = {name: code for name, (code, _) in state.exchange.assigned.items() if not name.endswith("bias")}
+    bits = {int(re.findall(r"\d+", name)[0]): code.bits for name, code in codes.items()}
+    return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent, "bits": bits}
+
+
+def low_rank(step: int) -> list[dict[str, Any]]:
+    """Decisions with a method that a reduce-scatter does not carry."""
+    choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
+    return [{"step": step, "choices": [choice]}]
 
 
 def sharded_refused(rank: int) -> str:
     """Decisions of a run under DDP, with a method that a reduce-scatter does not carry."""
     model = network()
     fully_shard(model)
-    choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
     try:
-        gradwire.compress_fsdp(model, decisions=[{"step": 3, "choices": [choice]}])
+        gradwire.compress_fsdp(model, decisions=low_rank(3))
     except gradwire.ConfigError as error:
         return str(error)
     return "accepted"
+
+
+def sharded_refused_later(rank: int) -> dict[str, Any]:
+    """The state of a run under DDP, whose method a reduce-scatter does not carry, for a model under FSDP2."""
+    replicated = Training(rank, "SGD", decisions=low_rank(2))
+    replicated.run(4, FAST)
+    saved = replicated.state.state_dict()
+    replicated.state.close()
+    model = network()
+    fully_shard(model)
+    state = gradwire.compress_fsdp(model, "auto")
+    data, said, steps = torch.Generator().manual_seed(rank + 1), "accepted", list[int]()
+    for step in range(2):
+        loss_of(model, examples(data)).backward()
+        steps.append(state.metrics()["steps"])
+        if step == 0:
+            try:
+                state.load_state_dict(saved)
+            except gradwire.ConfigError as error:
+                said = str(error)
+    return {"said": said, "steps": steps, "decisions": state.metrics()["auto"]["decisions"]}
 
 
 def drained(rank: int, bad: bool) -> list[Tensor]:

@@ -46,6 +46,16 @@ def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
         assert found["auto"]["phase"] == "watching"
 
 
+def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:
+    """Three ranks, of whose sum each rounding counts; steps in which methods are tried are among them."""
+    for found in run_ranks(3, jobs.sixteen_bits):
+        one, plain = found["digests"]
+        assert one == plain
+        assert found["phases"] == {"watching", "probing"}
+        assert found["auto"]["decisions"] == []
+        assert found["auto"]["link"]["bits_per_second"] == pytest.approx(8 * jobs.SLOW, rel=0.1)
+
+
 def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
     one, other = run_ranks(2, jobs.changing_link)
     assert one["decisions"] == other["decisions"]
@@ -55,6 +65,54 @@ def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
     assert rate == pytest.approx(8 * jobs.SLOW, rel=0.1)
     assert back == pytest.approx(8 * jobs.SLOW, rel=0.1)
     assert faster > 100 * rate
+
+
+def assert_held(found: dict[str, Any]) -> None:
+    """Once some buckets have methods there are no uncompressed steps any more."""
+    assert found["decisions"]
+    assert all(decision["choices"] for decision in found["decisions"])
+
+
+@pytest.mark.parametrize(("sigma", "seed"), [(0.5, 3), (0.8, 1), (0.8, 2), (0.8, 3)])
+def test_noise_alone_does_not_make_it_look_again(sigma: float, seed: int) -> None:
+    for found in run_ranks(2, jobs.noisy, sigma, seed, (jobs.SLOW, jobs.SLOW)):
+        assert_held(found)
+
+
+def test_a_change_of_the_link_is_noticed_in_noise() -> None:
+    one, other = run_ranks(2, jobs.noisy, 0.5, 1, (jobs.SLOW, jobs.FAST, jobs.SLOW))
+    assert one["decisions"] == other["decisions"]
+    (slow, rate), (_, faster), (again, back) = one["parts"]
+    assert set(slow) != {"dense"}
+    assert set(again) != {"dense"}
+    assert 0.5 < rate / (8 * jobs.SLOW) < 2
+    assert 0.5 < back / (8 * jobs.SLOW) < 2
+    assert faster > 100 * rate
+
+
+@pytest.mark.parametrize("apart", [0.2, 4.0])
+def test_a_method_whose_messages_take_another_time_is_kept_where_it_gains_in_any_case(apart: float) -> None:
+    for found in run_ranks(2, jobs.noisy, 0.0, 0, (jobs.SLOW, jobs.SLOW), apart):
+        assert_held(found)
+        assert "dense" not in found["parts"][-1][0]
+
+
+def test_a_link_that_slows_down_when_methods_begin_does_not_end_them() -> None:
+    for found in run_ranks(2, jobs.changed_at_once, jobs.SLOW / 5):
+        assert_held(found)
+        assert "dense" not in found["choices"]
+
+
+def test_a_link_that_is_fast_when_methods_begin_is_looked_at_uncompressed() -> None:
+    for found in run_ranks(2, jobs.changed_at_once, jobs.FAST):
+        assert found["decisions"][1]["choices"] == []
+        assert found["link"]["bits_per_second"] > 100 * 8 * jobs.SLOW
+
+
+def test_a_loss_scale_that_is_halved_again_and_again_changes_no_decision() -> None:
+    (scaled, _), (plain, _) = (run_ranks(2, jobs.loss_scaled, each) for each in (True, False))
+    assert plain["decisions"]
+    assert scaled == plain
 
 
 def test_decisions_are_made_again_without_measuring() -> None:
@@ -91,17 +149,27 @@ def test_a_plain_loop_decides_too() -> None:
     assert compressed(one["auto"])
 
 
-def test_sharded_gradients_are_decided_for_too() -> None:
-    one, other = run_ranks(2, jobs.sharded, jobs.SLOW / 4)
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_sharded_gradients_are_decided_for_too(version: str) -> None:
+    one, other = run_ranks(2, jobs.sharded, version, jobs.SLOW / 4)
     assert one["auto"]["decisions"] == other["auto"]["decisions"]
     assert compressed(one["auto"])
     assert one["sent"][-1] < 0.6 * one["sent"][3]
     assert sum(one["losses"][-10:]) < sum(one["losses"][:10])
+    # Layer 1 has no parameters; the first and the last matrix get no code of few bits.
+    assert (one["bits"].pop(0), one["bits"].pop(8)) == (8, 8)
+    assert max(one["bits"].values()) < 8
 
 
 def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:
     for said in run_ranks(2, jobs.sharded_refused):
         assert "fixed size for a reduce-scatter, got 'powersgd'" in said
+
+
+def test_a_state_with_such_decisions_is_refused_before_anything_is_loaded() -> None:
+    for found in run_ranks(2, jobs.sharded_refused_later):
+        assert "fixed size for a reduce-scatter, got 'powersgd'" in found["said"]
+        assert (found["steps"], found["decisions"]) == ([1, 2], [])
 
 
 @pytest.mark.parametrize("bad", [False, True])

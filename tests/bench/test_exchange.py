@@ -54,8 +54,16 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         "twobit": (16, 32),
         "onebit": (16, 32),
         "efsignsgd": (16, 40),
+        "signsgd": (16, 40),
+        "signum": (16, 48),
+        "onebit_sgd": (16, 40),
+        "blockwise8": (16, 36),
+        "fp8": (16, 36),
+        "natural": (16, 36),
+        "loco": (16, 36),
         "qsgd": (20, 40),
         "topk": (16, 40),
+        "oktopk": (16, 40),
         "powersgd": (230, 90),
     }
     plan = ExchangePlan(model, tuple(tuple(shape) for shape in network_shapes(model)), 4, "meta", seconds=0.01)

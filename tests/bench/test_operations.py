@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.bench.operations import OperationCount, WouldWaitError
+from gradwire.compressors.casts.ops import cast_add_decoded
 from gradwire.compressors.ternary.ops import twobit_encode
+from gradwire.ops import Pieces, Places
 
 N = 1000
 
@@ -61,6 +63,14 @@ def test_an_operation_of_gradwire_is_one() -> None:
     count = counted(lambda x: twobit_encode(x, codes, 0.5))
     assert dict(count.names) == {"gradwire::twobit_encode": 1}
     assert count.nbytes == 4 * N + 2 * (N // 4)
+
+
+def test_of_what_pieces_lie_in_only_the_pieces_are_moved() -> None:
+    places = Places(N, [10, 500], [20, 30])
+    rows = torch.empty(3, N, dtype=torch.bfloat16, device="meta")
+    count = counted(lambda x: cast_add_decoded(Pieces(rows, places), Pieces(x, places), 1.0))
+    assert dict(count.names) == {"gradwire::cast_add_decoded_each": 1}
+    assert count.nbytes == 50 * (3 * 2 + 2 * 4)
 
 
 def test_what_the_host_does_alone_is_not_the_devices() -> None:

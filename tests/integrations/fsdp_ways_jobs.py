@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 import gradwire
+from gradwire.integrations._wrapped import exchanged
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
@@ -179,6 +180,19 @@ def compiled(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
     return train(model, rank)
 
 
+def compiled_whole(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
+    """The model is compiled, and then what ``torch.compile`` gave is sharded."""
+    model = model_of()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    model = torch.compile(model, backend="aot_eager")  # type: ignore[assignment]
+    fully_shard(model, mesh=mesh)
+    assert exchanged(model)
+    compressed(model, method)
+    return train(model, rank)
+
+
 WAYS: dict[str, Way] = {
     way.__name__: way
     for way in (
@@ -195,6 +209,7 @@ WAYS: dict[str, Way] = {
         columns,
         checkpointed,
         compiled,
+        compiled_whole,
     )
 }
 

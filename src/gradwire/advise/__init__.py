@@ -1,4 +1,4 @@
-"""Does compression pay, for a model, a network and a number of workers? Predicted from what is measured here.
+"""Predictions of whether compression pays, for a model, a network and a number of workers, from what is measured here.
 
     profile     when the backward pass hands out each bucket, and how long a step takes without any exchange
     advice      the candidates in order, or "do not compress"

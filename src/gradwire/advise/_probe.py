@@ -1,4 +1,5 @@
-"""Runs a training script until enough steps of its DistributedDataParallel were watched; started by ``script.py``.
+"""A program that runs a training script until enough steps of its DistributedDataParallel were watched; started by
+``script.py``.
 
     python -m gradwire.advise._probe FILE STEPS SCRIPT [ARGUMENT ...]
 

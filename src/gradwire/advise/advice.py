@@ -1,4 +1,4 @@
-"""Which method, and whether any: candidates in the order of their predicted steps.
+"""Advice on which method to use, and whether to compress: candidates in the order of their predicted steps.
 
 Law: a method is advised where its predicted step is at least ``MARGIN`` shorter than an uncompressed one, it trains
 with the loss and the optimizer as they are, and it is known to have reached the accuracy of uncompressed training.
@@ -61,7 +61,7 @@ class Candidate:
     strategy: str | None = None
 
     def strategy_for(self, workers: int) -> str:
-        """How its payloads travel among so many workers."""
+        """The strategy by which a method's payloads travel among so many workers."""
         return self.strategy or default_strategy(self.compressor, workers)
 
 
@@ -100,14 +100,14 @@ class AdviceRow:
     skipped: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON, which has no infinity: a break-even of null is none."""
+        """Return the row for JSON, which has no infinity: a break-even of null means that there is none."""
         even = None if math.isinf(self.break_even) else self.break_even
         return asdict(self) | {"params": dict(self.params), "break_even": even}
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The rows, fastest first, and what follows.
+    """The rows, fastest first, and the conclusions from them.
 
     Args:
         dense: a step without compression.
@@ -121,13 +121,13 @@ class Advice:
 
     @property
     def unknown(self) -> tuple[AdviceRow, ...]:
-        """The rows that were not measured and might be advised, or be faster than the best one."""
+        """The rows that were not measured, and that might be advised or be faster than the best one."""
         least = 1 + MARGIN if self.best is None else self.best.speedup
         return tuple(row for row in self.rows if row.step is None and advisable(row) and row.reachable >= least)
 
     @property
     def compress(self) -> bool | None:
-        """Whether to compress; None: nobody can tell."""
+        """Return whether to compress; None if that is not known."""
         return True if self.best is not None else None if self.unknown else False
 
     @property
@@ -165,7 +165,7 @@ class Advice:
         return f"the fastest method to advise, {best.label}, would make a step {best.speedup:.2f} times as fast"
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the advice for JSON."""
         best = None if self.best is None else self.best.label
         return {
             "verdict": self.verdict,
@@ -199,12 +199,12 @@ def advise(
 
 
 def advisable(row: AdviceRow) -> bool:
-    """Whether it is known to train as well without other changes."""
+    """Return whether a method is known to train as well without other changes."""
     return row.drop_in and row.quality is not None and row.quality.reached
 
 
 def reachable(profile: Profile, cluster: Cluster, each: Candidate) -> float:
-    """The speed-up of a candidate over no compression if its codec took no time; 0: so many workers cannot use it."""
+    """The speed-up of a candidate over no compression if its codec took no time; 0 if so many workers cannot use it."""
     try:
         each.compressor.check_world(cluster.meeting)
     except ConfigError:
@@ -215,7 +215,7 @@ def reachable(profile: Profile, cluster: Cluster, each: Candidate) -> float:
 
 
 def plausible(profile: Profile, cluster: Cluster, candidates: Sequence[Candidate]) -> list[int]:
-    """The places of the candidates, the likeliest to be advised first: by quality, then by ``reachable``."""
+    """Indices of the candidates, those likeliest to be advised first: by quality, then by ``reachable``."""
     known = [drop_in(each.label) and getattr(quality(each.label), "reached", False) for each in candidates]
     reach = [reachable(profile, cluster, each) for each in candidates]
     return sorted(range(len(candidates)), key=lambda i: (not known[i], -reach[i]))
@@ -253,7 +253,7 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
 
 
 def break_even(compressed: Callable[[float], float], dense: Callable[[float], float]) -> float:
-    """The rate above which no compression is at least as fast.
+    """The bandwidth above which no compression is at least as fast.
 
     Args:
         compressed: seconds of a step at a rate, bits a second.

@@ -1,4 +1,4 @@
-"""Predictions against measured steps: does the model hold?
+"""Checks of the model: predictions against measured steps.
 
 Law: everything that a prediction is made of is measured in groups of its own before the step it predicts, and none of
 it knows of that step: the backward pass without an exchange, the codecs without a network, and the link's latency with
@@ -66,13 +66,13 @@ class Setting:
 
     @property
     def combinations(self) -> int:
-        """Rows that are compared."""
+        """The number of combinations that are compared."""
         return len(self.models) * len(self.workers) * len(self.links) * (len(self.methods) + 1)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One combination.
+    """One combination, with its prediction and its measurement.
 
     Args:
         model: its name.
@@ -96,28 +96,28 @@ class Compared:
 
     @property
     def off(self) -> float | None:
-        """The prediction over the measurement, less 1."""
+        """The relative error of the prediction: prediction over measurement, minus 1."""
         return None if self.step is None or not self.measured else self.step.total / self.measured - 1
 
     @property
     def good(self) -> bool:
-        """Whether the prediction holds."""
+        """Return whether the prediction is close enough to the measurement."""
         return self.off is not None and abs(self.off) <= WITHIN
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the comparison for JSON."""
         told = {name: getattr(self, name) for name in ("model", "workers", "link", "method", "measured", "error")}
         step = None if self.step is None else vars(self.step)
         return told | {"predicted": step, "phases": self.phases, "off": self.off, "good": self.good} | environment()
 
 
 def holds(rows: Sequence[Compared]) -> bool:
-    """Whether enough predictions are good: 90 % within 20 %."""
+    """Return whether enough predictions are good: 90 % within 20 %."""
     return bool(rows) and sum(row.good for row in rows) >= SHARE * len(rows)
 
 
 def compare(setting: Setting, told: Callable[[str], object] = lambda _: None) -> Iterator[Compared]:
-    """Predict and measure every combination; a row as soon as it was measured.
+    """Predict and measure every combination, and yield each row as soon as it was measured.
 
     Args:
         setting: what to compare.

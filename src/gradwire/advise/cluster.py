@@ -1,4 +1,4 @@
-"""Who meets over which link: workers alone, or nodes of several workers.
+"""Clusters as the model sees them: single workers, or nodes of several workers, with the links between them.
 
 In nodes the exchange has two levels, as the strategy ``hierarchical`` and ``compress_fsdp(replicate=...)`` do it: a
 node's workers reduce-scatter a bucket uncompressed over the link inside, each of g workers exchanges its g-th with its
@@ -26,7 +26,7 @@ __all__ = ["Cluster", "worlds"]
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines on which a step runs.
+    """The machines on which a step runs, and the links between them.
 
     Args:
         workers: in all, >= 2.
@@ -53,26 +53,26 @@ class Cluster:
 
     @property
     def meeting(self) -> int:
-        """How many exchange compressed messages."""
+        """The number of participants that exchange compressed messages."""
         return self.wire.workers
 
     @property
     def local(self) -> int:
-        """Workers of a node."""
+        """The number of workers of a node."""
         return self.workers // self.meeting
 
     def at(self, bits: float) -> Cluster:
-        """The cluster with another link between those who meet."""
+        """Return the cluster with another link between the participants."""
         return replace(self, wire=self.wire.at(bits))
 
     def dense(self, profile: Profile) -> PipelineStep:
-        """A step without compression."""
+        """Predict a step without compression."""
         return dense_step(profile, self.wire, self.inside)
 
     def jobs(
         self, profile: Profile, compressor: Compressor, codec: Codec, strategy: str, policy: Policy | None = None
     ) -> list[PipelineJob]:
-        """What a method does for each bucket; it does not depend on the links between those who meet."""
+        """The work of a method for each bucket; it does not depend on the links between the participants."""
         jobs = []
         columns = zip(profile.buckets, codec.encode, codec.decode, codec.message, strict=True)
         for bucket, encode, decode, used in columns:
@@ -82,7 +82,7 @@ class Cluster:
         return jobs
 
     def compressed(self, profile: Profile, jobs: Sequence[PipelineJob]) -> PipelineStep:
-        """A step with a method."""
+        """Predict a step with a method."""
         return compressed_step(profile, jobs, self.wire, self.cores)
 
     def _inside(self, numel: int) -> float:

@@ -1,4 +1,4 @@
-"""From a question to an answer: measure what was not given, and predict."""
+"""Consultation of the advisor: it measures what was not given, and predicts the steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ENCODED_ONCE = ("allgather", "broadcast")
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked; the options of ``gradwire advise`` say what each means.
+    """The question to answer; the options of ``gradwire advise`` say what each field means.
 
     Raises:
         ConfigError: a combination that has no answer.
@@ -97,12 +97,12 @@ class Question:
 
     @property
     def meeting(self) -> int:
-        """How many exchange compressed messages."""
+        """The number of participants that exchange compressed messages."""
         return self.nodes or self.workers
 
     @property
     def threads(self) -> int:
-        """The threads of a worker on this machine."""
+        """The number of threads of a worker on this machine."""
         return max(1, cores() // self.together)
 
 
@@ -112,7 +112,7 @@ def everything() -> dict[str, Compressor]:
 
 
 def named(text: str, parse: Callable[[str], Compressor]) -> Compressor:
-    """A bare name has the recommended settings, as in ``gradwire check convergence``."""
+    """Build the named methods; a bare name gets the recommended settings, as in ``gradwire check convergence``."""
     return recommended(text).compressor if text in RECOMMENDED or ":" not in text else parse(text)
 
 
@@ -156,7 +156,7 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
 
 
 def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> Profile:
-    """The step without an exchange.
+    """Measure or read the step without an exchange.
 
     Raises:
         ConfigError: it takes too long, or nobody can tell.
@@ -181,7 +181,7 @@ def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> 
 
 
 def cluster_of(asked: Question, told: Callable[[str], object], begun: float) -> Cluster:
-    """The links."""
+    """Make the cluster from the links that were given or measured."""
     rate = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
     wire = Wire(asked.meeting, rate, asked.link.delay, MESSAGE)
     if asked.measure_link:
@@ -208,7 +208,7 @@ def codecs_of(
     told: Callable[[str], object],
     begun: float,
 ) -> list[Codec | str]:
-    """Measured at one or two numbers of workers, or made of the numbers that were given.
+    """The codecs of the candidates, measured with one or two numbers of workers, or made of the given numbers.
 
     Of a large model every candidate is timed with a sample first, those first that are likely to be advised. Then those
     that are likely to be advised because of it are timed with the whole model, as far as there is time.
@@ -257,7 +257,7 @@ def _timed(
 def _finalists(
     asked: Question, rough: Advice, candidates: Sequence[Candidate], codecs: Sequence[Codec | str], begun: float
 ) -> list[int]:
-    """The places of those that may be advised, fastest first, as far as there is time for them."""
+    """Indices of the candidates that may be advised, fastest first, as far as there is time to measure them."""
     places = {each.label: i for i, each in enumerate(candidates)}
     left, chosen = begun + asked.within - time.time(), []
     for row in [row for row in rough.rows if row.step is not None and advisable(row)][:FINALISTS]:
@@ -271,7 +271,9 @@ def _finalists(
 
 
 def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
-    """The codec for given seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
+    """The codec that takes the given seconds an element; an owner under ``two_phase`` also encodes the mean of its
+    shard.
+    """
     elements = 1 + 1 / workers if strategy == "two_phase" else 1.0
     return Codec.at_rate(profile.buckets, elements * encode, decode, DECODED.get(strategy, workers))
 
@@ -294,7 +296,7 @@ def _title(asked: Question, profile: Profile) -> str:
 
 
 def _scaled(advice: Advice, profile: Profile) -> Sequence[str]:
-    """How figures with a mark were found."""
+    """Describe where the marked figures come from."""
     timed = {row.timed for row in advice.rows if row.timed}
     return [
         f"~: timed with {numel:,} of the {profile.numel:,} elements, and scaled by their number." for numel in timed

@@ -20,7 +20,7 @@ CHARACTERS = 97
 
 
 def example(model: nn.Module, name: str, batch: int, *, small: bool = False) -> Tensor:
-    """A batch.
+    """Make a random batch.
 
     Args:
         model: that is to take it.

@@ -1,4 +1,4 @@
-"""What is measured before anything is predicted: the backward pass, the codecs, the links.
+"""Measurements before any prediction: the backward pass, the codecs and the links.
 
 Each measurement is one group of fresh workers. Workers that share a machine compute at the same time, so whatever they
 take from each other, cores and memory, is in the figures.
@@ -61,7 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Alphas:
-    """What a group of workers measured of its link.
+    """Figures of its link that a group of workers measured.
 
     Args:
         exchange: seconds of a round of 64 bytes from everyone to everyone.
@@ -76,7 +76,7 @@ class Alphas:
     cores: float = 0.0
 
     def wire(self, workers: int, link: Link) -> Wire:
-        """The model of this link: its rate as written on the box, or what was measured where that is less."""
+        """The model of this link: its nominal rate, or the measured one if that is lower."""
         latency = self.all_reduce / (2 * (workers - 1))
         message = max(0.0, self.exchange - latency) / (workers - 1)
         limit = self.rate if link.rate is None else min(self.rate, link.rate / 8 * PAYLOAD_SHARE)
@@ -156,7 +156,7 @@ def gauge_codecs(
 
 
 def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = None) -> Alphas:
-    """What the link between workers on this machine costs.
+    """Measure the cost of the link between workers on this machine.
 
     Args:
         workers: at least 2.
@@ -173,7 +173,7 @@ def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = No
 
 
 def _once(profiles: Sequence[Profile]) -> Profile:
-    """The mean over workers that ran at the same time: they wait for each other in every bucket."""
+    """The mean profile of workers that ran at the same time; they wait for each other in every bucket."""
     return middle(profiles, busy=profiles[0].busy)
 
 
@@ -212,7 +212,7 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
 def _alone(
     buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
 ) -> list[list[CodecTimes] | str]:
-    """Measure the codecs in this process, whose threads are as many as before when it is done."""
+    """Measure the codecs in this process, and restore its number of threads."""
     before = torch.get_num_threads()
     try:
         return _codecs(buckets, wanted, together, threads, budget, until)
@@ -239,14 +239,14 @@ def _codecs(
 
 
 def _meet(seconds: float) -> float:
-    """Wait for the others; the seconds of the slowest."""
+    """Wait for the other workers; return the seconds of the slowest."""
     slowest_of_all = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(slowest_of_all, dist.ReduceOp.MAX)
     return slowest_of_all.item()
 
 
 def _share(workers: int) -> int:
-    """Bytes to each peer of a large exchange: whoever they are, so many in all."""
+    """Divide the bytes of a large exchange evenly among the peers."""
     return _LARGE // (workers - 1)
 
 

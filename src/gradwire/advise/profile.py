@@ -1,4 +1,4 @@
-"""When the backward pass hands out each bucket, and how long a step takes without any exchange.
+"""Profile of a step: when the backward pass completes each bucket, and how long a step takes without any exchange.
 
 Law: a profile is measured under DistributedDataParallel with a hook that returns at once, so buckets, their order and
 the copying into and out of them are those of training. Seconds count from the beginning of the step.
@@ -28,7 +28,7 @@ _FEWEST = 2
 
 
 class Typical(Protocol):
-    """One profile of several steps: ``middle`` or ``shortest``."""
+    """One profile made of several steps: ``middle`` or ``shortest``."""
 
     def __call__(self, steps: Sequence[Profile], *, busy: bool) -> Profile: ...
 
@@ -50,7 +50,7 @@ def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
 
 
 class Watch:
-    """A hook for DDP that notes which bucket came when, and what else was measured of a step.
+    """A hook for DDP that notes when each bucket came, and what else was measured of a step.
 
     Args:
         model: wrapped. Gradients stay as they are: no other worker hears of them.
@@ -67,20 +67,20 @@ class Watch:
 
     @property
     def handed_out(self) -> bool:
-        """Whether a bucket came since the step began."""
+        """Return whether a bucket came since the step began."""
         return bool(self._seen)
 
     @property
     def begun(self) -> bool:
-        """Whether a step is under way."""
+        """Return whether a step is under way."""
         return self._begun > 0
 
     def begin(self) -> None:
-        """A step begins now; buckets of one that was not ended are forgotten."""
+        """Begin a step; buckets of one that was not ended are forgotten."""
         self._seen, self._begun = [], self._clock()
 
     def end(self) -> None:
-        """The step has ended."""
+        """End the step."""
         if self._seen:
             self.steps.append(Profile(tuple(self._seen), self._clock() - self._begun))
 
@@ -96,7 +96,7 @@ class Watch:
         return future
 
     def profile(self, warm_up: int, *, busy: bool = True, typical: Typical | None = None) -> Profile:
-        """What is typical of the steps that have the last one's buckets, without the first ``warm_up``.
+        """The typical profile of the steps that have the last one's buckets, without the first ``warm_up`` steps.
 
         Args:
             warm_up: steps that do not count.
@@ -116,13 +116,13 @@ def same(one: Profile, other: Profile) -> bool:
 
 
 def shortest(steps: Sequence[Profile], *, busy: bool) -> Profile:
-    """The step that took the least time: how much longer the others took depends on what else the machine did."""
+    """The step that took the least time, because the others depend on what else the machine did."""
     least = min(steps, key=lambda step: step.seconds)
     return Profile(least.buckets, least.seconds, busy)
 
 
 def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
-    """Medians of all times; of numbers that increase in every step the medians increase too."""
+    """The medians of all times; times that increase within every step have medians that increase too."""
     columns = zip(*(step.buckets for step in steps), strict=True)
     buckets = tuple(BucketProfile(column[0].params, median(each.ready for each in column)) for column in columns)
     return Profile(buckets, median(step.seconds for step in steps), busy)
@@ -140,7 +140,7 @@ def watched(
     budget: float = math.inf,
     typical: Typical | None = None,
 ) -> Profile:
-    """Run ``step`` on a model that has no hook yet, and say what it did.
+    """Run ``step`` on a model that has no hook yet, and return its profile.
 
     Args:
         model: on any group; its workers do not exchange anything.

@@ -1,4 +1,4 @@
-"""What is known of a method's quality: the table of docs/methods.md, for programs.
+"""Quality of each method as it is known: the table of docs/methods.md, for programs.
 
 Law: ``convergence.json`` beside this file is the one place where those figures are kept; ``make convergence`` writes it
 and the table from the same runs. A test compares the two.
@@ -21,7 +21,7 @@ FILE = Path(__file__).with_name("convergence.json")
 
 @dataclass(frozen=True)
 class Quality:
-    """How a method ended on the digits, beside uncompressed training of the same seeds.
+    """Final quality of a method on the digits, beside uncompressed training with the same seeds.
 
     Args:
         workers: of that run.
@@ -43,7 +43,7 @@ def table() -> tuple[dict[str, Any], ...]:
 
 
 def quality(label: str, workers: int = 4) -> Quality | None:
-    """The quality of a method with its recommended settings; None: nobody trained it.
+    """The quality of a method with its recommended settings; None if it was never trained with them.
 
     Args:
         label: as in ``gradwire.experiments.recommended``.
@@ -63,6 +63,6 @@ def quality(label: str, workers: int = 4) -> Quality | None:
 
 
 def drop_in(label: str) -> bool:
-    """Whether a method trains with the loss and the optimizer as they are."""
+    """Return whether a method trains with the loss and the optimizer unchanged."""
     setup = setup_of(label)
     return setup.loss_scale == 1.0 and not setup.recipe

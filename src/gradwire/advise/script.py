@@ -21,7 +21,7 @@ __all__ = ["profile_script"]
 
 
 def profile_script(script: Path, arguments: Sequence[str] = (), *, steps: int = 5, deadline: float = 120.0) -> Profile:
-    """How long a step of a script takes without an exchange, and when its buckets are ready.
+    """Measure how long a step of a script takes without an exchange, and when its buckets are ready.
 
     Args:
         script: one that ``torchrun`` can run, which wraps its model into DistributedDataParallel.
@@ -45,7 +45,7 @@ def profile_script(script: Path, arguments: Sequence[str] = (), *, steps: int = 
 
 
 def _run(script: Path, arguments: Sequence[str], file: Path, steps: int, deadline: float) -> tuple[int | None, str]:
-    """Its exit code, None after the deadline, and its last line."""
+    """Run the script; return its exit code, which is None after the deadline, and its last line."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     probe = ["-m", "gradwire.advise._probe", str(file), str(steps), str(script), *arguments]
     process = subprocess.Popen(
@@ -81,7 +81,7 @@ def _complaint(built: bool, code: int | None, said: str, steps: int, deadline: f
 
 
 def _cause(said: str) -> str:
-    """The exception of the script: the first line of a trace that names one, or else the last line of all."""
+    """The exception of the script: the first line of a traceback that names one, or else the last line of all."""
     lines = [re.sub(r"^\[rank\d+\]: ", "", line.strip()) for line in said.splitlines()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return named[0] if named else (lines[-1] if lines else "it said nothing")

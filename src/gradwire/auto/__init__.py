@@ -1,4 +1,4 @@
-"""Which method, for each bucket, while it trains: measured, predicted, decided by all ranks alike.
+"""Choice of a method for each bucket during training: measured, predicted, and decided by all ranks alike.
 
     wire        seconds of a round of messages: latency, bytes over the rate, and what TCP and Ethernet add
     traffic     the rounds of messages of each bucket, by strategy, from the payloads' exact layouts

@@ -1,4 +1,4 @@
-"""What ``auto`` chooses among, and how much error it may add.
+"""Choices that ``auto`` has, and the error that they may add.
 
 A method does harm in two ways. What is right on average adds *variance*: it is compared with the variance that the mean
 gradient has anyway, because it is one of a batch. What is kept back, or wrong on average, is *bias*: optimizers that
@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """How much error may be added.
+    """The error that choices may add.
 
     Args:
         name: by which it is asked for.
@@ -104,7 +104,7 @@ STRATEGIES = ("allreduce", "allgather", "two_phase")
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A way to exchange a bucket.
+    """A way to exchange a bucket: a method and a strategy.
 
     Args:
         compressor: of its parameters; ``Identity``: they travel uncompressed.
@@ -118,26 +118,26 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """As a log line and the metrics name it."""
+        """The choice as log lines and metrics name it."""
         return "dense" if self.dense else f"{self.method} over {self.strategy.name}"
 
     @property
     def dense(self) -> bool:
-        """Whether nothing is compressed."""
+        """Return whether nothing is compressed."""
         return self.compressor.identity
 
     @property
     def twice(self) -> bool:
-        """Whether the mean is encoded again by who sums it."""
+        """Return whether the rank that sums a mean encodes it again."""
         return self.strategy.reencodes
 
     @property
     def keeps(self) -> bool:
-        """Whether what is not sent waits for a later step."""
+        """Return whether values that are not sent wait for a later step."""
         return self.compressor.feedback in ("required", "built-in")
 
     def to_config(self) -> dict[str, str]:
-        """Plain values, from which ``from_config`` makes it again."""
+        """Return plain values, from which ``from_config`` makes the choice again."""
         return {"method": self.method, "strategy": self.strategy.name}
 
 
@@ -151,7 +151,9 @@ DENSE = _made("none", "allreduce")
 
 @cache
 def from_config_of(method: str, strategy: str) -> Choice:
-    """One object for a method and a strategy, because parameters of one compressor are joined by its identity."""
+    """Make a choice from its configuration; there is one object for a method and a strategy, because parameters of one
+    compressor are joined by its identity.
+    """
     return DENSE if method == "none" else _made(method, strategy)
 
 
@@ -180,7 +182,7 @@ def budget_of(name: object) -> ErrorBudget:
 
 
 def candidates(budget: ErrorBudget, workers: int) -> list[Choice]:
-    """All that may be chosen among so many workers, without those that cannot send fewer bytes than an all-reduce.
+    """List the choices for so many workers, without those that cannot send fewer bytes than an all-reduce.
 
     >>> [each.label for each in candidates(BUDGETS["exact"], 4)]
     ['dense', 'bf16 over allreduce']
@@ -200,7 +202,7 @@ def candidates(budget: ErrorBudget, workers: int) -> list[Choice]:
 
 
 def _serves(choice: Choice, workers: int) -> bool:
-    """Whether no other strategy is as good in everything, for so many workers."""
+    """Return whether no other strategy is at least as good in every respect, for so many workers."""
     if isinstance(choice.compressor, MultiRound):
         return True
     if choice.compressor.summable:
@@ -216,7 +218,7 @@ def _bytes(choice: Choice, workers: int) -> float:
 
 
 def finer(choice: Choice) -> Compressor:
-    """The code of an edge parameter in a bucket of this choice: at least so many bits that nothing is lost by it.
+    """The compressor for an edge parameter in a bucket of this choice; it has enough bits that nothing is lost by it.
 
     >>> finer(from_config_of("eden:bits=2", "allgather")).name
     'qsgd'
@@ -231,7 +233,7 @@ def finer(choice: Choice) -> Compressor:
 
 
 def edges(shapes: Sequence[Named], embeddings: Iterable[str] = ()) -> frozenset[str]:
-    """The parameters that codes of few bits are not for: the first matrix, the last one, and embeddings.
+    """The parameters for which codes of few bits are unsuitable: the first matrix, the last one, and embeddings.
 
     Args:
         shapes: of all parameters, in the order of the network.

@@ -38,7 +38,7 @@ UNHEARD = ("oktopk",)
 
 
 class DryChannel(Channel):
-    """One of ``workers`` that are not there: rounds are written down, and end at once.
+    """A channel for one of ``workers`` that do not exist: rounds are recorded and end at once.
 
     Args:
         workers: how many there seem to be.
@@ -54,18 +54,18 @@ class DryChannel(Channel):
         self._sent: list[Tensor] = []
 
     def begin_rows(self, rows: Tensor) -> Callable[[], None]:
-        """The rows with which a step begins travel beside the first encode, and are no round to wait for."""
+        """Note the rows with which a step begins; they travel beside the first encode, and no round waits for them."""
         return lambda: None
 
     def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
-        """Note the round."""
+        """Record the round."""
         if self.world > 1 and tensor.numel():
             moved = 2 * (self.world - 1) * tensor.nbytes / self.world
             self.rounds.append(Round("all_reduce", moved, moved))
         return lambda: None
 
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
-        """Note the round; every peer sends what this worker would send in its place."""
+        """Record the round; every peer is taken to send what this worker would send in its place."""
         start = self.metrics.clock()
         peers = [j for j in range(self.world) if j != self.rank]
         for j in peers:
@@ -77,7 +77,7 @@ class DryChannel(Channel):
         self.inside += self.metrics.clock() - start
 
     def broadcast(self, rows: Tensor) -> None:
-        """Note the round."""
+        """Record the round."""
         start = self.metrics.clock()
         for j in range(self.world):
             rows[j].copy_(rows[self.rank])
@@ -87,7 +87,9 @@ class DryChannel(Channel):
 
     @staticmethod
     def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
-        """Fill the room with the first message of its size: a payload of another size would be none."""
+        """Fill the received messages with the first message of their size, because a payload of another size would be
+        invalid.
+        """
         for message in found:
             if message.numel() == room.numel() and message.data_ptr() != room.data_ptr():
                 room.copy_(message)
@@ -96,7 +98,7 @@ class DryChannel(Channel):
 
 @dataclass(frozen=True)
 class CodecTimes:
-    """One bucket on one worker, a number for each repeat; bytes are those of the last one.
+    """Times of one bucket on one worker, a number for each repeat; bytes are those of the last repeat.
 
     Args:
         encode: seconds.
@@ -110,14 +112,15 @@ class CodecTimes:
 
     @classmethod
     def joined(cls, repeats: Sequence[CodecTimes]) -> CodecTimes:
-        """Repeats of one bucket as one."""
+        """Join several measurements of one bucket into one."""
         encode, decode = ([getattr(each, name)[0] for each in repeats] for name in ("encode", "decode"))
         return cls(encode, decode, repeats[-1].rounds)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Seconds of a method for each bucket, in the order of the profile; and the bytes of each where they are measured.
+    """Seconds that a method takes for each bucket, in the order of the profile, and the bytes of each if they are
+    measured.
 
     Args:
         encode: seconds for each bucket.
@@ -140,7 +143,7 @@ class Codec:
     def of_workers(
         cls, found: Sequence[Sequence[CodecTimes]], workers: int, typical: Callable[[Iterable[float]], float] = min
     ) -> Codec:
-        """Make it from what workers measured at the same time.
+        """Make a codec from the measurements of workers that ran at the same time.
 
         Args:
             found: of each worker, a measurement of each bucket.
@@ -154,7 +157,7 @@ class Codec:
         return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
 
     def scaled(self, sampled: BucketProfile, buckets: Sequence[BucketProfile]) -> Codec:
-        """The codec for other buckets, by their numbers of elements.
+        """Scale the codec to other buckets, by their numbers of elements.
 
         Args:
             sampled: the one bucket of which this is.
@@ -166,7 +169,7 @@ class Codec:
 
     @classmethod
     def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float, workers: int) -> Codec:
-        """Make it from given numbers.
+        """Make a codec from given numbers.
 
         Args:
             buckets: of the model.
@@ -178,7 +181,8 @@ class Codec:
         return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
 
     def towards(self, far: Codec, share: float, *, once: bool = False) -> Codec:
-        """The codec on the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
+        """Interpolate the codec on the line through this and ``far``: 0 is this, 1 is ``far``; the result is never
+        below this one.
 
         Args:
             far: the same of more workers.
@@ -195,18 +199,18 @@ class Codec:
 
 
 def message_of(rounds: Sequence[Round], workers: int) -> float | None:
-    """Bytes to each peer in the last exchange; None: there was none."""
+    """The bytes to each peer in the last exchange; None if there was none."""
     exchanges = [each for each in rounds if each.kind == "exchange"]
     return exchanges[-1].sent / (workers - 1) if exchanges else None
 
 
 def slowest(samples: Sequence[Sequence[float]], typical: Callable[[Iterable[float]], float] = median) -> float:
-    """The typical time of the slowest worker: of each repeat the most, of these what ``typical`` makes of them."""
+    """The typical time of the slowest worker: the maximum of each repeat, reduced by ``typical``."""
     return float(typical(max(each) for each in zip(*samples, strict=True)))
 
 
 def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfile:
-    """A bucket that stands for all of them: the smallest that is large enough, of whose tensors a part of the rows.
+    """A bucket that represents all others: the smallest that is large enough, with a part of the rows of its tensors.
 
     Args:
         buckets: of a model.
@@ -227,7 +231,7 @@ def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfi
 def dry_exchange(
     compressor: Compressor, workers: int, rank: int = 0, policy: Policy | None = None, **options: Any
 ) -> Exchange:
-    """An exchange that believes to be one of ``workers``.
+    """Make an exchange that acts as one of ``workers``.
 
     Args:
         compressor: with its parameters.

@@ -1,4 +1,4 @@
-"""The choice for each bucket: the shortest step whose error stays in the budget.
+"""The decision for each bucket: the shortest step whose error stays in the budget.
 
 Law: one thread works the buckets off in their order, so bucket b is done at
 
@@ -39,7 +39,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Stage:
-    """A bucket.
+    """A bucket, with the options for it.
 
     Args:
         ready: seconds from the beginning of the step until its gradients are there.
@@ -51,7 +51,7 @@ class Stage:
 
 
 def finish(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
-    """When the last bucket is done, if these options are taken."""
+    """The time at which the last bucket is done with these options."""
     now = 0.0
     for stage, place in zip(stages, chosen, strict=True):
         option = stage.options[place]
@@ -61,7 +61,7 @@ def finish(stages: Sequence[Stage], chosen: Sequence[int]) -> float:
 
 
 def best(stages: Sequence[Stage], budget: float, rest: float = 0.0) -> list[int]:
-    """The options to take: of all that keep the budget and are as fast as any of them, those with the least error.
+    """Options to take: of all that keep the budget and are as fast as the fastest, those with the least error.
 
     Args:
         stages: in the order in which buckets are exchanged; the first option of each has no error.
@@ -101,7 +101,7 @@ _Way = tuple[float, float, tuple[int, ...]]
 
 
 def _frontier(reached: Sequence[_Way], budget: float) -> list[_Way]:
-    """Those that are earlier than all with less error; of those with nearly the same error the earliest."""
+    """Options that are faster than all options with less error; of those with nearly the same error the fastest."""
     kept: list[_Way] = []
     for way in sorted(reached):
         if kept and way[1] >= kept[-1][1]:

@@ -9,7 +9,7 @@ Law: a decision is a function of numbers that are the same on all ranks, because
 (``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
 
     seconds     those of the code as probed, later as seen in use; those of its messages by the link's model (wire.py)
-    link        bytes over seconds, from whatever travels now; a choice that keeps missing the model has a factor
+    link        bytes over seconds, from whatever travels now; a choice that misses the model has a factor (misses.py)
     rest        of the step: what it takes without an exchange. Where a code slows the backward pass down because both
                 want the processor, the rest has grown since steps were uncompressed, and counts for every code
 
@@ -24,6 +24,8 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ from gradwire.auto.choices import (
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
 from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, reduced
@@ -75,27 +78,24 @@ CHANGE = 0.08
 not in use is less exact than that."""
 
 STEADY = 0.25
-"""A link whose rate differs by less than this share has not changed."""
+"""A link whose rate differs by less than this share has not changed; nor by fewer standard errors than ``SURE``."""
 
-SETTLED = 2.0
-"""Gradients have settled when their squared norm changes by less than this factor from one window to the next."""
+SURE = 3.0
+
+SETTLED = 0.25
+"""Gradients have settled when less than this share of their squared norm lies elsewhere than a window ago: in another
+bucket, or in the batch's noise in place of the mean. A share has no unit, so the scale of the loss does not matter."""
 
 PATIENCE = 96
 """Uncompressed steps after which codes are tried though gradients have not settled."""
 
 PINGS = 3
 
-CLOSE = 1.5
-"""The factor by which they may do so without a doubt whether it is the link that has changed."""
-
-MISSED = 3.0
-"""The factor by which messages may take longer, or less long, than the model of the link says."""
-
 NAMES = tuple[str, ...]
 
 
 class AutoPilot:
-    """Decides for one exchange; ``compress_ddp(model, "auto")`` makes it.
+    """The pilot of one exchange, which makes its decisions; ``compress_ddp(model, "auto")`` makes it.
 
     Args:
         exchange: whose main compressor is ``none``. Its pilot is this.
@@ -151,24 +151,25 @@ class AutoPilot:
         self._current: dict[NAMES, Choice] = {}
         self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
         self._own: dict[tuple[NAMES, Choice], float] = {}
-        self._factor: dict[str, float] = {}
-        self._doubted: dict[str, tuple[list[Round], float]] = {}
+        self._misses = Misses()
+        self._itemsizes: dict[NAMES, int] = {}
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
+        """Of each bucket the squared norms of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._fresh = False
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange that it is the pilot of."""
+        """The exchange that this pilot decides for."""
         exchange = self._exchange()
         assert exchange is not None
         return exchange
 
     def begin(self) -> None:
-        """A step begins; the one before is complete."""
+        """Begin a step; the one before is complete."""
         if self._record.runs:
             if self._skip > 0:
                 self._skip -= 1
@@ -179,20 +180,25 @@ class AutoPilot:
 
     @property
     def idle(self) -> bool:
-        """Whether the step that has just begun is uncompressed, and nothing but its times is wanted of it."""
+        """Return whether the current step is uncompressed, and needed only for its times."""
         full = len(self._window) >= self._length - 1 and not self._skip
         return self.phase == "watching" and not full and not self.exchange.assigned and not self.exchange.draining
 
-    def note(self, params: Sequence[Named], ready: Moment) -> BucketRun:
-        """Watch a bucket that DDP reduces itself, in a step that is idle; whoever starts it says when it was done."""
+    def note(self, params: Sequence[Named], ready: Moment, itemsize: int = 4) -> BucketRun:
+        """Watch a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done.
+
+        Args:
+            itemsize: bytes of an element as DDP sends it.
+        """
         if not self._record.runs:
             self._record.begun = ready
         run = BucketRun(tuple((name, tuple(shape)) for name, shape in params), ready, None, 0.0)
+        self._itemsizes[run.names] = itemsize
         self._record.runs.append(run)
         return run
 
     def scatter(self, check: Callable[[Compressor], None]) -> None:
-        """Gradients are reduced to their owners: said once, before the first step.
+        """Declare that gradients are reduced to their owners; to be called once, before the first step.
 
         Args:
             check: refuses a method that a reduce-scatter cannot carry.
@@ -207,7 +213,7 @@ class AutoPilot:
         self._choices = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
 
     def before(self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None) -> None:
-        """A bucket is about to be exchanged.
+        """Prepare the exchange of a bucket.
 
         Args:
             flat: what is exchanged; where gradients are reduced to their owners, what the first of them gets.
@@ -240,7 +246,7 @@ class AutoPilot:
         self._record.runs.append(run)
 
     def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
-        """The bucket was exchanged.
+        """Note that the bucket was exchanged.
 
         Args:
             flat: the mean, where gradients are reduced to their owners this rank's own part of it.
@@ -255,11 +261,11 @@ class AutoPilot:
             run.mean = torch.dot(flat, flat) / multiplied**2
 
     def to_config(self) -> dict[str, Any]:
-        """Everything that all ranks must have been given alike."""
+        """The configuration that must be the same on all ranks."""
         return {"budget": self.budget.name, "decisions": self._replayed}
 
     def metrics(self) -> dict[str, Any]:
-        """The choices and their reasons; plain numbers and words."""
+        """Return the choices and the reasons for them, as plain numbers and words."""
         seen, wire = self._seen, self._wire
         return {
             "budget": self.budget.name,
@@ -271,17 +277,23 @@ class AutoPilot:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The decisions; what they rest on is measured anew by the run that goes on."""
+        """Return the decisions; the measurements behind them are made anew when a run is resumed."""
         return {"budget": self.budget.name, "decisions": self.decisions}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state whose decisions cannot be gone on with here.
+
+        Raises:
+            ConfigError: they are of other parameters, or have methods that cannot be carried.
+        """
+        self._refuse(_checked(state.get("decisions", []), set(self._names)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the methods of the last decision, and watch how they do."""
+        self.check_state(state)
         self._restart()
-        decisions = _checked(state.get("decisions", []), set(self._names))
-        self._refuse(decisions)
-        self.decisions = [dict(each) for each in decisions]
-        self._current = {}
-        known = decisions if self._replayed is None else self._replayed
+        self.decisions = [dict(each) for each in state.get("decisions", [])]
+        known = self.decisions if self._replayed is None else self._replayed
         past = [each for each in known if each["step"] <= self.exchange.step]
         self.exchange.assign({})
         if past:
@@ -290,7 +302,7 @@ class AutoPilot:
             self.phase = "holding"
 
     def _refuse(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse decisions whose methods cannot be carried here.
+        """Refuse decisions whose methods this exchange cannot carry.
 
         Raises:
             ConfigError
@@ -301,7 +313,7 @@ class AutoPilot:
     # What happens between windows.
 
     def _turn(self) -> None:
-        """Whatever is due before the first bucket of a step."""
+        """Do whatever is due before the first bucket of a step."""
         if self.phase == "probing":
             self._next_try()
             return
@@ -329,7 +341,7 @@ class AutoPilot:
             self._after_compressed(seen, kept)
 
     def _ping(self) -> float:
-        """The latency of a message: a sum of one number, when all ranks are there."""
+        """Measure the latency of a message: an all-reduce of one number, when all ranks are there."""
         exchange = self.exchange
         world = exchange.channel.world
         if world == 1:
@@ -342,7 +354,7 @@ class AutoPilot:
         return min(found[1:]) / (2 * (world - 1))
 
     def _learn(self, seen: Seen) -> None:
-        """Take from a window what it says of the link, of codes in use, and of gradients."""
+        """Learn from a window about the link, the codecs in use, and the gradients."""
         exchange = self.exchange
         sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
         model = self._wire or Wire(exchange.channel.world, math.inf, self._latency, min(MESSAGE, self._latency))
@@ -351,63 +363,74 @@ class AutoPilot:
         moved = sum(each.nbytes for one in sent for each in _rounds(one))
         waited = sum(model.alpha(each) for one in sent for each in _rounds(one))
         time = sum(
-            one / self._factor.get(self._choice(params).label, 1.0)
-            for one, params in zip(busy, seen.buckets, strict=True)
+            one / self._misses.of(self._choice(params).label) for one, params in zip(busy, seen.buckets, strict=True)
         )
         if moved and time > 0:
             rate = moved / max(time - waited, 0.2 * time)
             self._wire = Wire(exchange.channel.world, rate, self._latency, min(MESSAGE, self._latency))
         for i, params in enumerate(seen.buckets):
-            key = _names(params)
-            self._own[key, self._choice(params)] = max(0.0, seen.total[i] - busy[i])
-            own, mean = seen.own[i], seen.mean[i]
-            if math.isfinite(own) and math.isfinite(mean):
-                mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
-                before = self._norms.get(key, (own, mean))
-                alike = own > 0 and 1 / SETTLED < before[0] / own < SETTLED
-                self._settled = self._settled or (alike and key in self._norms)
-                self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+            self._own[_names(params), self._choice(params)] = max(0.0, seen.total[i] - busy[i])
+        self._learn_norms(seen)
+
+    def _learn_norms(self, seen: Seen) -> None:
+        """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
+
+        Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
+        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing.
+        """
+        total = sum(seen.own)
+        if not (math.isfinite(total + sum(seen.mean)) and total > 0):
+            return
+        known, moved = True, 0.0
+        for params, own, mean in zip(seen.buckets, seen.own, seen.mean, strict=True):
+            key, own, mean = _names(params), own / total, mean / total
+            mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
+            known = known and key in self._norms
+            before = self._norms.get(key, (own, mean))
+            # Half of all differences is what has moved from one place to another.
+            moved += (abs(mean - before[1]) + abs(own - mean - before[0] + before[1])) / 2
+            self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+        self._settled = self._settled or (known and moved < SETTLED)
 
     def _in_messages(self, seen: Seen, place: int) -> float:
-        """Seconds of a bucket's messages; on a GPU, where nobody can tell, what its code does not take."""
+        """The seconds of a bucket's messages; on a GPU, where they cannot be measured, all that its
+        code does not take.
+        """
         if self.exchange.device.type != "cuda":
             return seen.communicated[place]
         params = seen.buckets[place]
         return max(0.0, seen.total[place] - self._coding(params, self._choice(params)))
 
     def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
-        """Note how much longer the messages of a choice take than the model says, in its first window.
-
-        Where that is a little, it is the choice, and from then on what takes longer is the link. Where it is much, the
-        link may have changed just then: uncompressed steps tell which of the two it was.
-        """
+        """Note by what factor the messages of each choice miss the model of the link, in its first window."""
         fresh, self._fresh = self._fresh, False
         if not fresh or self._wire is None:
             return
         found: dict[str, tuple[list[Round], float]] = {}
         for params, one, time in zip(seen.buckets, sent, busy, strict=True):
-            rounds, taken = found.get(self._choice(params).label, ([], 0.0))
-            found[self._choice(params).label] = ([*rounds, *_rounds(one)], taken + time)
-        for label, (rounds, taken) in found.items():
-            if label != DENSE.label and label not in self._factor and taken > 0:
-                missed = taken / sum(self._wire.seconds(each) for each in rounds) if rounds else 1.0
-                if 1 / CLOSE < missed < CLOSE:
-                    self._factor[label] = missed
-                else:
-                    self._doubted[label] = rounds, taken
+            choice = self._choice(params)
+            if not choice.dense:
+                rounds, taken = found.get(choice.label, ([], 0.0))
+                found[choice.label] = [*rounds, *_rounds(one)], taken + time
+        unsure = math.hypot(seen.uncertain, self._dense.uncertain if self._dense is not None else 0.0)
+        self._misses.learn(found, self._wire, unsure, partial(self._is_better, seen))
 
-    def _settle_doubts(self) -> None:
-        """Say of choices that missed the model by much how they did on the link as it is seen now."""
-        doubted, self._doubted = self._doubted, {}
-        for label, (rounds, taken) in doubted.items():
-            assert self._wire is not None
-            missed = taken / sum(self._wire.seconds(each) for each in rounds)
-            self._factor[label] = min(MISSED, max(1 / MISSED, missed))
+    def _is_better(self, seen: Seen, missed: float) -> bool:
+        """Whether steps as they are beat uncompressed ones, be it the choice or the link that missed by a factor."""
+        wire = self._wire
+        if self._dense is None or wire is None or [*self._dense.buckets] != [*seen.buckets]:
+            return False
+        rates, uncompressed = (wire.rate, wire.rate / missed), []
+        for rate in rates:
+            self._wire = replace(wire, rate=rate)
+            uncompressed.append(self._predicted([DENSE] * len(seen.buckets), seen))
+        self._wire = wire
+        return seen.period < (1 - MARGIN) * min(uncompressed)
 
     def _after_dense(self, seen: Seen) -> None:
-        """Uncompressed steps were watched: stay so, or try what might be better."""
+        """Decide after a window of uncompressed steps: stay uncompressed, or try more promising choices."""
         self._dense = seen
-        self._settle_doubts()
+        self._misses.settle(self._wire)
         if self._held is not None:
             self._contention, self._held = max(0.0, self._held - seen.rest), None
         self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
@@ -429,7 +452,7 @@ class AutoPilot:
         self._next_try()
 
     def _next_try(self) -> None:
-        """Try the next choice on the buckets of this step; after the last one bring together what all ranks found."""
+        """Try the next choice on the buckets of this step; after the last one, share the measurements of all ranks."""
         if self._todo:
             self._trying = self._todo.pop(0)
             return
@@ -456,7 +479,7 @@ class AutoPilot:
         self._decide(seen)
 
     def _after_compressed(self, seen: Seen, kept: bool) -> None:
-        """Steps with methods were watched: keep them, change them, or go back."""
+        """Decide after a window of steps with methods: keep them, change them, or go back."""
         dense, wire = self._dense, self._wire
         chosen = [self._choice(params) for params in seen.buckets]
         self._why = self._reasons(seen, chosen)
@@ -465,7 +488,7 @@ class AutoPilot:
             self._go_dense("uncompressed steps of these buckets are not known yet")
             return
         self._contention = max(0.0, seen.rest - dense.rest)
-        if self._doubted:
+        if self._misses.doubted:
             self._held = seen.rest
             self._go_dense("messages take another time than the link's model says, or the link has changed")
             return
@@ -498,42 +521,45 @@ class AutoPilot:
         return lambda name: few if name in self._edges else choice.compressor
 
     def _traffic(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
-        """The messages of a bucket."""
+        """Predict the messages of a bucket."""
         world, policy = self.exchange.channel.world, self.exchange.policy
         numel = sum(math.prod(shape) for _, shape in params)
         if self.scatters:
             return self._scattered(params, choice)
         if choice.dense:
-            return PredictedTraffic(dense_traffic(numel, world), ())
+            return PredictedTraffic(dense_traffic(numel, world, self._itemsizes.get(_names(params), 4)), ())
         divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self._code(choice))
         return traffic(divided, world)
 
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
-        """The one round of a reduce-scatter; the parameters' shapes are those of the parts of one owner."""
+        """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self._code(choice), self.exchange.policy, 0.0
+        channel = self.exchange.channel
+        if choice.dense and not channel.is_nccl:
+            # FSDP reduces by itself then, and on Gloo its reduce-scatter is an all-reduce inside.
+            numel = channel.world * sum(math.prod(shape) for _, shape in params)
+            return PredictedTraffic(dense_traffic(numel, channel.world), ())
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
             sent += 4 * math.prod(shape) if own is None else own.traffic(shape)
-        moved = (self.exchange.channel.world - 1) * sent
+        moved = (channel.world - 1) * sent
         return PredictedTraffic((), (Round("exchange", moved, moved),))
 
     def _coding(self, params: Sequence[Named], choice: Choice) -> float:
-        """Seconds of a bucket that are not messages: as seen in use, or as probed."""
+        """The seconds of a bucket outside its messages: as measured in use, or as probed."""
         key = (_names(params), choice)
         probed = self._probed.get(key)
         return self._own.get(key, probed.seconds if probed is not None else 0.0)
 
     def _seconds(self, params: Sequence[Named], choice: Choice) -> float:
-        """Predict the seconds that the thread would be busy with a bucket."""
+        """Predict the seconds for which a bucket occupies the communication thread."""
         assert self._wire is not None
         sent = self._traffic(params, choice)
-        # One that was not in use yet is taken to miss the model as much as those that were.
-        missed = sorted(self._factor.values())
-        factor = 1.0 if choice.dense else self._factor.get(choice.label, missed[len(missed) // 2] if missed else 1.0)
+        factor = 1.0 if choice.dense else self._misses.expected(choice.label)
         return self._coding(params, choice) + factor * sum(self._wire.seconds(each) for each in _rounds(sent))
 
     def _added(self, params: Sequence[Named], choice: Choice, own: float, mean: float) -> float:
-        """The variance that a choice adds to the mean gradient of a bucket; infinite where that is not known."""
+        """The variance that a choice adds to the mean gradient of a bucket; infinite if it is not known."""
         if choice.dense:
             return 0.0
         probed = self._probed.get((_names(params), choice))
@@ -542,12 +568,12 @@ class AutoPilot:
         return probed.omega * (own / self.exchange.channel.world + (mean if choice.twice else 0.0))
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
-        """The variance that the batch leaves in the mean gradient."""
+        """The variance that sampling the batch leaves in the mean gradient."""
         found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
         return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
 
     def _stages(self, seen: Seen) -> list[Stage]:
-        """Each bucket's choices, with times and errors as shares of the batch's own variance."""
+        """The choices of each bucket, with times, and with errors relative to the batch's own variance."""
         noise = self._noise(seen.buckets)
         bears = len(seen.told) > 1 and seen.told[1] == 0.0
         stages = []
@@ -567,7 +593,7 @@ class AutoPilot:
         return stages
 
     def _predicted(self, chosen: Sequence[Choice], seen: Seen, stages: Sequence[Stage] | None = None) -> float:
-        """Seconds of a step with these choices: what nothing changes, and until the last bucket is done."""
+        """The predicted seconds of a step: those that no choice changes, and those until the last bucket is done."""
         dense = self._dense or seen
         places = [self._choices.index(each) for each in chosen]
         done = finish(stages or self._stages(seen), places) if seen.buckets else 0.0
@@ -575,7 +601,7 @@ class AutoPilot:
         return dense.rest + busy + max(done, seen.ready[-1])
 
     def _decide(self, seen: Seen) -> bool:
-        """Choose for every bucket, and switch where it is worth it; whether anything was changed."""
+        """Choose for every bucket, and switch if it is worth it; return whether anything changed."""
         if self._wire is None:
             return False
         stages = self._stages(seen)
@@ -590,7 +616,8 @@ class AutoPilot:
         keeps = math.isfinite(errors) and errors <= 1.25 * self.budget.variance
         if found == now:
             return False
-        steady = self._rate is not None and abs(self._wire.rate / self._rate - 1) < STEADY
+        alike = max(1 + STEADY, math.exp(SURE * seen.uncertain))
+        steady = self._rate is not None and 1 / alike < self._wire.rate / self._rate < alike
         least = CHANGE if steady and now != dense else MARGIN
         if keeps and self._predicted(found, seen, stages) > (1 - least) * self._predicted(now, seen, stages):
             return False
@@ -605,7 +632,7 @@ class AutoPilot:
         return sum(math.inf if option is None else option.error for option in options)
 
     def _switch(self, chosen: Mapping[NAMES, Choice]) -> None:
-        """Go over to other choices, in this step."""
+        """Switch to other choices, in this step."""
         groups: dict[str, list[str]] = {}
         for names, choice in chosen.items():
             groups.setdefault(choice.label, []).extend(names)
@@ -630,7 +657,7 @@ class AutoPilot:
         self.exchange.assign(assigned)
 
     def _replay(self) -> None:
-        """Make the decision again that was made in this step."""
+        """Repeat the recorded decision of this step."""
         for decision in self._replayed or []:
             if decision["step"] == self.exchange.step:
                 self.decisions.append(dict(decision))
@@ -641,7 +668,7 @@ class AutoPilot:
     def _reasons(
         self, seen: Seen, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
     ) -> list[dict[str, Any]]:
-        """For each bucket what was chosen, and the numbers behind it; times in seconds."""
+        """The choice for each bucket, and the numbers behind it; times in seconds."""
         if self._wire is None:
             return []
         stages = stages or self._stages(seen)
@@ -669,7 +696,7 @@ class AutoPilot:
         return rows
 
     def _say(self, seen: Seen) -> None:
-        """One line for a switch, and at most one for each choice."""
+        """Log one line for a switch, and at most one for each choice."""
         if self.exchange.channel.rank != 0:
             return
         total = sum(row["error"] or 0.0 for row in self._why)
@@ -706,7 +733,7 @@ def _rounds(sent: PredictedTraffic) -> tuple[Round, ...]:
 
 
 def _checked(decisions: object, names: set[str]) -> list[dict[str, Any]]:
-    """Decisions in the form in which they are made.
+    """Check decisions, and return them in the form in which the pilot makes them.
 
     Raises:
         ConfigError: they are not, or name parameters that are not there.

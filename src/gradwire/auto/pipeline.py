@@ -1,4 +1,4 @@
-"""A step from its parts: the backward pass beside the communication thread.
+"""Prediction of a step from its parts: the backward pass beside the communication thread.
 
     bucket b is ready        when backward has computed and copied its gradients
     the thread takes it      when it is ready and the bucket before it is done
@@ -64,7 +64,7 @@ class PipelineStep:
 
 
 def slowdown(cores: float) -> float:
-    """How much longer two threads of a worker take that compute at the same time, beside one alone.
+    """The factor by which two threads of a worker slow down if they compute at the same time.
 
     Args:
         cores: of the machine over its workers, > 0. Times of one thread were measured while all workers computed.
@@ -76,7 +76,7 @@ def slowdown(cores: float) -> float:
 
 
 def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> PipelineStep:
-    """DDP alone.
+    """Predict a step of DDP without compression.
 
     Args:
         profile: of the backward pass.
@@ -99,7 +99,7 @@ def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> Pipe
 
 
 class _Node:
-    """The link inside a node, which every bucket passes twice: a ring loads both directions of it, on either way.
+    """The link inside a node, which every bucket passes twice; each pass loads both directions, because it is a ring.
 
     Reduce-scatters queue for it as buckets come, and go first, because nothing else can begin without them. All-gathers
     queue for the time that is left between; the latency of each passes beside the bytes of the next.
@@ -113,7 +113,7 @@ class _Node:
         self.busy = 0.0
 
     def scattered(self, bucket: BucketProfile) -> float:
-        """When a bucket is reduce-scattered; they are told in the order in which they come."""
+        """The time at which a bucket is reduce-scattered; to be asked in the order in which the buckets come."""
         moving, latency = self._half(bucket)
         begin = max(self._taken[-1][1], bucket.ready)
         self._taken.append((begin, begin + moving))
@@ -121,7 +121,9 @@ class _Node:
         return begin + moving + latency
 
     def gathered(self, bucket: BucketProfile, now: float) -> float:
-        """When a bucket is gathered that is back from the other nodes now; asked when all are reduce-scattered."""
+        """The time at which a bucket that is back from the other nodes is gathered; to be asked when all are
+        reduce-scattered.
+        """
         left, latency = self._half(bucket)
         now = max(self._free, now)
         for begin, end in self._taken:
@@ -134,7 +136,7 @@ class _Node:
         return self._free + latency
 
     def _half(self, bucket: BucketProfile) -> tuple[float, float]:
-        """Seconds of the bytes of half a ring, and its latency."""
+        """The seconds for the bytes of half a ring, and its latency."""
         if self._link is None:
             return 0.0, 0.0
         rounds = dense_traffic(bucket.numel, self._link.workers)
@@ -144,8 +146,8 @@ class _Node:
 
 
 def stretch(cores: float, transport: float, share: float) -> float:
-    """How much longer codecs take because the processor also moves the bytes of workers that are not yet, or no longer,
-    at theirs; transport leaves them half of it at least.
+    """The factor by which codecs slow down because the processor also moves the bytes of workers that are outside their
+    own codec; transport leaves codecs at least half of the processor.
 
     Args:
         cores: of the machine over its workers, > 0.
@@ -160,7 +162,7 @@ def stretch(cores: float, transport: float, share: float) -> float:
 
 
 def compressed_step(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float = math.inf) -> PipelineStep:
-    """A method on one communication thread.
+    """Predict a step of a method with one communication thread.
 
     Args:
         profile: of the backward pass.
@@ -185,7 +187,7 @@ def compressed_step(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, c
 
 
 def _sequence(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float) -> float:
-    """Seconds of the step: buckets one after the other, beside the backward pass."""
+    """The seconds of a step whose buckets follow each other beside the backward pass."""
     factor = slowdown(cores) if profile.busy else 1.0
     main = _Backward([bucket.ready for bucket in profile.buckets], factor)
     now = 0.0
@@ -213,11 +215,11 @@ class _Backward:
         self._ready, self._factor, self._lost = ready, factor, 0.0
 
     def ready(self, number: int) -> float:
-        """When a bucket comes, after what has been beside it so far."""
+        """The time at which a bucket is ready, given the work beside it so far."""
         return self._ready[number] + self._lost
 
     def beside(self, now: float, seconds: float) -> float:
-        """Compute for so long, from now on; when it is done."""
+        """Compute for so long beside the backward pass from now on, and return the time at which it is done."""
         left = max(0.0, self._ready[-1] + self._lost - now)
         shared = min(left, seconds)
         lost = shared * (self._factor - 1)

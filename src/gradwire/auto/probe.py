@@ -1,4 +1,4 @@
-"""What a method does to a bucket of real gradients: seconds of its code, and how much error it adds.
+"""Probes of a method on a bucket of real gradients: seconds of its code, and the error it adds.
 
 Both are measured on the bucket itself, on the thread that exchanges it, in a step that goes on uncompressed. Of large
 tensors the first rows are taken. The seconds are those of a whole exchange over a channel that carries nothing, so
@@ -61,7 +61,7 @@ def probe(
     params: Sequence[Named],
     world: int,
 ) -> Probed | None:
-    """Try a choice on a bucket; the gradient stays as it is.
+    """Try a choice on a bucket; the gradient stays unchanged.
 
     Args:
         exchange: whose bucket it is.
@@ -83,6 +83,7 @@ def probe(
     whole = sum(math.prod(shape) for name, shape in params if name in names)
     rank = exchange.channel.rank if world > 1 else 0
     dry = dry_exchange(Identity(), world, rank, policy, seed=exchange.seed, device=exchange.device)
+    dry.counters.clock = exchange.counters.clock
     dry.assign({name: (code(name), choice.strategy) for name in names})
     seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
     few, small = _rows(flat, params, names, CODED)
@@ -120,7 +121,7 @@ def _omega(
     sample: Tensor,
     shapes: Sequence[Named],
 ) -> float:
-    """The error of one message, decoded by the rank that sent it: in a group of one it is what the mean adds."""
+    """The relative error of one message, decoded by its sender: in a group of one it is the error of the mean."""
     alone = Exchange(Identity(), policy=policy, seed=exchange.seed, device=exchange.device)
     alone.assign({name: (code, choice.strategy) for name, (code, choice) in codes.items()})
     arrived = sample.clone()

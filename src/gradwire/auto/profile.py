@@ -1,4 +1,4 @@
-"""A step without an exchange: when the backward pass hands out each bucket, and how long the step is.
+"""Profile of a step without an exchange: when the backward pass completes each bucket, and how long the step is.
 
 Seconds count from the beginning of the step.
 """
@@ -19,7 +19,7 @@ __all__ = ["BucketProfile", "Profile"]
 
 @dataclass(frozen=True)
 class BucketProfile:
-    """Parameters that travel together.
+    """A bucket: parameters that travel together.
 
     Args:
         params: names and shapes, in the order of the bucket.
@@ -31,7 +31,7 @@ class BucketProfile:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return sum(torch.Size(shape).numel() for _, shape in self.params)
 
 
@@ -59,11 +59,11 @@ class Profile:
 
     @property
     def numel(self) -> int:
-        """Elements of all buckets."""
+        """The number of elements of all buckets."""
         return sum(bucket.numel for bucket in self.buckets)
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the profile for JSON."""
         return asdict(self)
 
     @classmethod
@@ -76,7 +76,7 @@ class Profile:
         return cls(tuple(buckets), told["seconds"], told["busy"])
 
     def lasting(self, seconds: float, *, busy: bool = False) -> Self:
-        """The same buckets in a step of another length, on another processor: all times in proportion."""
+        """The same buckets in a step of another length, as on another processor: all times are scaled in proportion."""
         factor = seconds / self.seconds if self.seconds else 0.0
         buckets = tuple(BucketProfile(each.params, min(each.ready * factor, seconds)) for each in self.buckets)
         return type(self)(buckets, seconds, busy)

@@ -1,4 +1,4 @@
-"""What a bucket's exchange sends, round by round, from configuration and shapes alone.
+"""Traffic of a bucket's exchange, round by round, from configuration and shapes alone.
 
 Law: P is the message of a bucket (``Packing.nbytes``: status word, payloads, alignment), P_j that of shard j, k the
 entries of top-k over all workers' ranges. The busiest worker of W sends and receives, in bytes:
@@ -63,14 +63,14 @@ class DividedBucket:
 
 @dataclass(frozen=True)
 class PredictedTraffic:
-    """The rounds of one bucket: those of the uncompressed part run beside the others."""
+    """The rounds of one bucket; those of its uncompressed part run beside the others."""
 
     dense: tuple[Round, ...]
     rounds: tuple[Round, ...]
 
     @property
     def sent(self) -> float:
-        """Bytes of the busiest worker."""
+        """The bytes of the rank that sends most."""
         return sum(each.sent for each in (*self.dense, *self.rounds))
 
 
@@ -106,7 +106,7 @@ def shared(
 
 
 def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
-    """The rounds of a bucket.
+    """Predict the rounds of a bucket.
 
     Args:
         bucket: as ``shared`` gave it.
@@ -130,9 +130,9 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
     return PredictedTraffic(dense_traffic(bucket.dense, workers), rounds)
 
 
-def dense_traffic(numel: int, workers: int) -> tuple[Round, ...]:
-    """The rounds of an all-reduce over float32 elements."""
-    return (ring(4 * numel, workers),) if numel and workers > 1 else ()
+def dense_traffic(numel: int, workers: int, itemsize: int = 4) -> tuple[Round, ...]:
+    """Predict the rounds of an all-reduce over elements of so many bytes."""
+    return (ring(itemsize * numel, workers),) if numel and workers > 1 else ()
 
 
 def declared(unit: Unit) -> float:
@@ -140,7 +140,7 @@ def declared(unit: Unit) -> float:
 
 
 def ring(nbytes: float, workers: int) -> Round:
-    """The all-reduce of a message."""
+    """Predict the rounds of a ring all-reduce."""
     moved = 2 * (workers - 1) * nbytes / workers
     return Round("all_reduce", moved, moved)
 

@@ -1,4 +1,4 @@
-"""What the steps of a window tell: when buckets were ready, how long each took, what gradients looked like.
+"""Observations of a window of steps: when buckets were ready, how long each took, and the statistics of gradients.
 
 Law: a rank that comes early to an exchange waits in it for the others, and only the last one sees what it costs. So of
 each bucket in each step the least over the ranks counts; of what the slowest rank decides, such as when gradients are
@@ -30,7 +30,7 @@ Moment = Any
 
 
 def moment(device: torch.device) -> Moment:
-    """Now, as the device will have reached it: on a GPU when everything that was asked of the stream so far is done."""
+    """A time mark: the present on a CPU; on a GPU the moment when all work queued on the stream so far is done."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ def moment(device: torch.device) -> Moment:
 
 
 def between(start: Moment, end: Moment) -> float:
-    """Seconds from one moment to a later one; a device is waited for until it has come to both."""
+    """Seconds from one mark to a later one; it waits until the device has reached both."""
     if isinstance(start, float):
         return float(end - start)
     for event in (start, end):
@@ -49,7 +49,7 @@ def between(start: Moment, end: Moment) -> float:
 
 @dataclass
 class BucketRun:
-    """One bucket in one step.
+    """The record of one bucket in one step.
 
     Args:
         params: names and shapes.
@@ -74,13 +74,13 @@ class BucketRun:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return sum(math.prod(shape) for _, shape in self.params)
 
 
 @dataclass
 class StepRecord:
-    """One step.
+    """The record of one step.
 
     Args:
         begun: when its first bucket was ready.
@@ -100,7 +100,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Seen:
-    """A window as all ranks see it, the same numbers on each of them.
+    """A window as all ranks see it, with the same numbers on each of them.
 
     Args:
         buckets: names and shapes.
@@ -112,6 +112,8 @@ class Seen:
         own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
         mean: the squared norm of the mean gradient; not finite: not known.
         told: what each rank told beside, the most of each number.
+        uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
+            standard error of their median.
     """
 
     buckets: tuple[tuple[Named, ...], ...]
@@ -123,6 +125,7 @@ class Seen:
     own: tuple[float, ...]
     mean: tuple[float, ...]
     told: tuple[float, ...] = ()
+    uncertain: float = 0.0
 
     @property
     def finished(self) -> float:
@@ -139,7 +142,9 @@ class Seen:
 
     @property
     def rest(self) -> float:
-        """Seconds of the step that no exchange changes: before the first bucket's gradients, and after the last's."""
+        """The seconds of the step that no exchange changes: before the first bucket's gradients,
+        and after the last's.
+        """
         return max(0.0, self.period - max(self.finished, self.ready[-1]))
 
 
@@ -159,7 +164,7 @@ def gathered(
     *,
     parted: bool = False,
 ) -> Seen | None:
-    """Bring the ranks' records together. All ranks must call it alike.
+    """Gather the records of all ranks. All ranks must call it alike.
 
     Args:
         steps: one after the other, all but the last of which count: a step lasts until the next one begins.
@@ -212,11 +217,25 @@ def gathered(
         tuple(norms[:count]),
         tuple(norms[count:]),
         tuple(everything[len(flat) :]),
+        uncertainty([-sum(row[1 + 2 * count :]) for row in table]),
     )
 
 
+def uncertainty(seconds: Sequence[float]) -> float:
+    """The standard error of a median as a share of it, from the median of the deviations, as of normal numbers.
+
+    One number that is far from all others says nothing about the others.
+
+    >>> uncertainty([1.0, 1.0, 1.0, 10.0]), round(uncertainty([0.8, 0.9, 1.0, 1.1, 1.2]), 3)
+    (0.0, 0.083)
+    """
+    middle = median(seconds)
+    spread = median(abs(each - middle) for each in seconds)
+    return 1.2533 * 1.4826 * spread / middle / math.sqrt(len(seconds)) if middle > 0 else 0.0
+
+
 def reduced(numbers: Sequence[float], channel: Channel, device: torch.device, how: str) -> list[float]:
-    """The sum of each number over the ranks, or the most of it. All ranks must call it, with as many numbers."""
+    """The sum of each number over the ranks, or its maximum. All ranks must call it with as many numbers."""
     sent = torch.tensor(list(numbers), dtype=torch.float64).to(device)
     channel.all_reduce(sent, how)
     found: list[float] = sent.tolist()

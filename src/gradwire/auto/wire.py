@@ -30,7 +30,7 @@ LATENCY, MESSAGE = 100e-6, 20e-6
 
 
 class Rated(Protocol):
-    """A link as it is written on its box: bits a second, None for no limit, and seconds added to each message."""
+    """A link of nominal rate: bits a second, None for no limit, and seconds added to each message."""
 
     @property
     def rate(self) -> float | None: ...
@@ -44,7 +44,7 @@ Kind = Literal["exchange", "all_reduce", "broadcast"]
 
 @dataclass(frozen=True)
 class Round:
-    """Messages that all workers send at the same time, and wait for.
+    """A round of messages that all workers send at the same time and wait for.
 
     Args:
         kind: how they travel.
@@ -64,7 +64,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Wire:
-    """The costs of a link.
+    """The parameters of a link's cost.
 
     Args:
         workers: that meet, >= 1.
@@ -97,12 +97,12 @@ class Wire:
 
     @classmethod
     def of(cls, workers: int, link: Rated, latency: float = LATENCY, message: float = MESSAGE) -> Self:
-        """A link of a rate as it is written on its box: what TCP and Ethernet take is taken off."""
+        """Make the model of a link with a nominal rate, from which the overhead of TCP and Ethernet is subtracted."""
         rate = math.inf if link.rate is None else link.rate / 8 * PAYLOAD_SHARE
         return cls(workers, rate, latency + link.delay, message)
 
     def at(self, bits: float) -> Self:
-        """The same at another rate, in bits a second as written on the box."""
+        """The same model at another nominal rate in bits a second."""
         return replace(self, rate=bits / 8 * PAYLOAD_SHARE)
 
     def seconds(self, each: Round) -> float:
@@ -110,7 +110,7 @@ class Wire:
         return self.alpha(each) + self.transfer(each)
 
     def alpha(self, each: Round) -> float:
-        """The part that does not depend on the bytes."""
+        """The part of the cost that does not depend on the bytes."""
         if self.workers == 1 or each.nbytes == 0:
             return 0.0
         if each.kind == "all_reduce":
@@ -120,7 +120,7 @@ class Wire:
         return self.latency + (self.workers - 1) * self.message
 
     def transfer(self, each: Round) -> float:
-        """The part that the rate takes."""
+        """The part of the cost that depends on the rate."""
         if self.workers == 1:
             return 0.0
         if each.kind == "broadcast":
@@ -129,5 +129,7 @@ class Wire:
 
     @property
     def _turns(self) -> int:
-        """Sendings one after the other: Gloo has two threads, and each message goes down a binary tree."""
+        """The number of messages one after the other: Gloo has two threads, and each message goes
+        down a binary tree.
+        """
         return -(-self.workers // 2) * (self.workers - 1).bit_length()

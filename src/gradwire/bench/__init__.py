@@ -1,4 +1,4 @@
-"""What gradwire is measured with: codecs, kernels and stores, side by side with others.
+"""Benchmarks of codecs, kernels and stores, side by side with other implementations.
 
 What trains is in ``gradwire.experiments``; ``gradwire.report`` shows what came of it.
 """

@@ -1,4 +1,4 @@
-"""A process that computes without pause while it is told to: ``1`` on standard input begins, any other byte ends it.
+"""A process that computes without pause on request: ``1`` on standard input begins, any other byte ends it.
 
 At the end of its input, which comes also when whoever started it was killed, it exits.
 """
@@ -11,7 +11,7 @@ _STEPS = 20_000  # between two looks at the input, some milliseconds
 
 
 def main() -> None:
-    """Obey until the input ends."""
+    """Follow the requests until the input ends."""
     source = sys.stdin.fileno()
     while order := os.read(source, 1):
         while order == b"1" and not select.select([source], [], [], 0)[0]:

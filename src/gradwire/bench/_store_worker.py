@@ -1,4 +1,4 @@
-"""One worker of a store that is measured: it does what it is asked on standard input, and times it."""
+"""One worker of a store that is measured: it does the work that standard input asks for, and times it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradwire.kvstore.protocol.store import KVStore
 
 
 class StoreWorker:
-    """Its keys are numbered; each workload has a range of them."""
+    """A worker with numbered keys; each workload has a range of them."""
 
     def __init__(self) -> None:
         self._store: KVStore | None = None
@@ -31,27 +31,27 @@ class StoreWorker:
         return self._store
 
     def open(self, kind: str, compression: dict[str, Any] | None) -> int:
-        """Join the group; this worker's rank."""
+        """Join the group, and return this worker's rank."""
         self._store = kvstore.create(kind)
         if compression is not None:
             self._store.set_gradient_compression(compression)
         return self._store.rank
 
     def add(self, workload: str, count: int, size: int) -> None:
-        """``count`` more keys of ``size`` zeros each."""
+        """Add ``count`` keys of ``size`` zeros each."""
         first = sum(map(len, self._keys.values()))
         self._keys[workload] = list(range(first, first + count))
         self._values[workload] = [torch.zeros(size) for _ in range(count)]
         self.store.init(self._keys[workload], self._values[workload])
 
     def draw(self, workload: str, seed: int) -> None:
-        """New gradients."""
+        """Draw new gradients."""
         drawn = np.random.RandomState(seed + self.store.rank)
         sizes = [value.numel() for value in self._values[workload]]
         self._gradients[workload] = [torch.from_numpy(drawn.standard_normal(n).astype(np.float32)) for n in sizes]
 
     def run(self, workload: str, op: str, steps: int) -> float:
-        """Seconds of a step, from a start together with the other workers until all of it is done."""
+        """Make a step, and return its seconds from a common start of all workers until all of it is done."""
         keys, gradients, values = (each[workload] for each in (self._keys, self._gradients, self._values))
         store = self.store
         store.barrier()
@@ -73,17 +73,17 @@ class StoreWorker:
         return digest.hexdigest()
 
     def prepare(self, shapes: list[list[int]], devices: int) -> None:
-        """Keys of these shapes for ``batch``, pushed by ``devices`` senders of each worker."""
+        """Prepare keys of these shapes for ``batch``, pushed by ``devices`` senders of each worker."""
         self._batches = Batches(self.store, [tuple(shape) for shape in shapes], devices)
 
     def batch(self) -> dict[str, float]:
-        """Push and pull every key: the seconds, and how far the values are from the sum of what was pushed."""
+        """Push and pull every key; return the seconds, and the distance of the values from the sum of all pushes."""
         assert self._batches is not None
         return self._batches.run()
 
 
 class Batches:
-    """What MXNet's tools/bandwidth/measure.py does with a store.
+    """The measurement of MXNet's tools/bandwidth/measure.py, made with a store.
 
     Args:
         store: to be measured.
@@ -119,12 +119,12 @@ class Batches:
 
 
 def uniform(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Random numbers in [-1, 1): the same for everybody who names the seed."""
+    """Random numbers in [-1, 1), which depend on the seed alone."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1)
 
 
 def distance(values: list[Tensor], sums: list[Tensor]) -> float:
-    """The sum of |value - sum| over the sum of |sum|, of all keys."""
+    """The sum of |value - sum| over the sum of |sum|, taken over all keys."""
     wrong = sum(float((value - right).abs().sum()) for value, right in zip(values, sums, strict=True))
     return wrong / sum(float(right.abs().sum()) for right in sums)
 

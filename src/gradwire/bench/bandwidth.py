@@ -1,4 +1,4 @@
-"""How fast a store is, for a network's keys: MXNet's tools/bandwidth/measure.py for every type of store.
+"""Bandwidth of a store with a network's keys: MXNet's tools/bandwidth/measure.py for every type of store.
 
 A batch pushes every key from every device and pulls it to every device. With n devices in all that took s seconds for
 b bytes of parameters, the bandwidth of a device is 2 b (n - 1) / n / s: what a ring would move through each of them,
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def device_bandwidth(nbytes: float, devices: int, seconds: float) -> float:
-    """Bytes a second of each device, as measure.py has it.
+    """Bytes a second of each device, as measure.py computes them.
 
     >>> device_bandwidth(1e9, 2, 0.5)
     2000000000.0
@@ -42,7 +42,7 @@ def rows(
     servers: int = 1,
     batches: int = 5,
 ) -> Iterator[Row]:
-    """A row for each batch; one more, which warms up, is left out.
+    """Yield a row for each batch; an additional first batch, which warms up, is left out.
 
     Args:
         shapes: of the keys.

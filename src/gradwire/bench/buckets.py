@@ -1,4 +1,4 @@
-"""How a model's gradients are cut into buckets: all together, or as DDP would."""
+"""Division of a model's gradients into buckets: one for all, or as DDP would divide them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUCKET_BYTES = 25 << 20
 
 
 def bucket_indices(shapes: Sequence[Sequence[int]], nbytes: int = BUCKET_BYTES) -> list[list[int]]:
-    """The buckets that DDP makes of float32 parameters, as places in ``shapes``.
+    """The buckets that DDP makes of float32 parameters, as indices into ``shapes``.
 
     Args:
         shapes: of the parameters, in the order in which their gradients come.

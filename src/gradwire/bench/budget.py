@@ -1,5 +1,5 @@
-"""Which sizes are not measured, and why: a factorisation of a large matrix would take minutes, eight payloads of a
-generous capacity more memory than there is.
+"""Limits of a measurement: sizes that would take minutes, such as the factorisation of a large matrix, or more memory
+than there is, such as eight payloads of a generous capacity, are skipped with the reason.
 
 What a size will take is foretold from the size before it, in proportion to the elements. A method whose time grows
 faster overruns its budget once, at the first size that is too large.
@@ -22,7 +22,7 @@ _LEAST_ROUNDS = 6
 
 
 class Budget:
-    """Remembers what rows took.
+    """A record of the time that rows took, which refuses sizes that would take too long.
 
     Args:
         seconds: that a row may take, > 0.
@@ -42,11 +42,11 @@ class Budget:
         self._rates: dict[tuple[Compressor, str], float] = {}
 
     def learn(self, step: Step, compressor: Compressor, n: int, *, checked: float, once: float) -> None:
-        """A row was measured: the seconds until it could be timed, and of one call."""
+        """Note a measured row: the seconds until it could be timed, and those of one call."""
         self._rates[compressor, step.name] = (checked + _LEAST_ROUNDS * once) / n
 
     def refusal(self, step: Step, compressor: Compressor, n: int) -> str | None:
-        """Why a size must not be tried; None: it may."""
+        """The reason why a size must not be tried; None if it may be."""
         foretold = n * self._rates.get((compressor, step.name), 0.0)
         if foretold > self.seconds:
             return f"would take about {foretold:.0f} s, more than the {self.seconds:g} s of a row"
@@ -55,7 +55,7 @@ class Budget:
 
 
 def available_bytes() -> float:
-    """Memory that can be had without pushing anything out; infinite where the system does not say."""
+    """Memory that is available without swapping; infinite if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -65,7 +65,7 @@ def available_bytes() -> float:
 
 
 def _needed_bytes(step: Step, compressor: Compressor, n: int) -> int:
-    """Two workloads, one beside the other, and the noise that both are made of."""
+    """The bytes of two workloads that exist at once, and of the noise that both are made of."""
     memory: Memory | None = None if compressor.memory is None else registry.build("memory", compressor.memory)
     kept = 0 if memory is None else len(memory.buffers) * memory.form.nbytes(n)
     return 2 * (12 * n + kept + step.ranks * compressor.layout((n,)).nbytes) + 4 * n

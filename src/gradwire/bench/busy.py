@@ -1,4 +1,4 @@
-"""What an operation costs while other processes compute: how many times slower it is, beside torch's own addition.
+"""Cost of an operation while other processes compute: its slow-down, beside that of torch's own addition.
 
 A thread without a processor is late by milliseconds, and whoever waits for it is late, too. So each call counts, also
 the rare one that took a hundred times as long: what is compared are the mean times of many calls in a row, in turns
@@ -27,7 +27,7 @@ _BYTES_PER_ELEMENT = 12
 
 
 class Addition:
-    """torch's a = b + c, which moves ``nbytes`` with the present number of threads: the yardstick.
+    """The yardstick: torch's a = b + c, which moves ``nbytes`` with the current number of threads.
 
     Example:
         >>> addition = Addition(1200)
@@ -58,7 +58,7 @@ class SlowDown:
 
     @property
     def factor(self) -> float:
-        """How many times as long a call takes.
+        """The slow-down: the time of a call beside busy neighbours over its time alone.
 
         >>> SlowDown(alone=0.5, busy=1.0).factor
         2.0

@@ -1,4 +1,4 @@
-"""What every registered method declares, as rows: for ``gradwire methods`` and for the tables of the documentation.
+"""Declared properties of every registered method, as rows for ``gradwire methods`` and for the docs.
 
 Nothing here knows a method by its name. What a row says is declared by the compressor or by its memory, except the
 bits of a payload of variable size: those follow from the data, and are those of a gradient of normal random values.
@@ -38,7 +38,7 @@ def methods() -> list[dict[str, Any]]:
 
 
 def describe(compressor: Compressor) -> dict[str, Any]:
-    """Everything declared, and what follows from it.
+    """Collect everything that a compressor declares, and what follows from it.
 
     Example:
         >>> from gradwire.compressors.ternary.twobit import TwoBit
@@ -58,7 +58,7 @@ def describe(compressor: Compressor) -> dict[str, Any]:
 
 
 def declares_traffic(compressor: Compressor) -> bool:
-    """Whether configuration and shape alone say how many bytes travel."""
+    """Return whether configuration and shape alone determine how many bytes travel."""
     capacity = compressor.layout(_DECLARED_AT).nbytes
     return compressor.fixed_size or compressor.traffic(_DECLARED_AT) != capacity
 
@@ -77,7 +77,7 @@ def state_bytes(compressor: Compressor, shape: tuple[int, ...], state: State | N
 
 
 def shown_bits(row: dict[str, Any]) -> str:
-    """Bits for a table; "~" before what depends on the data.
+    """Format bits for a table; "~" stands before a number that depends on the data.
 
     >>> shown_bits({"bits_per_element": 0.4805, "bits_depend_on_data": False})
     '0.4805'
@@ -89,7 +89,7 @@ def shown_bits(row: dict[str, Any]) -> str:
 
 
 def shown_state(row: dict[str, Any]) -> str:
-    """State for a table: bytes an element, with as many digits as matter.
+    """Format state for a table, in bytes an element with as many digits as matter.
 
     >>> shown_state({"state_bytes_per_element": 4.0078}), shown_state({"state_bytes_per_element": 0.0})
     ('4.01', '0')
@@ -98,7 +98,7 @@ def shown_state(row: dict[str, Any]) -> str:
 
 
 def _measured_bits(compressor: Compressor) -> float:
-    """The bits of a payload of variable size: what travels of a gradient of normal random values."""
+    """The bits of a payload of variable size, measured on a gradient of normal random values."""
     x, layout = _normal(), compressor.layout(_MEASURED_AT)
     return round(8 * sent_nbytes(compressor, layout, compressor.compress(x)) / x.numel(), 4)
 

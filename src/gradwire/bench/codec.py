@@ -1,4 +1,4 @@
-"""How fast the compressors are, in units of this machine's memory bandwidth.
+"""Speed of the compressors, in units of this machine's memory bandwidth.
 
 Each row is one operation of one compressor at one size: first checked bit for bit, then timed in turns with a triad
 that moves the fewest bytes the operation could move, on the same threads. Before each round the operation gets its
@@ -45,7 +45,7 @@ def registered() -> list[Compressor]:
 
 
 def label(row: Row) -> str:
-    """The method as one would write it on the command line; parameters at their defaults are left out."""
+    """The method as it would be written on the command line; parameters at their defaults are left out."""
     defaults = registry.build("compressors", row["method"]).properties()["params"]
     changed = ",".join(f"{name}={value}" for name, value in row["params"].items() if value != defaults[name])
     return f"{row['method']}:{changed}" if changed else str(row["method"])

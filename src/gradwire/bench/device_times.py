@@ -1,4 +1,4 @@
-"""What the exchange of one tensor costs a device: launches, bytes and time, beside a copy of the same bytes.
+"""Cost of the exchange of one tensor on a device: launches, bytes and time, beside a copy of the same bytes.
 
 One rank, so no collective moves anything: what is left is what an accelerator does for a method in each step, to
 encode, to know whether the step counts, and to decode its own payload. Beside it, in turns: a copy that reads and
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 class Copy:
-    """One call reads and writes ``nbytes`` together, half of them each.
+    """A copy as the yardstick: one call reads and writes ``nbytes`` together, half of them each.
 
     Args:
         nbytes: > 0.
@@ -82,7 +82,8 @@ def time_rows(
     hook: bool = True,
     seconds_left: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Row]:
-    """A row for torch's bf16 hook and for each method at each size, from small to large; what fails has an ``error``.
+    """Yield a row for torch's bf16 hook and for each method at each size, from small to large; a failure is a row with
+    an ``error``.
 
     Args:
         device: "cuda"; on "cpu" there are no launches, and on "meta" only bytes and operations mean anything.
@@ -174,7 +175,7 @@ def _measured(device: str, compressor: Compressor | None, n: int) -> Row:
 
 
 def _clock(run: Callable[[], object], device: str) -> Callable[[], float]:
-    """A contestant: the seconds between its begin and its end on the device's stream."""
+    """Make a contestant that returns the seconds between its begin and its end on the device's stream."""
     if device != "cuda":
 
         def wall() -> float:
@@ -197,7 +198,7 @@ def _clock(run: Callable[[], object], device: str) -> Callable[[], float]:
 
 
 def _profiled(step: Callable[[], object]) -> Row:
-    """The launches of one step."""
+    """Profile the launches of one step."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         step()
@@ -206,7 +207,7 @@ def _profiled(step: Callable[[], object]) -> Row:
 
 
 def launches(events: Iterable[tuple[str, str]]) -> Row:
-    """How many kernels, copies and fills a device was given, and which kernels most often.
+    """Count the kernels, copies and fills that a device was given, and name the most frequent kernels.
 
     Args:
         events: name and type of device of each that the profiler saw.
@@ -223,7 +224,7 @@ def launches(events: Iterable[tuple[str, str]]) -> Row:
 
 
 def _waits(step: Callable[[], object]) -> str | None:
-    """What torch says of the first call that waits for the device; None: none does."""
+    """Torch's message about the first call that waits for the device; None if no call does."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

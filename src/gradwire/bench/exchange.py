@@ -1,4 +1,4 @@
-"""What the exchange of a model's gradients costs beside a plain all-reduce: operations, bytes that they move, time.
+"""Cost of the exchange of a model's gradients beside a plain all-reduce: operations, bytes that they move, and time.
 
 Two devices:
 
@@ -76,7 +76,7 @@ class WrongMeanError(GradwireError):
 
 @dataclass(frozen=True)
 class Rival:
-    """How gradients are averaged.
+    """One way of averaging gradients.
 
     Args:
         label: as in the rows.
@@ -91,7 +91,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """The plan of what is exchanged.
+    """The plan of the measurement: model, ranks, buckets and time.
 
     Args:
         model: its name, for the rows.
@@ -124,7 +124,7 @@ class ExchangePlan:
 
     @property
     def numel(self) -> int:
-        """Elements of all parameters."""
+        """The number of elements of all parameters."""
         return sum(map(math.prod, self.shapes))
 
     def buckets(self) -> list[list[Named]]:
@@ -133,7 +133,7 @@ class ExchangePlan:
 
     @property
     def patience(self) -> float:
-        """Seconds until the ranks of a method must have finished."""
+        """Seconds after which the ranks of a method must have finished."""
         return 120 + 20 * self.seconds + 2e-7 * self.numel * self.ranks
 
 
@@ -142,7 +142,7 @@ LEAST, MOST = 5, 200
 
 
 def exchange_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
-    """A row for each rival, ready for JSON, as soon as it was measured; one that fails has an ``error``.
+    """Yield a row for each rival, ready for JSON, as soon as it was measured; a failure is a row with an ``error``.
 
     Args:
         plan: what is exchanged.
@@ -247,7 +247,7 @@ def _on_ranks(plan: ExchangePlan, rival: Rival) -> Row:
 
 
 def _rank(rank: int, plan: ExchangePlan, rival: Rival) -> Row:
-    """Check, count and time one rival, as one of the ranks."""
+    """Check, count and time one rival, on one of the ranks."""
     buckets, group = _Buckets(plan, rank), dist.new_group()
     exchange = None if rival.compressor is None else Exchange(rival.compressor, group=group)
     step = _step(rival, buckets, exchange, group, plan.ranks)
@@ -268,14 +268,14 @@ def _rank(rank: int, plan: ExchangePlan, rival: Rival) -> Row:
 
 
 def _asked(exchange: Exchange | None, plan: ExchangePlan, steps: int) -> tuple[int, int]:
-    """Collectives so far, and bytes that this rank sent for them; a plain all-reduce has one for each bucket."""
+    """The collectives so far, and the bytes that this rank sent in them; a plain all-reduce has one for each bucket."""
     if exchange is None:
         return steps * len(plan.buckets()), steps * (2 * (plan.ranks - 1) * 4 * plan.numel // plan.ranks)
     return exchange.channel.traffic.begun, exchange.counters.bytes_sent
 
 
 def _timed(run: Callable[[], None], prepare: Callable[[], None] | None = None) -> Callable[[], float]:
-    """A contestant: prepared outside of the clock; where there are ranks, all of them begin together."""
+    """Make a contestant: it is prepared outside of the measured time, and all ranks begin together."""
 
     def once() -> float:
         if prepare is not None:
@@ -294,14 +294,14 @@ def _times(samples: list[float]) -> Row:
 
 
 def _rounds(plan: ExchangePlan, buckets: _Buckets, contestants: Mapping[str, Callable[[], None]]) -> int:
-    """How many rounds the seconds allow, by the slowest rank."""
+    """The number of rounds for which the seconds suffice on the slowest rank."""
     taken = torch.tensor(sum(_timed(run, buckets.restore)() for run in contestants.values()))
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return min(MOST, max(LEAST, int(plan.seconds / float(taken))))
 
 
 def _counted(device: str, step: Callable[[], None], asked: Callable[[int], tuple[int, int]], numel: int) -> Row:
-    """The operations of one step."""
+    """Count the operations of one step."""
     before = asked(0)
     with OperationCount(device) as count:
         step()
@@ -323,7 +323,7 @@ def _counted(device: str, step: Callable[[], None], asked: Callable[[int], tuple
 def _check(
     plan: ExchangePlan, rival: Rival, exchange: Exchange | None, buckets: _Buckets, step: Callable[[], None]
 ) -> str:
-    """Make the first step, compare what arrives, and tell with what it was compared.
+    """Make the first step, compare its result, and return the kind of the comparison.
 
     "identity": the mean that arrived and the mean of what waits are the mean of the gradients. "bound": the error is
     within the variance factor or the contraction that the method declares. "rounding": that of the number's format.
@@ -353,7 +353,7 @@ def _check(
 def _error(
     rival: Rival, exchange: Exchange | None, off: Tensor, params: Sequence[Named], size: float, world: int
 ) -> tuple[str, float, float]:
-    """The kind of the check, the square of an error and that of the most that is allowed.
+    """The kind of the check, the square of the error, and the square of the largest allowed error.
 
     Args:
         rival: what averaged.
@@ -385,7 +385,7 @@ def _error(
 
 
 def _waiting(exchange: Exchange, params: Sequence[Named], world: int) -> Tensor:
-    """The mean over the ranks of what the parameters of a bucket have not sent; an owner's part counts for all."""
+    """The mean over the ranks of the residuals of a bucket's parameters; an owner's part counts for all ranks."""
     kept = exchange.residuals.state_dict()
     parts = []
     for name, shape in params:
@@ -401,8 +401,8 @@ def _waiting(exchange: Exchange, params: Sequence[Named], world: int) -> Tensor:
 
 
 def _same_bits(rival: Rival, buckets: _Buckets) -> None:
-    """Refuse ranks that differ; in torch's PowerSGD, whose factors each rank makes orthonormal with a BLAS, by more
-    than rounding.
+    """Refuse ranks with different results; torch's PowerSGD may differ by rounding, because each rank makes its factors
+    orthonormal with a BLAS.
 
     Raises:
         WrongMeanError: on every rank.

@@ -1,4 +1,4 @@
-"""The goals for the speed of a codec, and which rows of ``gradwire.bench.codec`` miss them.
+"""Goals for the speed of a codec, and the rows of ``gradwire.bench.codec`` that miss them.
 
 In units of the triad that moves the fewest bytes: 0.60 where one pass over memory is enough; 0.50 where the first code
 needs something of the whole tensor, which is a second pass; 0.40, or 2.5 passes, where the payload names elements.
@@ -34,7 +34,7 @@ _PAYLOADS = {step.name: step.ranks for step in STEPS}
 
 @dataclass(frozen=True)
 class Miss:
-    """A row, and by what it misses which goal.
+    """A row that misses a goal, with the goal and the ratio by which it is missed.
 
     Args:
         row: as measured.
@@ -51,7 +51,7 @@ def nanoseconds(row: Row) -> float:
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """The row of each operation of each method at the largest size at which it was measured."""
+    """Keep the row of each operation of each method at the largest size at which it was measured."""
     largest: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         key = row["method"], repr(row["params"]), row["op"]
@@ -61,12 +61,12 @@ def judged(rows: Sequence[Row]) -> list[Row]:
 
 
 def misses(rows: Sequence[Row]) -> list[Miss]:
-    """The rows that count and miss a goal, in their order; one that misses both is there twice."""
+    """Find the rows that count and miss a goal, in their order; a row that misses both goals comes twice."""
     return [Miss(row, reason) for row in judged(rows) for reason in _reasons(row)]
 
 
 def least_ratio(compressor: Compressor) -> float:
-    """The goal of a method's operations, in units of the triad.
+    """The goal for a method's operations, in units of the triad.
 
     >>> from gradwire.compressors.ternary.terngrad import TernGrad
     >>> from gradwire.compressors.sparse.topk import TopK

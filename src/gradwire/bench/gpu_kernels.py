@@ -47,7 +47,8 @@ Row = dict[str, Any]
 
 
 class GpuKernels(TorchDispatchMode):
-    """Within it, on this thread, operations of gradwire on CPU tensors run their GPU kernels, which Triton interprets.
+    """A context in which, on this thread, operations of gradwire on CPU tensors run their GPU kernels in Triton's
+    interpreter.
 
     The environment variable TRITON_INTERPRET=1 must have been set before Triton was imported.
 
@@ -74,7 +75,7 @@ class GpuKernels(TorchDispatchMode):
 
 
 class _Called(TorchDispatchMode):
-    """Notes the operations of gradwire that are called, whatever runs them."""
+    """A context that notes which operations of gradwire are called, whichever implementation runs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,12 +90,13 @@ class _Called(TorchDispatchMode):
 
 
 def with_kernels() -> dict[str, Op[Any]]:
-    """The operations that have a GPU kernel, by name; none where Triton is not installed."""
+    """The operations that have a GPU kernel, by name; empty if Triton is not installed."""
     return {name: op for name, op in sorted(operations().items()) if op.gpu_kernel is not None}
 
 
 def operation_rows(device: str) -> Iterator[Row]:
-    """A row for each kernel and each variant of its arguments; ``difference`` says what differs, None: nothing.
+    """Yield a row for each kernel and each variant of its arguments; ``difference`` describes the first difference, and
+    is None if there is none.
 
     Args:
         device: "cuda", or ``INTERPRETED``.
@@ -121,7 +123,9 @@ def _said(value: Any) -> str:
 
 
 def _after(op: Op[Any], arguments: dict[str, Any], device: str) -> dict[str, Tensor]:
-    """What an operation has written, on the CPU: by its reference there, by its kernel anywhere else."""
+    """The outputs of an operation, on the CPU: computed there by its reference, and on any other
+    device by its kernel.
+    """
     if device == "cpu":
         with Reference():
             op(**arguments)
@@ -166,12 +170,13 @@ def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor], *, portabl
 
 
 def _nans_alike(tensor: Tensor) -> Tensor:
-    """One NaN for all: which bits a NaN has is nobody's promise."""
+    """Replace every NaN by the same one, because the bits of a NaN are not specified."""
     return torch.where(tensor.isnan(), torch.nan, tensor) if tensor.is_floating_point() else tensor
 
 
 def method_rows(device: str, sizes: Sequence[int], compressors: Sequence[Compressor] | None = None) -> Iterator[Row]:
-    """A row for each step of each method at each size; ``difference`` says what differs, None: nothing.
+    """Yield a row for each step of each method at each size; ``difference`` describes the first difference, and is None
+    if there is none.
 
     Args:
         device: "cuda", or ``INTERPRETED``.

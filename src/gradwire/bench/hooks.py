@@ -22,7 +22,7 @@ _CASTS: dict[str, Any] = {"bf16": default_hooks.bf16_compress_hook, "fp16": defa
 
 
 class HookRunner:
-    """Averages flat gradients with one of torch's hooks, one bucket after the other.
+    """A runner that averages flat gradients with one of torch's hooks, one bucket after the other.
 
     Args:
         told: the hook's name under "name", one of ``HOOKS``; of powersgd ``rank``.
@@ -58,7 +58,7 @@ class HookRunner:
 
 
 class _FlatBucket:
-    """What a hook asks of torch's ``GradBucket``, of which only DDP can make one."""
+    """The attributes of torch's ``GradBucket`` that a hook uses; only DDP can make a real one."""
 
     def __init__(self, flat: Tensor, params: Sequence[Named], index: int, *, last: bool) -> None:
         self._flat, self._params, self._index, self._last = flat, params, index, last

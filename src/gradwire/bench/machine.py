@@ -1,4 +1,4 @@
-"""The machine on which a figure was measured: without it, no figure means anything."""
+"""Description of the machine on which a figure was measured, without which no figure means anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["busy_seconds", "commit", "cores", "crowded", "environment", "machine
 
 
 def environment() -> dict[str, object]:
-    """The columns that every row of a benchmark carries, at the present number of threads."""
+    """The columns that every row of a benchmark carries, for the current number of threads."""
     return {
         "threads": torch.get_num_threads(),
         "target": kernel_info()["target"] or "reference",
@@ -33,7 +33,7 @@ def environment() -> dict[str, object]:
 
 @cache
 def machine() -> str:
-    """Processor, cores this process may use, and system."""
+    """The processor, the number of cores that this process may use, and the system."""
     return f"{_processor()}, {cores()} cores, {platform.system()} {platform.machine()}"
 
 
@@ -43,7 +43,7 @@ def cores() -> int:
 
 
 def crowded(threads: int) -> Callable[[], float]:
-    """A clock for one of so many threads that all compute at the same time.
+    """Make a clock for one of so many threads that all compute at the same time.
 
     Where there is a core for each, it is the wall clock. Else it is the processor time of the calling thread, times
     threads over cores: the wall clock would not see what a thread waits before its work begins, and most pieces of work
@@ -57,8 +57,8 @@ def crowded(threads: int) -> Callable[[], float]:
 
 
 def busy_seconds() -> float:
-    """Processor time that this machine has spent since it started, interrupts of the network as well; 0 where the
-    system does not tell.
+    """Processor time that this machine has spent since it started, network interrupts included; 0 if the system does
+    not tell.
     """
     try:
         ticks = [int(each) for each in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]]
@@ -70,7 +70,7 @@ def busy_seconds() -> float:
 
 @cache
 def commit() -> str | None:
-    """The commit of this source tree, "-dirty" where files differ from it; None for an installed wheel."""
+    """The commit of this source tree, with "-dirty" if files differ from it; None for an installed wheel."""
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
@@ -78,7 +78,7 @@ def commit() -> str | None:
 
 
 def _processor() -> str:
-    """The name that /proc/cpuinfo gives, or what the system calls it."""
+    """The processor's name in /proc/cpuinfo, or else the one that the system reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Busy neighbours: processes that compute beside what is measured, as on a machine that is shared."""
+"""Busy neighbours: processes that compute beside a measured operation, as on a machine that is shared."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Neighbours:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close its input, and kill it if that was not enough."""
+    """Close the process's input, and kill it if that was not enough."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -86,7 +86,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[list[int]]:
-    """Processes that keep a core busy each, until the block is left.
+    """Start processes that keep a core busy each, until the block is left.
 
     Args:
         count: how many, 0 to 256.

@@ -1,4 +1,4 @@
-"""A count of what an exchange asks of its device: operations, the bytes that they move, and what waits for them.
+"""A count of what an exchange asks of its device: operations, the bytes that they move, and waits of the host.
 
 Law: every operation that torch dispatches is counted once, in one of these kinds:
 
@@ -13,8 +13,8 @@ launch: what a GPU launches is measured with ``gradwire check gpu``.
 
 Bytes of an operation are the sizes of the tensors that it reads and of those that it writes. What it changes in place
 counts as read and as written, even where it is overwritten (``zero_``, ``copy_``); ``out=`` counts as written; an
-element that an expanded tensor shows several times counts once. What takes a bad step back (``copy_where``,
-``fill_where``) looks at a flag first, and counts as that flag.
+element that an expanded tensor shows several times counts once; of a tensor in which pieces lie only these count. What
+takes a bad step back (``copy_where``, ``fill_where``, ``write_codes``) looks at a flag first, and counts as that flag.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.errors import GradwireError
+from gradwire.ops.base import find
 from gradwire.testing.sync import is_wait
 
 __all__ = ["OperationCount", "WouldWaitError"]
@@ -40,11 +41,11 @@ _VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::l
 
 
 class WouldWaitError(GradwireError):
-    """Something asked a device for a value on which the host would have to wait, and there is no value."""
+    """A device would have to give the host a value for which the host must wait, and there is no value."""
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts the operations of this thread within it.
+    """A context that counts the operations of this thread.
 
     Attributes:
         device: the type of the device that is counted; on ``meta`` what would wait ends with ``WouldWaitError``.
@@ -78,7 +79,7 @@ class OperationCount(TorchDispatchMode):
 
     @property
     def operations(self) -> int:
-        """How many were work."""
+        """The number of operations that do work on the device."""
         return self.names.total()
 
     def __torch_dispatch__(
@@ -110,7 +111,7 @@ class OperationCount(TorchDispatchMode):
         return result
 
     def _goes_to_host(self, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
-        """Whether a device's tensor is copied into the host's memory."""
+        """Return whether a device's tensor is copied into the host's memory."""
         if self.device == "cpu":
             return False
         to = given.get("device") if name == "aten::_to_copy" else args[0].device if name == "aten::copy_" else None
@@ -122,17 +123,22 @@ class OperationCount(TorchDispatchMode):
             return 1
         if func._schema.name.startswith(_FACTORIES):
             return sum(map(self._size, made))
+        own = _elements_of_pieces(func._schema.name, args)
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else given.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
             for each in _tensors((value,)):
-                total += self._size(each) * (2 if written and not argument.is_out else 1)
+                rows = each.itemsize * (each.size(0) if each.dim() == 2 else 1)
+                size = rows * own[argument.name] if argument.name in own else self._size(each)
+                total += size * (2 if written and not argument.is_out else 1)
                 if written:
                     changed.add(id(each))
         return total + sum(self._size(each) for each in made if id(each) not in changed)
 
     def _waits_to_be_told(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
-        """Whether an operation looks at a flag first, which is not set in a step that counts, and then does nothing."""
+        """Return whether an operation first checks a flag that is not set in a counted step, so
+        that it does nothing.
+        """
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | given
         return func._schema.name.startswith("gradwire::") and isinstance(named.get("when"), Tensor)
 
@@ -141,6 +147,12 @@ class OperationCount(TorchDispatchMode):
             return 0
         lengths = (length for length, step in zip(tensor.shape, tensor.stride(), strict=True) if step or length == 0)
         return tensor.itemsize * math.prod(lengths)
+
+
+def _elements_of_pieces(name: str, args: tuple[Any, ...]) -> dict[str, int]:
+    """Count, for each argument that is the tensor in which pieces lie, the elements of a row that pieces have."""
+    operation, several = find(name.removeprefix("gradwire::")) if name.startswith("gradwire::") else (None, False)
+    return operation.many.sizes(args[0]) if operation is not None and several else {}
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -152,7 +164,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _is_view(func: Any, taken: list[Tensor], made: list[Tensor]) -> bool:
-    """Whether nothing is written, and all that comes back is memory that was there."""
+    """Return whether nothing is written, and all returned tensors share memory that existed before."""
     if func._schema.is_mutable:
         return False
     known = {each.untyped_storage()._cdata for each in taken}

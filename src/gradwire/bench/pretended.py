@@ -1,4 +1,4 @@
-"""Ranks that are not there: the collectives of an exchange on a device that has no elements.
+"""Pretended ranks: the collectives of an exchange on a device that stores no elements.
 
 Law: only what lies below a channel is replaced, and it moves nothing; everything above it, plans, memories, methods and
 strategies, is what a real exchange runs. Ranks that are not there have nothing to compare, so the 32 bytes with which
@@ -25,7 +25,7 @@ __all__ = ["PretendedChannel", "PretendedGroup", "pretended_exchange"]
 
 
 class PretendedChannel(Channel):
-    """Rank 0 of ``world`` ranks, whose collectives are counted, with their bytes, and do nothing.
+    """A channel of rank 0 of ``world`` ranks whose collectives are counted, with their bytes, and do nothing.
 
     Args:
         world: the number of ranks, >= 1.
@@ -53,7 +53,7 @@ class PretendedChannel(Channel):
             self._pretend((self.world - 1) * rows[0].nbytes)
 
     def settle(self) -> None:
-        """Compare nothing: there is nobody."""
+        """Compare nothing, because there are no other ranks."""
 
     def _pretend(self, nbytes: int) -> None:
         self.traffic.begun += 1
@@ -63,7 +63,7 @@ class PretendedChannel(Channel):
 
 
 def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
-    """An exchange on the ``meta`` device that believes to be rank 0 of ``world`` ranks.
+    """Make an exchange on the ``meta`` device that acts as rank 0 of ``world`` ranks.
 
     Args:
         compressor: with its default memory and strategy.
@@ -88,7 +88,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
 
 
 class PretendedGroup(dist.ProcessGroup):
-    """A process group for torch's own hooks, of rank 0 of ``world`` ranks; its all-reduce is counted and does nothing.
+    """A process group for torch's own hooks, as rank 0 of ``world`` ranks; its all-reduce is counted and does nothing.
 
     Args:
         world: the number of ranks.

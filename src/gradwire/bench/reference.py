@@ -15,7 +15,7 @@ __all__ = ["Reference"]
 
 
 class Reference(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, on this thread, every operation of gradwire runs its plain-torch reference.
+    """A context in which, on this thread, every operation of gradwire runs its plain-torch reference.
 
     Attributes:
         calls: how many operations it caught, so that a comparison can show that it compared something.

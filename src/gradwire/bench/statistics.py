@@ -1,4 +1,5 @@
-"""Times of several contestants under the same noise, what is reported of them, and which differences say nothing.
+"""Times of several contestants under the same noise, their summaries, and limits below which a difference means
+nothing.
 
 Law: contestants take turns, one run each in a round, so a disturbance of the machine meets all of them; the first
 round warms up and does not count; what is reported is the median, with the quartiles beside it. What is repeated with
@@ -43,7 +44,7 @@ class Summary:
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """Median and quartiles, interpolated linearly.
+    """Compute the median and the quartiles, interpolated linearly.
 
     >>> summarise([4.0, 1.0, 3.0, 2.0])
     Summary(median=2.5, low=1.75, high=3.25, count=4)
@@ -54,7 +55,7 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean of ``count`` runs, and their standard deviation (of a sample; 0 of a single run)."""
+    """The mean of ``count`` runs and their standard deviation (that of a sample; 0 of a single run)."""
 
     mean: float
     deviation: float
@@ -62,7 +63,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation; a value that is not finite makes the deviation NaN.
+    """Compute the mean and the standard deviation; a value that is not finite makes the deviation NaN.
 
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, deviation=1.0, count=3)
@@ -76,7 +77,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def noise_floor(base: Spread, count: int) -> float | None:
-    """How far the mean of ``count`` runs may be from the mean of others that differ from them in nothing.
+    """The noise floor: how far the means of ``count`` runs each may differ if the runs differ in nothing but noise.
 
     ``t * s * sqrt(1/n + 1/m)`` with the standard deviation ``s`` of the ``n`` runs that are known, ``m`` others, and
     Student's ``t`` of n - 1 degrees of freedom, both sides together 95 %.
@@ -98,7 +99,7 @@ def noise_floor(base: Spread, count: int) -> float | None:
 
 
 def welch_limit(one: Spread, other: Spread) -> float | None:
-    """How far two means may be apart that differ in nothing, where each group has a spread of its own.
+    """The limit for the difference of two means that differ only by noise, if each group has a spread of its own.
 
     ``t * sqrt(v1 + v2)`` with ``v = s^2 / n`` of each, and Student's ``t`` of Welch and Satterthwaite's degrees of
     freedom, ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``, both sides together 95 %.
@@ -130,14 +131,14 @@ def welch_limit(one: Spread, other: Spread) -> float | None:
 
 
 def _quantile(freedom: float) -> float:
-    """Student's t, both sides together 95 %."""
+    """Student's t quantile for 95 %, two-sided."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def stopwatch(run: Callable[[], object]) -> Callable[[], float]:
-    """``run`` as a contestant: a function that runs it once and returns the seconds it took."""
+    """Make a contestant of ``run``: a function that runs it once and returns the seconds it took."""
 
     def once() -> float:
         start = time.perf_counter()

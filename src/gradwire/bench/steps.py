@@ -1,4 +1,4 @@
-"""The operations that are timed: each as it runs, as the contract says it in full, and the fewest bytes it must move.
+"""Operations that are timed: each as it runs, as the contract describes it, and with the fewest bytes it must move.
 
 The contract's wording of a fused operation is the default of ``Compressor``: encode, then decode with a minus sign.
 A compressor that overrides it must give the same bits. A method that is defined with a memory of its own encodes
@@ -47,7 +47,9 @@ class Step:
     ranks: int = 1
 
     def refusal(self, compressor: Compressor) -> str | None:
-        """Why there is no such operation; None: there is. Of a method of rounds nobody decodes several payloads."""
+        """The reason why there is no such operation; None if there is one. Several payloads of a method of rounds are
+        never decoded together.
+        """
         if self.ranks > 1 and isinstance(compressor, MultiRound):
             return "the payload is the mean over all ranks already"
         return None
@@ -55,7 +57,7 @@ class Step:
     def workload(
         self, compressor: Compressor, n: int, poison: int = 0, *, own: bool = False, device: str = "cpu"
     ) -> Workload:
-        """Tensors as ``run`` and ``plain`` expect them.
+        """Make the tensors that ``run`` and ``plain`` expect.
 
         Args:
             compressor: what is measured.

@@ -1,4 +1,4 @@
-"""Our distributed store and MXNet's, side by side: two workers and one server on loopback, in one run.
+"""Comparison of our distributed store with MXNet's: two workers and one server on loopback, in one run.
 
 Both get the same gradients. Before anything is timed, several steps of fresh ones must leave the same bits in what the
 workers of both pull. Then the two take turns; a sample is the slowest worker's time of a step, and ends when the step
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class StoreWorkload:
-    """``keys`` keys of ``size`` elements each, pushed and pulled in one call."""
+    """A workload of ``keys`` keys with ``size`` elements each, pushed and pulled in one call."""
 
     keys: int
     size: int
@@ -52,7 +52,7 @@ WORKLOADS = (StoreWorkload(1, 25_000_000), StoreWorkload(100, 10_000))
 
 
 class Side(Protocol):
-    """One of the two groups."""
+    """One of the two groups of processes."""
 
     def ask(self, request: str, **arguments: object) -> list[Any]: ...
 
@@ -65,7 +65,7 @@ def rows(
     directory: Path | None = None,
     kind: str = "dist_sync",
 ) -> Iterator[Row]:
-    """Check and time both; a row for each compression, workload and operation.
+    """Check and time both stores; yield a row for each compression, workload and operation.
 
     Args:
         workloads: keys and their sizes.
@@ -93,14 +93,14 @@ def rows(
 
 
 def goal(compression: str, op: str, keys: int) -> float | None:
-    """How many times as fast as MXNet a step has to be; None: nothing was promised."""
+    """The factor by which a step has to be faster than MXNet's; None if no goal is set."""
     if op == "push+pull":
         return 2.0
     return 5.0 if compression != "none" and keys == 1 else None
 
 
 def _compare(sides: dict[str, Side], workload: StoreWorkload, compression: str) -> None:
-    """Push and pull fresh gradients on both sides, and compare what all workers got, bit for bit."""
+    """Push and pull new gradients on both sides, and compare the values of all workers bit for bit."""
     for step in range(CHECKS):
         told: dict[str, list[str]] = {}
         for name, side in sides.items():

@@ -1,4 +1,4 @@
-"""The distributed store over real links of a given rate: how near a step comes to what the cable allows.
+"""The distributed store over real links of a given rate: step times beside the least that the cable allows.
 
 Every server and every worker is a machine of its own in a ``netlab``. In a step all workers push all keys and pull them
 again; no pull is answered before every push is in, so the server's cable first carries W P bytes in and then W V bytes
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def least_seconds(pushed: int, pulled: int, workers: int, servers: int, rate: float) -> float:
-    """A step's time where only the servers' cables count.
+    """The least time of a step, if only the servers' cables count.
 
     Args:
         pushed: bytes that a worker pushes.
@@ -50,7 +50,8 @@ def rows(
     batches: int = 5,
     congestion: str | None = None,
 ) -> Iterator[Row]:
-    """A row for each compression, with the median of its steps; one more, which warms up, is left out.
+    """Yield a row for each compression with the median of its steps; an additional first step, which warms up, is left
+    out.
 
     Args:
         shapes: of the keys, float32.
@@ -101,6 +102,6 @@ def rows(
 
 
 def pushed_bytes(shapes: Sequence[Sequence[int]], compression: dict[str, Any] | None) -> int:
-    """Bytes of a worker's payloads."""
+    """The bytes of a worker's payloads."""
     code = None if compression is None else parse(compression).push
     return sum(4 * math.prod(shape) if code is None else code.layout(tuple(shape)).nbytes for shape in shapes)

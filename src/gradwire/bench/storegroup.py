@@ -1,4 +1,4 @@
-"""Processes of a store that are told what to do and say how long it took."""
+"""Processes of a store that work on request and report the time they took."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StoreGroup(Group):
         return worker.process
 
     def ask(self, request: str, **arguments: object) -> list[Any]:
-        """The answers of all workers, which work at the same time."""
+        """Ask all workers at the same time, and return their answers."""
         return ask_all(self.processes, request, **arguments)
 
     def _host(self, index: int) -> Machine:
@@ -59,7 +59,7 @@ class StoreGroup(Group):
 
 
 class LabMachine(Here):
-    """One of a lab's.
+    """One machine of a lab.
 
     Args:
         lab: which.
@@ -78,12 +78,12 @@ class LabMachine(Here):
 
 
 def inside(lab: Netlab, rank: int) -> list[str]:
-    """The command before a command that runs on a machine of a lab."""
+    """Prefix a command so that it runs on a machine of a lab."""
     return ["ip", "netns", "exec", lab.names.worker(rank)]
 
 
 def ask_all(processes: Mapping[int, Process], request: str, **arguments: object) -> list[Any]:
-    """Tell all of them, then collect the answers by rank.
+    """Send a request to all workers, then collect the answers by rank.
 
     Raises:
         PeerError: one of them failed.

@@ -12,7 +12,8 @@ _BYTES_PER_ELEMENT = 12
 
 
 class Triad:
-    """One call moves ``nbytes`` with the present number of threads: two thirds read, one third written.
+    """A triad of which one call moves ``nbytes`` with the current number of threads: two thirds read, one third
+    written.
 
     It is the C++ kernel of the extension; where that is not loaded, torch's own.
 

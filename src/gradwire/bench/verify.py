@@ -1,4 +1,4 @@
-"""A wrong result is never timed."""
+"""Checks against the reference before any timing: a wrong result is never timed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class WrongResultError(GradwireError):
 
 
 class Checks:
-    """Compares operations with the reference; what was compared at ``ALWAYS`` counts for every larger size."""
+    """A comparison of operations with the reference; a check at size ``ALWAYS`` counts for every larger size."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[Compressor, str], float] = {}
 
     def __call__(self, step: Step, compressor: Compressor, n: int) -> int:
-        """Compare every tensor the step writes, bit for bit, with the contract's wording run by the plain-torch
+        """Compare every tensor that the step writes, bit for bit, with the contract's definition run by the plain-torch
         reference.
 
         Returns:
@@ -54,7 +54,7 @@ class Checks:
         return n
 
     def _at_always(self, step: Step, compressor: Compressor) -> float:
-        """The seconds that the reference took."""
+        """Check at size ``ALWAYS`` once, and return the seconds that the reference took."""
         key = compressor, step.name
         if key not in self._seconds:
             self._seconds[key] = _check(step, compressor, ALWAYS)
@@ -62,12 +62,12 @@ class Checks:
 
 
 def check(step: Step, compressor: Compressor, n: int) -> int:
-    """Compare one operation at one size; as ``Checks`` does."""
+    """Compare one operation at one size, as ``Checks`` does."""
     return Checks()(step, compressor, n)
 
 
 def _check(step: Step, compressor: Compressor, n: int) -> float:
-    """Check at exactly this size; the seconds that the reference took."""
+    """Check at exactly this size, and return the seconds that the reference took."""
     # A byte that is not written differs.
     got = step.workload(compressor, n, poison=0x00)
     want = step.workload(compressor, n, poison=0xFF, own=True)
@@ -87,7 +87,7 @@ def _check(step: Step, compressor: Compressor, n: int) -> float:
 
 
 def first_difference(ours: Tensor, reference: Tensor) -> str | None:
-    """Where two tensors of one shape and dtype first differ in a bit; None: nowhere.
+    """Describe the first bit in which two tensors of one shape and dtype differ; None if they are equal.
 
     >>> first_difference(torch.zeros(3), torch.tensor([0.0, 2.0, 0.0]))
     'at 1 of 3 places, first at 1: 0.0 instead of 2.0'

@@ -1,4 +1,4 @@
-"""The tensors with which one compressor is measured at one size."""
+"""Tensors with which one compressor is measured at one size."""
 
 from __future__ import annotations
 
@@ -75,14 +75,16 @@ class Workload:
 
     @property
     def sent(self) -> float:
-        """Bytes of the first rank's payload that travel: of a variable size, those that it says are in use."""
+        """The bytes of the first rank's payload that travel: for a variable size, those that it declares in use."""
         if self.compressor.fixed_size:
             return self.compressor.traffic(self.shape)
         return sent_nbytes(self.compressor, self.layout, self.rows[0])
 
     @property
     def touched(self) -> int:
-        """Elements that decoding must touch, over all ranks: those that a payload names, else all that are not zero."""
+        """The number of elements that decoding must touch, over all ranks: those that a payload names, else all that
+        are not zero.
+        """
         named = self.layout.count("indices")
         if named:
             return named * self.ranks
@@ -96,13 +98,13 @@ class Workload:
         return int(decoded.count_nonzero())
 
     def restore(self) -> None:
-        """Give the gradient and the residual their values back."""
+        """Restore the values of the gradient and the residual."""
         self.grad.copy_(_gradient(self.n, 0))
         self.residual.copy_(_gradient(self.n, 1)).mul_(0.5)
         self._restore_kept()
 
     def changed(self) -> int:
-        """How many of the memory's tensors an operation changed that do not only serve to take it back."""
+        """Count the memory's tensors that an operation changed, without those that only serve to undo it."""
         lasting = [name for name in self.kept if self.memory is not None and name not in self.memory.transient]
         return sum(not torch.equal(self.kept[name], self._stored_at_first(name)) for name in lasting)
 
@@ -114,7 +116,9 @@ class Workload:
             write(tensor, self._kept_at_first(name))
 
     def _kept_at_first(self, name: str) -> Tensor:
-        """Half a gradient of its own; the square of one where squares are kept, nothing where only work is done."""
+        """The first value of a kept tensor: half a gradient of its own, its square if squares are kept, zero if it is
+        work space.
+        """
         assert self.memory is not None
         if name in self.memory.transient:
             return torch.zeros(self.shape, device=self.device)
@@ -122,7 +126,7 @@ class Workload:
         return noise.square() if name in self.memory.squared else noise
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything an operation may write that has a meaning, by name."""
+        """The meaningful tensors that an operation may write, by name."""
         yield from (("grad", self.grad), ("residual", self.residual), ("out", self.out), ("status", self.status))
         yield from ((f"state {name}", value) for name, value in self.state.items())
         yield from ((f"kept {name}", value) for name, value in self.kept.items())
@@ -133,7 +137,8 @@ class Workload:
 
 @lru_cache(maxsize=1)
 def filled(compressor: Compressor, n: int, ranks: int) -> Tensor:
-    """The payloads of gradients, one of its own for each rank: encoding may take much longer than what it is for.
+    """Make the payloads of gradients, a different one for each rank; encoding may take much longer than the measured
+    operation.
 
     Everyone who asks for the same payloads gets the same memory; whoever decodes only reads it.
     """

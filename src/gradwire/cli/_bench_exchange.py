@@ -122,7 +122,7 @@ def _rival(text: str) -> Rival:
 
 
 def _told(rows: Iterable[Row]) -> Iterator[Row]:
-    """Each row is reported on standard error when it is there, for a run takes minutes."""
+    """Collect the rows, reporting each on standard error as it arrives, because a run takes minutes."""
     for row in rows:
         said = row.get("error") or row.get("skipped") or f"{1e3 * row['seconds']:.2f} ms"
         click.echo(f"{row['model']}, {row['ranks']} ranks, {row['method']}: {said}", err=True)

@@ -111,7 +111,7 @@ def auto_command(ctx: click.Context, /, json_to: Path | None, output: Path | Non
 
 
 def _cells(given: dict[str, Any]) -> list[MatrixCell]:
-    """The first repeat of all cells, before the second one of any."""
+    """Yield the cells to run: the first repeat of every cell comes before the second repeat of any."""
     chosen = itertools.product(
         range(given["repeats"]),
         given["models"] or MODELS,
@@ -159,7 +159,7 @@ def _table(found: Sequence[Verdict]) -> RenderableType:
 
 
 def _missed(found: Sequence[Verdict], rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """What a reader must know beside the table."""
+    """Lines below the table: how many cells failed, and how many rows have too few repeats."""
     failed = sum("error" in row for row in rows)
     few = sum(each.repeats < 3 for each in found)
     told: list[RenderableType] = [f"{counted(failed, 'cell')} failed."] if failed else []

@@ -36,7 +36,7 @@ def soak_command(ctx: click.Context, minutes: float, steps: int, workers: int, s
 
 
 def lines(report: SoakReport) -> list[RenderableType]:
-    """The figures, one in each line, and the verdict."""
+    """Return the figures, one in each line, and then the verdict."""
     faults = ", ".join(f"{count} {kind}" for kind, count in report.faults.items())
     before, after = (max(each[i] for each in report.rss) for i in range(2))
     verdict = "; ".join(f"FAILED: {each}" for each in report.broken) or "holds"

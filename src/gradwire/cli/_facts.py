@@ -1,4 +1,4 @@
-"""What this installation consists of: each fact a value and the reason for it."""
+"""Facts about this installation: each has a value and the reason for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fact = dict[str, Any]
 
 
 def findings() -> dict[str, dict[str, Fact]]:
-    """Section -> item -> ``{"value": ..., "reason": ...}``.
+    """Collect the facts: section -> item -> ``{"value": ..., "reason": ...}``.
 
     >>> sorted(findings())
     ['backends', 'environment', 'extras', 'gpu', 'kernels', 'threads', 'versions']
@@ -131,7 +131,7 @@ def _why_gpu_kernels(cuda: bool, triton: bool) -> str:
 
 
 def _of_kernels(name: str, _text: str) -> None:
-    """Both were read when gradwire was imported; what was wrong then begins with the name."""
+    """Raise the error of a variable that was read when gradwire was imported; the error then begins with its name."""
     if problem is not None and problem.startswith(name):
         raise ConfigError(problem)
 
@@ -166,13 +166,13 @@ VARIABLES: dict[str, Callable[[str], object]] = {
 
 
 def environment() -> dict[str, Fact]:
-    """The variables of gradwire that are set, and what is wrong with them."""
+    """The variables of gradwire that are set, each with its error if it has one."""
     facts = {name: _fact(text, _why(name, text)) for name, text in os.environ.items() if name.startswith("GRADWIRE_")}
     return facts or {"GRADWIRE_...": _fact(None, "none of gradwire's variables is set")}
 
 
 def wrong() -> list[str]:
-    """The variables whose value cannot work, each with what is allowed."""
+    """The variables whose value cannot work, each with the values that are allowed."""
     found = (_complaint(name, text) for name, text in os.environ.items() if name in VARIABLES)
     return [said for said in found if said is not None]
 

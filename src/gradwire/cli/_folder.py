@@ -1,4 +1,4 @@
-"""The folder is the list of subcommands.
+"""Subcommands found by folder: every module of ``gradwire.cli`` without an underscore is one.
 
 Law: ``gradwire/cli/<name>.py`` defines ``command`` and is imported when ``gradwire <name>`` is asked for, or help lists
 it. Files that start with an underscore, and ``main``, are machinery. An error that gradwire raises on purpose ends the
@@ -69,7 +69,7 @@ class Folder(CommandGroup):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """What ends a command is one line on stderr, and the exit code that goes with it."""
+    """Turn what ends a command into one line on stderr and its exit code."""
     try:
         yield
     except GradwireError as error:
@@ -91,7 +91,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _forget_output() -> None:
-    """What is left of it goes nowhere: at the end of the process it would fail again."""
+    """Send the remaining output nowhere, because flushing it at the end of the process would fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

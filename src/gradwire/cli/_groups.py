@@ -1,4 +1,4 @@
-"""Groups of commands, and the ranges of their options: a mistake is told with what is allowed."""
+"""Groups of commands, and option types with ranges: a mistake is answered with the values that are allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CommandGroup(click.Group):
-    """A group that shows whole sentences, and names the nearest command where there is none of a name."""
+    """A group that shows whole sentences in its help, and names the nearest command when one is unknown."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, cmd_name)
@@ -25,7 +25,7 @@ class CommandGroup(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The first sentence of each, whole: click cuts it at the width of the terminal."""
+        """List the commands with their whole first sentence, which click would cut at the width of the terminal."""
         listed = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [(name, each.get_short_help_str(limit=1000)) for name, each in listed if each and not each.hidden]
         if rows:
@@ -34,7 +34,7 @@ class CommandGroup(click.Group):
 
 
 class Integer(click.IntRange):
-    """A range of integers."""
+    """An option type: integers in a range."""
 
     name = "integer"
 
@@ -48,7 +48,7 @@ class Integer(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """A range of numbers. One of click lets "nan" pass, of which nothing is less or greater."""
+    """An option type: numbers in a range. Unlike click's it refuses "nan", which no limit would stop."""
 
     noun = "a number"
 

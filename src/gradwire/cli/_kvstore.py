@@ -175,7 +175,7 @@ LINK: Sequence[Column] = (
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds, for the table.
+    """Format seconds as milliseconds for the table.
 
     >>> milliseconds(0.01234)
     '12.34 ms'

@@ -1,4 +1,5 @@
-"""The table of ``gradwire bench codec``, one line at a time: it must be there while the next row is measured.
+"""The table of ``gradwire bench codec``, printed line by line, because a line must appear before the next row is
+measured.
 
 So the widths of the columns are fixed before the first row, and a line is as long as it is: a terminal wraps it, a file
 keeps it whole.
@@ -21,7 +22,7 @@ _WIDTHS = {"time": 9, "ns": 7, "GB/s": 6, "triad": 5, "bits": 6}
 
 
 def head(first: Row, width: int) -> list[str]:
-    """What stands above the rows: where they were measured, the columns, a rule.
+    """The lines above the rows: where they were measured, the columns and a rule.
 
     Args:
         first: the first row.
@@ -34,13 +35,13 @@ def head(first: Row, width: int) -> list[str]:
 
 
 def line(row: Row, width: int) -> str:
-    """One row of the table; of one that was skipped, only that."""
+    """Format one row of the table; a skipped row shows only that it was skipped."""
     name = f"{row['implementation']} {codec.label(row)}" if "implementation" in row else codec.label(row)
     return _columns(name, str(row["size"]), row["op"], ["skipped"] if "skipped" in row else _figures(row), width)
 
 
 def skipped_lines(rows: Iterable[Row]) -> list[str]:
-    """A line for each method and size that was left out, with the first reason."""
+    """One line for each method and size that was left out, with the first reason."""
     reasons: dict[tuple[str, int], str] = {}
     for row in rows:
         if "skipped" in row:
@@ -49,7 +50,7 @@ def skipped_lines(rows: Iterable[Row]) -> list[str]:
 
 
 def goal_lines(rows: Sequence[Row]) -> list[str]:
-    """The operations that miss a goal, each with the reason, and how many reach them."""
+    """Describe the operations that miss a goal, each with the reason, and count those that reach it."""
     reasons: dict[tuple[str, str, int], list[str]] = {}
     for miss in goals.misses(rows):
         reasons.setdefault((codec.label(miss.row), miss.row["op"], miss.row["size"]), []).append(miss.reason)
@@ -77,7 +78,7 @@ def _figures(row: Row) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """Seconds in the unit that suits them.
+    """Format seconds in the unit that suits them.
 
     >>> _time(0.0123), _time(0.0000042)
     ('12.30 ms', '4.2 us')

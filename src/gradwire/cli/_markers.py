@@ -1,4 +1,4 @@
-"""A table that is written goes into its page: between its markers, or into a file of its own."""
+"""Tables written into a page: between its markers, or else into a file of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_between(path: Path, name: str, text: str) -> None:
 
 
 def write_all(path: Path, texts: Mapping[str, str]) -> None:
-    """The same of several; of a page that has markers of some, the others are left out.
+    """Write several texts as ``write_between`` does; texts whose markers a page lacks are left out if it has others.
 
     Args:
         path: of a page, or of a file that is made.

@@ -23,7 +23,7 @@ _LARGEST = 1 << 31
 
 
 class Seconds(Number):
-    """A time."""
+    """An option type: seconds, as a positive number."""
 
     noun = "a number of seconds"
 
@@ -33,7 +33,7 @@ PATIENCE = Seconds(0, 1e6, min_open=True)
 
 
 def parse_size(text: str) -> int:
-    """A number of elements, 1 to 2^31.
+    """Read a number of elements, 1 to 2^31.
 
     >>> parse_size("2^24"), parse_size("16777216"), parse_size("25_000_000")
     (16777216, 16777216, 25000000)
@@ -46,7 +46,7 @@ def parse_size(text: str) -> int:
 
 
 def pairs(rest: Sequence[str]) -> list[tuple[str, Any]]:
-    """``--NAME VALUE`` and ``--NAME=VALUE``.
+    """Read ``--NAME VALUE`` and ``--NAME=VALUE`` into pairs of name and value.
 
     >>> pairs(["--ratio", "0.01", "--error-feedback=local"])
     [('ratio', 0.01), ('error_feedback', 'local')]
@@ -65,7 +65,7 @@ def pairs(rest: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def chosen(text: str, params: Sequence[tuple[str, Any]], task: str, *, own: bool) -> Method:
-    """The method with its parameters, wherever they were written.
+    """Build the chosen method with its parameters, wherever on the command line they were written.
 
     >>> chosen("auto", [("budget", "small")], "classification", own=False).auto
     'auto:budget=small'

@@ -1,4 +1,4 @@
-"""What a subcommand found, as JSON for programs or as tables for people."""
+"""Output of a subcommand: JSON for programs, or tables for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Named = TypeVar("Named", bound=str | Path | None)
 
 
 def writable(ctx: click.Context, param: click.Parameter, value: Named) -> Named:
-    """Refuse a hopeless destination before the work, not after it; the callback of an option."""
+    """Refuse a destination that cannot be written, before the work starts; the callback of an option."""
     if value is not None and value != "-":
         said = _refused(Path(value))
         if said:
@@ -37,7 +37,7 @@ def writable(ctx: click.Context, param: click.Parameter, value: Named) -> Named:
 
 
 def appendable(path: Path) -> None:
-    """Refuse a file to which no line of results can be added, before the work.
+    """Refuse a file to which no line of results can be appended, before the work starts.
 
     Raises:
         ConfigError: it cannot be written, or ends with something else.
@@ -90,7 +90,7 @@ def emit(data: Any, json_to: str | None, tables: Callable[[], list[RenderableTyp
 
 
 def show(*found: RenderableType) -> None:
-    """Print tables and texts to standard output; no letter of a table is cut, however narrow the terminal.
+    """Print tables and texts to standard output; no text of a table is cut, however narrow the terminal.
 
     Into a pipe or a file each line is as long as it is. In a terminal a table that does not fit is wrapped by it.
     """
@@ -106,7 +106,7 @@ def show(*found: RenderableType) -> None:
 
 
 def _whole(table: Table) -> None:
-    """Numbers stand in one line, and words that are too long go on in the next."""
+    """Keep numbers on one line and let words that are too long for a column go on in the next line."""
     for column in table.columns:
         cells = [str(cell) for cell in column.cells]
         column.no_wrap = column.no_wrap or any(_NUMBER.fullmatch(cell) for cell in cells)
@@ -114,7 +114,7 @@ def _whole(table: Table) -> None:
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things.
+    """Format a count with its noun.
 
     >>> counted(1, "epoch"), counted(2, "epoch"), counted(1_500, "step")
     ('1 epoch', '2 epochs', '1,500 steps')

@@ -16,7 +16,7 @@ _END = b"\n]\n"
 
 
 class RowFile:
-    """Writes a JSON array to a file, row by row; what was there before is lost with the first row.
+    """A writer of a JSON array, row by row; the first row replaces what the file held before.
 
     Each row overwrites the end of the array, in one call of the system, and puts a new end behind itself. Where a file
     cannot be rewritten, such as a pipe, the end is written when it is closed. The text is that of ``json.dumps`` with
@@ -54,7 +54,7 @@ class RowFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave an empty array where there was no row, but the file as it was where that was an error."""
+        """Write an empty array if there was no row, but leave the file as it was if an error was the reason."""
         if self._file is not None:
             if not self._file.seekable():
                 _write(self._file, _END)
@@ -64,6 +64,6 @@ class RowFile:
 
 
 def _write(file: io.FileIO, data: bytes) -> None:
-    """A write may take only a part, of a very large row or a full pipe."""
+    """Write all bytes: one call may take only a part of a very large row, or of what goes to a full pipe."""
     while data:
         data = data[file.write(data) or 0 :]

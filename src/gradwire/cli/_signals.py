@@ -1,4 +1,4 @@
-"""A request to end is what Ctrl-C is."""
+"""SIGTERM handled as Ctrl-C is."""
 
 from typing import Any, NoReturn
 
@@ -6,7 +6,7 @@ __all__ = ["interrupt"]
 
 
 def interrupt(*_: Any) -> NoReturn:
-    """A handler of SIGTERM.
+    """Raise ``KeyboardInterrupt``; a handler for SIGTERM.
 
     Raises:
         KeyboardInterrupt: always.

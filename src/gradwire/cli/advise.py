@@ -104,7 +104,7 @@ def command(json_to: str | None, **given: Any) -> None:
 
 
 def question(given: dict[str, Any]) -> Question:
-    """The options, read."""
+    """Build the question from the options of the command line."""
     codec = None if given["codec"] is None else _codec(given["codec"])
     intra = None if given["nodes"] is None else Link.parse(given["intra_link"])
     if given["script"] is None and given["arguments"]:
@@ -169,7 +169,9 @@ def _figures(row: AdviceRow) -> tuple[str, ...]:
 
 
 def _points(row: AdviceRow) -> str:
-    """Above uncompressed training on the digits; not known of parameters that nobody trained with."""
+    """Format the quality in points above uncompressed training on the digits; "?" if nobody trained with these
+    parameters.
+    """
     known = "?" if row.quality is None else f"{row.quality.points:+.1f}"
     return known if row.drop_in else f"{known}*"
 
@@ -189,7 +191,7 @@ def _ms(seconds: float) -> str:
 
 
 def _notes(advice: Advice, facts: dict[str, Any]) -> list[RenderableType]:
-    """What stands behind the best one's settings, what was left out, and what is on paper only."""
+    """Notes below the table: the settings of the best method, methods that were not measured, and those left out."""
     best = advice.best
     settings = [f"{best.label}: {best.settings}"] if best is not None and best.settings else []
     faster = [row.label for row in advice.unknown] if best is not None else []
@@ -198,7 +200,7 @@ def _notes(advice: Advice, facts: dict[str, Any]) -> list[RenderableType]:
 
 
 def _left_out(advice: Advice) -> list[RenderableType]:
-    """A line for each reason."""
+    """One line for each reason why candidates were left out."""
     reasons: dict[str, list[str]] = {}
     for row in advice.rows:
         if row.skipped:

@@ -135,7 +135,7 @@ def codec_command(
 
 
 class _Run:
-    """Shows and stores rows as they come: in the table or, with ``--json -``, as JSON at the end.
+    """A sink for rows, which shows and stores each at once: in the table or, with ``--json -``, as JSON at the end.
 
     Args:
         total: rows that are expected.
@@ -151,7 +151,7 @@ class _Run:
         self._path = None if self._only_json or json_to is None else Path(json_to)
 
     def follow(self, measured: Iterable[Row]) -> bool:
-        """Take all rows; False where Ctrl-C came before the last one."""
+        """Take all rows; return False if Ctrl-C came before the last one."""
         with _bar(self._total) as bar, RowFile(self._path) if self._path else nullcontext() as file:
             try:
                 for row in measured:
@@ -169,7 +169,7 @@ class _Run:
         return True
 
     def finish(self, goals: bool) -> None:
-        """What stands below the table, or the JSON in place of it."""
+        """Print the lines below the table, or the JSON that replaces the table."""
         if self._only_json:
             click.echo(json.dumps([self._stored(row) for row in self.rows], indent=2))
             return
@@ -180,7 +180,7 @@ class _Run:
         return row if self._samples else {name: value for name, value in row.items() if name != "samples"}
 
     def _show(self, row: Row, bar: Progress) -> None:
-        """The bar and the table may share a terminal, so the bar goes away while a line is written."""
+        """Print a line; the progress bar is hidden meanwhile, because both may share a terminal."""
         bar.stop()
         if not self._only_json:
             for text in [*(head(row, self._width) if len(self.rows) == 1 else []), line(row, self._width)]:
@@ -190,12 +190,12 @@ class _Run:
 
 
 def _width(chosen: Sequence[Compressor]) -> int:
-    """The longest name that a method of the table has."""
+    """The length of the longest name of a method in the table."""
     return max(len(codec.label({"method": code.name, **code.properties()})) for code in chosen)
 
 
 def _bar(total: int) -> Progress:
-    """A bar on standard error; it moves between two rows and never during one."""
+    """Make a progress bar on standard error; it moves between two rows and never during a measurement."""
     console = Console(stderr=True)
     bar = Progress(console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     bar.add_task("codec", total=total)

@@ -84,7 +84,7 @@ def convergence_command(
 
 
 def _told(rows: Iterable[ConvergenceRow]) -> list[ConvergenceRow]:
-    """All rows; each is reported on standard error when it is there, for a run takes minutes."""
+    """Collect all rows, reporting each on standard error as it arrives, because a run takes minutes."""
     done: list[ConvergenceRow] = []
     for row in rows:
         done.append(row)

@@ -59,7 +59,7 @@ def command(names: tuple[str, ...], workers: int, epochs: int | None, task: str,
 
 
 def table(report: DemoReport) -> RenderableType:
-    """The comparison, within 80 columns."""
+    """Make the table of the comparison, at most 80 columns wide."""
     parts = counted(report.workers, "worker"), counted(report.epochs, "epoch"), counted(report.steps, "step")
     title = f"{report.task}: {', '.join(parts)}"
     grid = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0)

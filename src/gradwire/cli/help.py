@@ -1,4 +1,4 @@
-"""``gradwire help``: as ``--help`` behind a command."""
+"""``gradwire help``: another way to write ``--help`` after a command."""
 
 from __future__ import annotations
 

@@ -79,12 +79,12 @@ def command(
 
 
 def stop(number: int, *_: Any) -> NoReturn:
-    """End the group, as at Ctrl-C, when this process is asked to end."""
+    """End the group as Ctrl-C would, when this process is asked to end."""
     sys.exit(128 + number)
 
 
 def variables(names: Sequence[str]) -> dict[str, str]:
-    """The variables of this environment that go along: GRADWIRE_..., and what was named."""
+    """The environment variables that workers get: those called GRADWIRE_..., and those that were named."""
     for name in names:
         right = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None and name in os.environ
         require(right, "--env", "the name of a variable that is set", name)

@@ -47,7 +47,7 @@ def command(bind: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
     Raises:
         ConfigError: the address cannot be bound.

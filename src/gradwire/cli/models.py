@@ -1,4 +1,4 @@
-"""``gradwire models``: the networks of the benchmarks, and what of them travels."""
+"""``gradwire models``: the networks of the benchmarks, and the bytes that their gradients take."""
 
 from __future__ import annotations
 

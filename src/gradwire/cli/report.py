@@ -115,7 +115,7 @@ def _tables(results: Results, found: Sequence[Section]) -> list[RenderableType]:
 
 
 def _rich(table: Table) -> RichTable:
-    """The brief columns."""
+    """Make the table for the terminal, with the columns marked as brief."""
     kept = [at for at, head in enumerate(table.heads) if head in table.brief]
     made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for at in kept:

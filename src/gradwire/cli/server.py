@@ -99,6 +99,6 @@ def command(
 
 
 def call_all(functions: Sequence[Callable[[], None]]) -> None:
-    """Between two batches of messages."""
+    """Call all callbacks between two batches of messages."""
     for function in functions:
         function()

@@ -27,7 +27,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, as 90, 90s, 30m, 2.5h or 1d.
+    """Read a duration such as 90, 90s, 30m, 2.5h or 1d, and return seconds.
 
     >>> parse_duration("90"), parse_duration("2.5h")
     (90.0, 9000.0)
@@ -87,7 +87,7 @@ def command(
     appendable(results)
 
     def order() -> Order:
-        """The runs as they are known now: which rate is the best is known later."""
+        """Put the runs that are known so far in order; the runs at the best learning rate are known only later."""
         made = list(read(results)) if results.exists() else []
         return Order(load(suite, made), results, deadline, retry, timeout, jobs)
 
@@ -105,7 +105,7 @@ def command(
 
 
 def to_the_end(order: Callable[[], Order]) -> Standing:
-    """Make the runs, and then those that are known only by what came of them; failed runs again but once."""
+    """Make the runs, then those that depend on their results; a failed run is tried once more."""
     made = order()
     while True:
         after = sweep(made)
@@ -116,7 +116,7 @@ def to_the_end(order: Callable[[], Order]) -> Standing:
 
 
 def said(after: Standing, jobs: int) -> Iterator[str]:
-    """What has become of the runs."""
+    """Summarise in words how many runs ended well, failed or are left."""
     yield f"{counted(after.ok, 'run')} ended well, {len(after.failed)} failed; {left_over(after, jobs)}"
     for record in after.failed:
         known = record.settings
@@ -125,7 +125,7 @@ def said(after: Standing, jobs: int) -> Iterator[str]:
 
 
 def left_over(after: Standing, jobs: int) -> str:
-    """How many are not made yet, of which tasks, and for how long."""
+    """Describe the runs that are not made yet: how many, of which tasks, and how long they will take."""
     if not after.left:
         return "nothing is left"
     tasks = Counter(job.settings.task for job in after.left)

@@ -23,7 +23,7 @@ from gradwire.errors import ConfigError, GroupError, require
 from gradwire.experiments.cluster import Place, placed
 from gradwire.experiments.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
 from gradwire.experiments.launch import begin, launch
-from gradwire.experiments.method import Method
+from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.records import Record, append
 from gradwire.experiments.snapshots import newest
 from gradwire.experiments.tasks.base import Task
@@ -48,6 +48,14 @@ _LOCAL = 2
 @click.option(
     "--optimizer", metavar="NAME", help="Of gradwire.optim, NAME:PARAMETER=VALUE,...: it exchanges, as compressed_step."
 )
+@click.option(
+    "--parallel",
+    default=PARALLEL[0],
+    show_default=True,
+    type=click.Choice(PARALLEL),
+    help="Whole models, or shards: then --option is of compress_fsdp.",
+)
+@click.option("--weights", metavar="METHOD", help="Under fsdp2 for the all-gather of the weights, as blockwise8.")
 @click.option(
     "--recommended/--own-defaults", "recommend", default=True, help="Whether what suits method and task is chosen."
 )
@@ -89,6 +97,8 @@ def command(
     named: tuple[str, ...],
     options: tuple[str, ...],
     optimizer: str | None,
+    parallel: str,
+    weights: str | None,
     recommend: bool,
     model: str | None,
     data: Path | None,
@@ -116,6 +126,7 @@ def command(
     method = with_options(chosen(compressor, (*pairs(rest), *map(assignment, named)), task, own=not recommend), options)
     if optimizer is not None:
         method = dataclasses.replace(method, label=f"{method.label}, {optimizer}", optimizer=named_of(optimizer))
+    method = distributed(method, parallel, weights)
     wanted = Link.parse(link, delay).in_lab()
     require(wanted == Link() or (place is None and backend == "gloo"), "link", "none with nccl or in a job", link)
     require(checkpoint is not None or not (resume or checkpoint_every), "checkpoint", "a folder to resume from", None)
@@ -147,7 +158,7 @@ def command(
 
 
 def placed_as(workers: int | None) -> Place | None:
-    """Where this process stands in a job; None: it starts the workers itself."""
+    """Return this process's place in a job; None if it has to start the workers itself."""
     place = placed(os.environ)
     if place is not None:
         require(workers in (None, place.world), "workers", f"{place.world}, as the job has", workers)
@@ -155,12 +166,24 @@ def placed_as(workers: int | None) -> Place | None:
 
 
 def with_options(method: Method, written: Sequence[str]) -> Method:
-    """The method with more options for ``compress_ddp``."""
+    """Add options for ``compress_ddp`` to those of the method."""
     return dataclasses.replace(method, options={**method.options, **dict(map(assignment, written))})
 
 
+def distributed(method: Method, parallel: str, weights: str | None) -> Method:
+    """The method with a model that is distributed otherwise, which its label says.
+
+    >>> from gradwire.experiments.method_text import method_of
+    >>> distributed(method_of("bf16"), "fsdp2", "blockwise8").label
+    'bf16, fsdp2, weights blockwise8'
+    """
+    label = method.label if parallel == PARALLEL[0] else f"{method.label}, {parallel}"
+    label = label if weights is None else f"{label}, weights {weights}"
+    return dataclasses.replace(method, label=label, parallel=parallel, weights=weights)
+
+
 def here(job: Job, timeout: float, link: Link) -> Record | None:
-    """Start the workers on this machine; worker 0's record."""
+    """Start the workers on this machine, and return the record of worker 0."""
     with lab_for(job.settings.workers, link) as lab:
         backend, workers = job.settings.backend, job.settings.workers
         found: list[Record | None] = launch(workers, perform, job, True, timeout=timeout, lab=lab, backend=backend)
@@ -168,7 +191,7 @@ def here(job: Job, timeout: float, link: Link) -> Record | None:
 
 
 def there(job: Job, timeout: float, place: Place) -> Record | None:
-    """Be one worker of a job; on worker 0 the record, else None."""
+    """Run as one worker of a job; return the record on worker 0, else None."""
     place.tell()
     torch.set_num_threads(1)
     begin(timedelta(seconds=timeout), job.settings.backend)
@@ -179,7 +202,7 @@ def there(job: Job, timeout: float, place: Place) -> Record | None:
 
 
 def prepare(job: Job, results: Path | None) -> None:
-    """Look at the folder of checkpoints and the file of results before anything starts."""
+    """Check the folder of checkpoints and the file of results before anything starts."""
     if results is not None:
         appendable(results)
     snapshots = job.snapshots()
@@ -189,7 +212,7 @@ def prepare(job: Job, results: Path | None) -> None:
 
 @contextmanager
 def stopped(ctx: click.Context, checkpoint: Path | None) -> Iterator[None]:
-    """End with the name of the last checkpoint when asked to; exit code 130."""
+    """End with exit code 130 and the name of the last checkpoint when a request to end arrives."""
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
@@ -204,7 +227,7 @@ def stopped(ctx: click.Context, checkpoint: Path | None) -> Iterator[None]:
 
 @contextmanager
 def noted(job: Job, results: Path | None, place: Place | None) -> Iterator[None]:
-    """A run that fails leaves a record, too; what cannot be begun on this machine is no run."""
+    """Record the run even if it fails; nothing is recorded if it could not begin on this machine."""
     try:
         yield
     except Exception as error:
@@ -215,7 +238,7 @@ def noted(job: Job, results: Path | None, place: Place | None) -> Iterator[None]
 
 
 def summary(record: Record, task: Task) -> Iterator[str]:
-    """What a person wants to know at the end."""
+    """Summarise a run for the terminal."""
     settings, history = record.settings, record.history
     assert record.quality is not None
     workers, epochs = counted(settings.workers, "worker"), counted(len(history), "epoch")

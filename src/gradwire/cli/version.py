@@ -1,4 +1,4 @@
-"""``gradwire version``: as ``gradwire --version``."""
+"""``gradwire version``: another way to write ``gradwire --version``."""
 
 from __future__ import annotations
 

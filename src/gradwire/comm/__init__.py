@@ -1,1 +1,1 @@
-"""One exchange strategy in each file; the file's name is the strategy's name. The contract is in ``base``."""
+"""Exchange strategies, one in each file, which has the strategy's name. The contract is in ``base``."""

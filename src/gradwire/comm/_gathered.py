@@ -1,4 +1,4 @@
-"""The common part of ``allgather`` and ``broadcast``: every rank gets every payload."""
+"""Base of ``allgather`` and ``broadcast``: every rank gets every payload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GatheredSession"]
 
 
 class GatheredSession(Session):
-    """Encode into the own row, move the rows, decode them all.
+    """A session that encodes into its own row, moves the rows, and decodes them all.
 
     Memory and traffic grow with the number of workers: W messages are held, W-1 received.
     """

@@ -1,4 +1,4 @@
-"""Messages of sparse entries: what they look like, and how messages of different sizes are exchanged."""
+"""Messages of sparse entries: their form, and the exchange of messages of different sizes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class PlacedValues(NamedTuple):
     values: Tensor
 
     def within(self, lo: int, hi: int) -> PlacedValues:
-        """The entries with an index in [lo, hi)."""
+        """Select the entries with an index in [lo, hi)."""
         edges = torch.tensor([lo, hi], dtype=torch.int64, device=self.places.device)
         first, last = torch.searchsorted(self.places, edges).tolist()
         return PlacedValues(self.places[first:last], self.values[first:last])
 
 
 def pack(status: Tensor, lists: Sequence[PlacedValues]) -> Tensor:
-    """uint8: int32 status, int32 count of each list, then all values in float32, then all indices in int32."""
+    """Pack lists into uint8: int32 status, int32 count of each list, then all values in float32, then all indices in
+    int32.
+    """
     counts = torch.tensor([entries.places.numel() for entries in lists], dtype=torch.int32, device=status.device)
     values = torch.cat([entries.values for entries in lists])
     index = torch.cat([entries.places for entries in lists]).to(torch.int32)
@@ -36,7 +38,7 @@ def pack(status: Tensor, lists: Sequence[PlacedValues]) -> Tensor:
 
 
 def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, list[PlacedValues]]:
-    """The status and the lists of a message.
+    """Unpack the status and the lists of a message.
 
     Args:
         message: uint8, as ``pack`` made it.
@@ -64,7 +66,7 @@ def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, 
 
 
 def exchange(channel: Channel, sends: Sequence[Tensor]) -> list[Tensor]:
-    """``sends[j]``, uint8 of any size, goes to rank j; returns what came from each rank. Sizes go first, 8 W bytes."""
+    """Send ``sends[j]``, uint8 of any size, to rank j; return what came from each rank. Sizes go first, 8 W bytes."""
     device = sends[channel.rank].device
     sizes = torch.zeros(channel.world, channel.world, dtype=torch.int64, device=device)
     sizes[channel.rank] = torch.tensor([send.numel() for send in sends], dtype=torch.int64, device=device)

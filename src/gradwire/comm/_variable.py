@@ -1,4 +1,4 @@
-"""Every rank gets every payload, where a payload's size depends on the values: only what is used travels.
+"""Sessions in which every rank gets every payload of variable size: only the used bytes travel.
 
 The sizes go first, 8 bytes a rank; then each rank's message, a status word and the used bytes of each payload at
 multiples of ``ALIGNMENT``. What is received is decoded where it lies. The receive buffer grows to the largest sum of
@@ -22,7 +22,8 @@ __all__ = ["VariableSession"]
 
 
 class VariableSession(Session):
-    """Encode into a message of full capacity, close the gaps, exchange sizes, exchange bytes, decode in rank order.
+    """A session that encodes into a message of full capacity, closes the gaps, exchanges sizes and bytes, and decodes
+    in rank order.
 
     Traffic of a rank: the (W-1) used messages of the others, and 8 (W-1) bytes of sizes. Reading the sizes waits for
     the device.
@@ -48,7 +49,7 @@ class VariableSession(Session):
         return bad
 
     def _exchange(self, message: Tensor) -> list[Tensor]:
-        """The messages of all ranks."""
+        """Exchange the messages of all ranks."""
         rank, world = self.channel.rank, self.channel.world
         self.sizes[rank] = message.numel()
         self.channel.all_gather(self.sizes.view(torch.uint8).view(world, -1))

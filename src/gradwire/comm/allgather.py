@@ -1,4 +1,4 @@
-"""Every rank sends its payload to every other, and decodes them all."""
+"""Strategy in which every rank sends its payload to every other, and decodes them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads are summed on their way: traffic per rank does not grow with the number of workers."""
+"""Strategy that sums payloads on their way: the traffic of a rank does not grow with the number of workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AllReduce(Strategy):
 
 
 class SummedSession(Session):
-    """One all-reduce over the payloads of all units; they share one float dtype."""
+    """A session with one all-reduce over the payloads of all units, which share one float dtype."""
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel = site.channel
@@ -84,7 +84,9 @@ class SummedSession(Session):
         return bad
 
     def _is_bad(self, dense: DenseMean) -> Tensor:
-        """Whether the sums or what travels dense have a value that is not finite; the status is this rank's own."""
+        """Return whether the sums or the dense ranges have a value that is not finite; the status
+        is this rank's own.
+        """
         if self.sums.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return nonfinite(self.sums) | dense()
         self.status.zero_()
@@ -112,7 +114,7 @@ class SummedSession(Session):
 
 
 def together(batch: Batch, payloads: Sequence[Payload]) -> Payload:
-    """The payloads of a batch: of several pieces the ``Pieces`` of each field."""
+    """The payloads of a batch; for several pieces each field is ``Pieces``."""
     if not batch.several:
         return payloads[batch.numbers[0]]
     found = pieces_of([payloads[i] for i in batch.numbers])
@@ -121,13 +123,13 @@ def together(batch: Batch, payloads: Sequence[Payload]) -> Payload:
 
 
 def poison(sums: Tensor, status: Tensor, value: float = math.nan) -> None:
-    """Let a sum carry the status: a code of NaN need not be NaN."""
+    """Make a sum carry the status, because a code of NaN need not be NaN."""
     if sums.device.type != "cpu" or bool(status):
         sums.masked_fill_(status.ne(0), value)
 
 
 class RoundsSession(Session):
-    """A method of several rounds: each field of all units lies in one run of memory, reduced in one call.
+    """A session for a method of several rounds: each field of all units lies in one run of memory, reduced in one call.
 
     Every rank sees the same results, so all agree without a status word on whether the step counts.
     """
@@ -168,7 +170,7 @@ class RoundsSession(Session):
         return bad
 
     def _timed(self, pauses: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        """Run the method from pause to pause; what it does in between counts as encoding."""
+        """Run the method from pause to pause; the work between counts as encoding."""
         while True:
             with self.channel.metrics.timed("encode"):
                 pause = next(pauses, None)
@@ -177,7 +179,7 @@ class RoundsSession(Session):
             yield pause
 
     def _reduce(self, field: int, how: str) -> Tensor:
-        """Reduce a field over the ranks; whether it tells of a value that is not finite."""
+        """Reduce a field over the ranks; return whether it has a value that is not finite."""
         area = self.areas[field]
         if not area.is_floating_point():
             self.channel.all_reduce(area, how)

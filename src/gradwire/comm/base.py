@@ -36,32 +36,34 @@ compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 class Kept(Protocol):
-    """The store of what outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
+    """The store of all that outlives a session, under the names of parameters; implemented by
+    ``gradwire.exchange.residuals``.
+    """
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Give the tensors of a unit's memory, by buffer: flat numbers, or codes."""
+        """Return the tensors of a unit's memory, by buffer: flat numbers, or codes."""
         ...
 
     def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """Give the same for several units, those of one form in one tensor."""
+        """Do ``keep`` for several units, those of one form in one tensor."""
         ...
 
     def remember(self, unit: Unit) -> State:
-        """Give the compressor's state of a unit."""
+        """Return the compressor's state of a unit."""
         ...
 
     def recall(self, unit: Unit, fresh: State) -> State:
-        """Give what a session keeps of a unit between steps, which is ``fresh`` at first."""
+        """Return the tensors that a session keeps for a unit between steps, which are ``fresh`` at first."""
         ...
 
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
-        """Give the tensors that a shard's owner keeps for pieces which it compresses a second time, by buffer."""
+        """Return the tensors that a shard's owner keeps for pieces which it compresses a second time, by buffer."""
         ...
 
 
 @dataclass(frozen=True)
 class Site:
-    """The place where a session runs, and who keeps what outlives it.
+    """The place where a session runs: its ranks, its device, and the store of all that outlives it.
 
     Args:
         channel: the collectives and the byte counters.
@@ -76,7 +78,7 @@ class Site:
     scale: float = 1.0
 
     def pieces(self, units: Sequence[Unit]) -> list[Piece]:
-        """Each unit as one piece, at its place in the bucket; what is kept of them lies together, for calls on many."""
+        """Make each unit one piece, at its place in the bucket; their kept tensors lie together, for calls on many."""
         states = [self.kept.remember(unit) for unit in units]
         groups: dict[object, list[State]] = {}
         for unit, state in zip(units, states, strict=True):
@@ -92,7 +94,7 @@ class Site:
 
 
 class Session(ABC):
-    """One bucket's messages and buffers."""
+    """The messages and buffers of one bucket."""
 
     @abstractmethod
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
@@ -110,7 +112,7 @@ class Session(ABC):
         """
 
     def carry(self, numel: int) -> Tensor | None:
-        """Make room for numbers that travel beside the payloads, where every rank gets every message; not all do.
+        """Reserve room for numbers beside the payloads, if every rank gets every message; not every session can.
 
         Args:
             numel: how many float32, > 0; asked once, before the first ``run``.
@@ -156,7 +158,7 @@ class Strategy(Configuration, ABC):
         return
 
     def meet(self, channel: Channel, device: torch.device) -> None:
-        """Find out what this strategy must know of the ranks; all of them call it at set-up.
+        """Ask for the facts about the ranks that this strategy needs; all ranks call it at set-up.
 
         Args:
             channel: that the exchange will use.
@@ -172,7 +174,7 @@ class Strategy(Configuration, ABC):
         """Make the buffers for the units of one bucket."""
 
     def to_config(self) -> dict[str, Any]:
-        """The configuration as plain JSON values."""
+        """Return the configuration as plain JSON values."""
         return registry.to_config(self)
 
     def refuse_rounds(self, compressor: Compressor) -> None:
@@ -184,6 +186,8 @@ class Strategy(Configuration, ABC):
 
 
 def of_messages(compressor: Compressor, workers: int) -> str:
-    """The strategy for payloads that nobody can sum on their way: ``allgather``, or on many workers ``two_phase``."""
+    """The strategy for payloads that cannot be summed on their way: ``allgather``, or with many
+    workers ``two_phase``.
+    """
     can_be_cut = compressor.fixed_size and compressor.alignment > 0
     return "two_phase" if workers > ALLGATHER_UP_TO and can_be_cut else "allgather"

@@ -1,4 +1,4 @@
-"""Each rank broadcasts its payload in turn."""
+"""Strategy in which each rank broadcasts its payload in turn."""
 
 from __future__ import annotations
 

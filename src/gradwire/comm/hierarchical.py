@@ -1,4 +1,4 @@
-"""Ranks of a host sum plainly, hosts exchange payloads: the link between hosts carries one payload for a host.
+"""Strategy of two levels: ranks of a host sum plainly, hosts exchange payloads, one for each host.
 
     in the host         rank j gets lane j of all its neighbours, in float32, and adds it up
     between the hosts   ranks of the same number exchange payloads of the mean of their hosts, by another strategy
@@ -102,17 +102,17 @@ class Hierarchical(Strategy):
 
 @dataclass(frozen=True)
 class LaneSite(Site):
-    """Where the strategy between hosts runs: among the ranks of one lane, with its pieces only."""
+    """The site of the strategy between hosts: the ranks of one lane, with its pieces only."""
 
     lane: Sequence[Piece] = ()
 
     def pieces(self, units: Sequence[Unit]) -> list[Piece]:
-        """The pieces of the lane, which were cut before."""
+        """Return the pieces of the lane, which were cut before."""
         return list(self.lane)
 
 
 class HierarchicalSession(Session):
-    """The lanes of a bucket, and a session between hosts for each way that payloads of this lane travel."""
+    """The lanes of a bucket, and a session between hosts for each strategy that carries payloads of this lane."""
 
     def __init__(self, units: Sequence[Unit], site: Site, hosts: Hosts, between: str | None) -> None:
         self.metrics = site.channel.metrics
@@ -155,7 +155,7 @@ class HierarchicalSession(Session):
         return bad
 
     def _anywhere(self, bad: Tensor) -> Tensor:
-        """Whether it is so on any rank of this host."""
+        """Return whether a condition holds on any rank of this host."""
         self.told[self.inside.rank].copy_(bad.view(1))
         self.inside.all_gather(self.told)
         return self.told.ne(0).any()
@@ -198,7 +198,7 @@ class HostLanes:
             torch._foreach_copy_([flat[lo:hi] for lo, hi in ranges], list(parts))
 
     def add_up(self, flat: Tensor) -> None:
-        """Put the sum over the host into the own lane; the others stay."""
+        """Sum this rank's lane over the host; the other lanes stay."""
         if self.channel.world == 1:
             return
         self.channel.exchange([self._pack(rank, flat) for rank in range(self.channel.world)], self.received)
@@ -209,7 +209,7 @@ class HostLanes:
         self._unpack(self.channel.rank, flat)
 
     def hand_out(self, flat: Tensor) -> None:
-        """Give the own lane to the others, and take theirs."""
+        """Send this rank's lane to the others, and receive theirs."""
         own, ranks = self._pack(self.channel.rank, flat), range(self.channel.world)
         self.channel.exchange([own] * self.channel.world, [self._view(rank, flat) for rank in ranks])
         for rank in ranks:
@@ -217,26 +217,26 @@ class HostLanes:
                 self._unpack(rank, flat)
 
     def nonfinite(self, flat: Tensor) -> Tensor:
-        """Whether the own lane has a value that is not finite."""
+        """Return whether this rank's lane has a value that is not finite."""
         status = torch.zeros(1, dtype=torch.int32, device=flat.device)
         for lo, hi in self.own:
             ops.nonfinite(flat[lo:hi], status)
         return status.any()
 
     def spoil(self, flat: Tensor, bad: Tensor, *, everywhere: bool = False) -> None:
-        """NaN in the own lane, or in all of them, if ``bad``; the device is not asked."""
+        """Write NaN to this rank's lane, or to all lanes, if ``bad``, without waiting for the device."""
         for ranges in self.ranges if everywhere else [self.own]:
             for lo, hi in ranges:
                 ops.fill_where(flat[lo:hi], math.nan, bad.view(1))
 
 
 def ranges_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-    """Where pieces lie in the bucket."""
+    """The ranges of pieces in the bucket."""
     return [(piece.lo, piece.lo + piece.numel) for piece in pieces]
 
 
 def grouped_by_way(units: Sequence[Unit], hosts: int, between: str | None) -> dict[tuple[str, bool], list[Unit]]:
-    """Units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
+    """Group units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
     groups: dict[tuple[str, bool], list[Unit]] = {}
     for unit in units:
         way = between or of_messages(unit.compressor, hosts)
@@ -245,13 +245,13 @@ def grouped_by_way(units: Sequence[Unit], hosts: int, between: str | None) -> di
 
 
 def plainly(unit: Unit) -> Unit:
-    """A unit on a single host: uncompressed, except where the method is more than a code of the mean."""
+    """The unit on a single host: uncompressed, unless the method is more than a code of the mean."""
     more = unit.compressor.settles or unit.compressor.memory is not None
     return unit if more else replace(unit, compressor=Identity())
 
 
 def move_kept(cuts: Sequence[Sequence[Piece]], channel: Channel) -> None:
-    """Bring what is kept to the rank whose lane it is in: its sum over the host, and zeros everywhere else.
+    """Move kept tensors to the rank whose lane they are in: it gets their sum over the host, all others get zeros.
 
     Lanes may have been others in an earlier plan, and what was loaded may be of another strategy.
     """

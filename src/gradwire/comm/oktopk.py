@@ -1,4 +1,4 @@
-"""Sparse reduce-scatter by index range, then an all-gather of the largest elements of the sum."""
+"""Strategy with a sparse reduce-scatter by index range, then an all-gather of the largest elements of the sum."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class OkTopkStrategy(Strategy):
 
 
 class OkTopkSession(Session):
-    """One message of top-k, thresholds of the sums, and how many steps they have served, which checkpoints keep."""
+    """A session with messages of top-k, the thresholds of the sums, and their age in steps, which checkpoints keep."""
 
     def __init__(self, units: Sequence[Unit], site: Site, period: int) -> None:
         self.channel, self.period = site.channel, period
@@ -91,7 +91,7 @@ class OkTopkSession(Session):
         self.kept = [site.kept.recall(unit, {name: tensor.clone() for name, tensor in fresh.items()}) for unit in units]
 
     def _recall(self) -> None:
-        """Go on with what is kept: the step before may have been taken back as a whole."""
+        """Continue with the kept thresholds, because the step before may have been undone."""
         self.thresholds = torch.stack([kept["threshold"] for kept in self.kept])
         ages = {int(kept["age"]) for kept in self.kept}
         self.age = ages.pop() if len(ages) == 1 else 0
@@ -124,7 +124,7 @@ class OkTopkSession(Session):
         return [(p.numel * rank // world, p.numel * (rank + 1) // world) for p in self.part.pieces]
 
     def _sum(self, local: Sequence[PlacedValues]) -> tuple[Tensor, list[PlacedValues]]:
-        """Send entries to the owners; the sums of what came for this rank's ranges, and whether a sender was bad."""
+        """Send entries to the owners; return the sums of this rank's ranges, and whether a sender was bad."""
         sends = [
             pack(self.own.status, [each.within(*of) for each, of in zip(local, self._ranges(rank), strict=True)])
             for rank in range(self.channel.world)
@@ -148,7 +148,7 @@ class OkTopkSession(Session):
         return torch.stack([of.flatten().topk(k).values[-1] for of, k in zip(columns, self.wanted, strict=True)])
 
     def _gather(self, message: Tensor) -> tuple[Tensor, list[PlacedValues]]:
-        """The winners of all owners, in the order of their indices."""
+        """Gather the winners of all owners, in the order of their indices."""
         received = exchange(self.channel, [message] * self.channel.world)
         read = [unpack(each, self._ranges(rank)) for rank, each in enumerate(received)]
         lists = zip(*(lists for _, lists in read), strict=True)
@@ -156,7 +156,7 @@ class OkTopkSession(Session):
         return torch.cat([told for told, _ in read]).ne(0), won
 
     def _deliver(self, piece: Piece, flat: Tensor, sent: PlacedValues, won: PlacedValues) -> None:
-        """Hand out the mean of the winners, and keep what was sent in vain."""
+        """Write the mean of the winners, and return to the residual what was sent in vain."""
         out = piece.of(flat)
         lost = ~torch.isin(sent.places, won.places)
         piece.memory.returned(out, piece.kept, sent.places[lost], sent.values[lost])
@@ -182,7 +182,7 @@ def _entries(payload: tuple[Tensor, ...]) -> PlacedValues:
 
 
 def _added(lists: Sequence[PlacedValues], lo: int, hi: int) -> PlacedValues:
-    """The sum of lists with indices in [lo, hi), in the order of the lists; zeros are left out."""
+    """Add lists with indices in [lo, hi), in the order of the lists; zeros are left out."""
     total = torch.zeros(hi - lo, device=lists[0].values.device)
     for entries in lists:
         total.index_add_(0, entries.places - lo, entries.values)
@@ -191,6 +191,6 @@ def _added(lists: Sequence[PlacedValues], lo: int, hi: int) -> PlacedValues:
 
 
 def _largest(sums: PlacedValues, least: float) -> PlacedValues:
-    """Select what is not below ``least``; NaN is not."""
+    """Select the entries that are not below ``least``; NaN is not selected."""
     chosen = ~(sums.values.abs() < least)
     return PlacedValues(sums.places[chosen], sums.values[chosen])

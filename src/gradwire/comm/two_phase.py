@@ -1,4 +1,6 @@
-"""Compressed reduce-scatter, then compressed all-gather: traffic per rank stays near two payloads."""
+"""Strategy of a compressed reduce-scatter, then a compressed all-gather: the traffic of a rank
+stays near two payloads.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class TwoPhase(Strategy):
 
 
 class TwoPhaseSession(Session):
-    """Shards, one message to each owner, and the owner's sum."""
+    """The shards, one message to each owner, and the owner's sum."""
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel = site.channel
@@ -109,7 +111,8 @@ class TwoPhaseSession(Session):
 
 
 def server_memory(memory: Memory) -> Memory:
-    """The mean is compressed with error feedback wherever the workers' memory would miss what that loses.
+    """The memory of an owner: its compression of the mean needs error feedback if the workers' memory would miss the
+    error.
 
     The memory in use decides, not what the method declares: a residual forgets what it has sent, and estimates of
     workers move by it, whether the method needed either or not.

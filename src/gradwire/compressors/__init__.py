@@ -1,4 +1,4 @@
-"""One compressor in each file; the file's name is the compressor's name. The contract is in ``base``.
+"""Compressors, one in each file, which has the compressor's name. The contract is in ``base``.
 
 What belongs to one family is in a folder: its methods, their operations and the kernels of these.
 """

@@ -1,4 +1,4 @@
-"""A researcher's ``SimpleCompressor`` under the full contract.
+"""Adapter that runs a researcher's ``SimpleCompressor`` under the full contract.
 
 Law: ``compress`` of zeros says what a payload of that shape looks like; every later call must give the same sizes and
 dtypes, or is refused. What the user's code gets is always a copy, so nothing it does can change a gradient, a
@@ -34,20 +34,20 @@ SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Probe:
-    """The form of what ``compress`` gave for zeros of one shape."""
+    """The form of the payload that ``compress`` returned for zeros of one shape."""
 
     forms: tuple[Form, ...]
     ctx: Any
 
     @property
     def order(self) -> list[int]:
-        """Largest items first, so that no gap is needed before any field."""
+        """The order of the items by decreasing size, so that no gap is needed before any field."""
         return sorted(range(len(self.forms)), key=lambda i: -self.forms[i][0].itemsize)
 
 
 @dataclass(frozen=True, eq=False)
 class Adapted(Compressor):
-    """Run ``method`` as a compressor of the contract.
+    """A compressor of the contract that runs ``method``.
 
     Args:
         method: whose ``compress`` and ``decompress`` are called, by one thread at a time.
@@ -107,7 +107,9 @@ class Adapted(Compressor):
 
     @property
     def alignment(self) -> int:
-        """A shard has neither the whole tensor's state nor, on the ranks that did not compress it, a ctx."""
+        """The alignment, which is 0 if the method keeps state or a ctx: a shard has neither the whole tensor's state
+        nor its ctx.
+        """
         return 0 if self._has_state or not self.method.ctx_from_shape else self.method.alignment
 
     def layout(self, shape: Sequence[int]) -> Layout:
@@ -135,7 +137,7 @@ class Adapted(Compressor):
             view.copy_(tensors[i].reshape(-1))
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
-        """A method's own state stays in the gradient's unit."""
+        """Encode; a method with state gets the unscaled gradient, because its state stays in the gradient's unit."""
         before = 1.0 if self._has_state else scale
         self.encode(x.mul_(before), payload, state, key)
         if before != scale:
@@ -153,7 +155,9 @@ class Adapted(Compressor):
             out.add_(self._decompress(payload, out.shape), alpha=scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """The caller's ``scale`` contains the 1/W of a mean; without ``average`` it is taken out again."""
+        """Add the aggregate; the caller's ``scale`` contains the 1/W of a mean, which is taken out again without
+        ``average``.
+        """
         if out.numel() == 0:
             return
         world = payloads[0].shape[0]
@@ -168,7 +172,7 @@ class Adapted(Compressor):
         out.add_(self._dense(total, out.shape, "aggregate"), alpha=scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Only the method knows which bytes it can decompress, so it is asked to."""
+        """Let the method decompress the payload as a check, because only it knows which bytes it can decompress."""
         try:
             if 0 not in shape:
                 self._decompress(payload, torch.Size(shape))
@@ -186,7 +190,7 @@ class Adapted(Compressor):
         return any(getattr(type(self.method), name) is not getattr(SimpleCompressor, name) for name in names)
 
     def _probe(self, shape: torch.Size, device: torch.device) -> Probe:
-        """Learn the form of a payload once for each shape, from a copy of the method, so that it remembers nothing."""
+        """Learn the form of a payload once for each shape, from a copy of the method whose state is thrown away."""
         if (shape, device) not in self._probes:
             tensors, ctx = pair(self.name, self._try(self._copy(), torch.zeros(shape, device=device)))
             forms = forms_of(tensors)
@@ -213,7 +217,7 @@ class Adapted(Compressor):
             raise ConfigError(f"{self.name}.compress fails on zeros of shape {tuple(zeros.shape)}: {error}") from error
 
     def _compress(self, x: Tensor, state: State, key: Key) -> tuple[Sequence[Tensor], Any]:
-        """Compensate, compress, update; a step that is not finite leaves the method's state as it was."""
+        """Compensate, compress and update; a step that is not finite leaves the method's state unchanged."""
         method, name = self.method, label(key)
         method.generator = torch.Generator(x.device).manual_seed(seed_of(key))
         method.state[name] = state
@@ -265,7 +269,7 @@ class Adapted(Compressor):
 
 
 def pair(name: str, result: Any) -> tuple[Sequence[Tensor], Any]:
-    """Give back what ``compress`` returned, if it is a pair of tensors and ctx."""
+    """Return the result of ``compress`` if it is a pair of tensors and ctx."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], list | tuple):
         raise ConfigError(f"{name}.compress must return ([tensor, ...], ctx), got {type(result).__name__}")
     if not result[0]:
@@ -289,12 +293,12 @@ def shapes(state: State) -> dict[str, tuple[int, ...]]:
 
 
 def stored(dtype: torch.dtype) -> torch.dtype:
-    """A bool that came from outside could be neither 0 nor 1, so it travels as a byte."""
+    """Convert a bool to a byte, because one that came from outside could be neither 0 nor 1."""
     return torch.uint8 if dtype is torch.bool else dtype
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two ctx say the same."""
+    """Return whether two ctx are equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, list | tuple) and type(a) is type(b):

@@ -1,4 +1,4 @@
-"""What the methods share whose threshold may be "auto": chosen, and chosen again, from the gradient itself.
+"""Functions shared by the methods whose threshold may be "auto": it is chosen repeatedly from the gradient itself.
 
 Law: t, what an element sends, is agreed on: the mean of what the ranks' own samples say, carried to all of them as
 ``advice``. From which level an element fires is a rank's own business and changes in every step, so that a share
@@ -41,23 +41,25 @@ WISHES = 2
 
 
 def require_threshold(name: str, value: Threshold, above: bool = False) -> None:
-    """Refuse a threshold that is neither "auto" nor a finite number from 0 on, or ``above`` 0."""
+    """Refuse a threshold that is neither "auto" nor a finite number >= 0, or > 0 with ``above``."""
     ok = value == AUTO or (is_float32(value) and (value > 0 if above else value >= 0))
     require(ok, name, f"a finite number {'>' if above else '>='} 0 in float32, or 'auto'", value)
 
 
 def require_target(name: str, value: float) -> None:
-    """Refuse a share of elements of which there are not twice as many."""
+    """Refuse a target fraction of elements that is above one half."""
     require(is_float32(value) and 0 < value <= 0.5, name, "in (0, 0.5]", value)
 
 
 def fields_of(threshold: Threshold) -> tuple[Field, ...]:
-    """The field in which a payload brings its threshold along, if it does: the last but one."""
+    """The field in which a payload carries its threshold, if it does: the last but one."""
     return (Field("threshold", torch.float32, 1),) if threshold == AUTO else ()
 
 
 def state_of(threshold: Threshold, device: torch.device | None) -> State:
-    """The state of a method whose threshold is "auto": no wish, no agreement, and the sample's first turn."""
+    """The state of a method whose threshold is "auto": no wish and no agreed value yet, and the first position of the
+    sample.
+    """
     if threshold != AUTO:
         return {}
     return {
@@ -68,7 +70,7 @@ def state_of(threshold: Threshold, device: torch.device | None) -> State:
 
 
 def choose(x: Tensor, threshold: Tensor, state: State, target: float, residual: Tensor | None = None) -> Tensor:
-    """Write the threshold of x (+ residual), and give the level from which its elements fire."""
+    """Write the threshold of x (+ residual), and return the level from which its elements fire."""
     level = ops.Pieces.like(threshold)
     kept = None if residual is None else residual.view(-1)
     agreement = state["advice"], state["agreed"], state["turn"]
@@ -79,19 +81,19 @@ def choose(x: Tensor, threshold: Tensor, state: State, target: float, residual: 
 def least_of(
     threshold: Threshold, x: Tensor, state: State, target: float, residual: Tensor | None = None
 ) -> tuple[float, Tensor | None]:
-    """What the elements are compared with: a threshold, or, if that is "auto", a level."""
+    """The value that elements are compared with: a threshold, or, if that is "auto", a level."""
     if threshold != AUTO:
         return threshold, None
     return 0.0, choose(x, torch.empty(1, device=x.device), state, target, residual)
 
 
 def steps_of(threshold: Threshold, payloads: Payload) -> tuple[float, Tensor | None]:
-    """A threshold, and its factor for the payload of each rank where they bring their own."""
+    """The threshold, and the factor for each rank's payload if payloads carry thresholds of their own."""
     return (1.0, payloads[-2]) if threshold == AUTO else (threshold, None)
 
 
 def check_carried(name: str, threshold: Threshold, payload: Payload) -> None:
-    """Refuse a threshold of a payload that no encoder writes.
+    """Refuse a threshold in a payload that no encoder writes.
 
     Raises:
         WireError: it is negative or not finite.

@@ -22,7 +22,7 @@ Keep: TypeAlias = Callable[[int, Tensor], Tensor]
 
 
 def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Offset and slice of pieces whose temporaries stay in a cache; an accelerator takes all of x at once.
+    """Yield offsets and slices of pieces whose temporaries stay in a cache; an accelerator takes all of x at once.
 
     >>> [(begin, len(piece)) for begin, piece in pieces(torch.zeros(40000))]
     [(0, 32768), (32768, 7232)]
@@ -33,7 +33,8 @@ def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
-    """The increasing indices, int64, of the elements that ``keep(begin, piece)`` marks; None if more than ``limit``.
+    """Find the increasing indices, int64, of the elements that ``keep(begin, piece)`` marks; None if there are more
+    than ``limit``.
 
     >>> find(torch.tensor([3.0, 1.0, 2.0]), lambda begin, piece: piece > 1, limit=2).tolist()
     [0, 2]
@@ -49,7 +50,7 @@ def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
 
 
 def sample(x: Tensor, size: int) -> Tensor:
-    """``size`` elements spread evenly over x so that no row length lines up with them; all of a smaller x."""
+    """A sample of ``size`` elements, spread evenly over x and not in line with any row length; all of a smaller x."""
     n = x.numel()
     if n <= size:
         return x
@@ -60,7 +61,7 @@ def sample(x: Tensor, size: int) -> Tensor:
 
 
 def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:
-    """Write the bytes of ``parts`` end to end, and their number into ``used``."""
+    """Write the bytes of ``parts`` end to end, and their number to ``used``."""
     end = 0
     for values in parts:
         # A single element counts as contiguous whatever its stride, but cannot be viewed as bytes then.
@@ -71,12 +72,12 @@ def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:
 
 
 def in_use(used: Tensor, stream: Tensor) -> int:
-    """Read what ``used`` says, but never more than there is: a decoder must survive what a peer sent."""
+    """Read the number in ``used``, limited to the room there is, because a decoder must survive any payload."""
     return min(max(int(used), 0), stream.numel())
 
 
 def part(stream: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
-    """``count`` items of a stream from byte ``start`` on; copied only where they would not be aligned."""
+    """View ``count`` items of a stream from byte ``start`` on; they are copied only if they are not aligned."""
     raw = stream[start : start + count * dtype.itemsize]
     # An empty tensor has no address, but a place in its storage, which need not be aligned either.
     aligned = raw.data_ptr() % dtype.itemsize == 0 == raw.storage_offset() % dtype.itemsize
@@ -84,7 +85,7 @@ def part(stream: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """Bools as bytes, the first in the lowest bit.
+    """Pack bools into bytes, the first in the lowest bit.
 
     >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True])).tolist()
     [9, 1]
@@ -96,12 +97,12 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """The first ``count`` bools of ``packed``."""
+    """Unpack the first ``count`` bools of ``packed``."""
     spread = packed.long().mul_(0x0101010101010101).bitwise_and_(0x8040201008040201 - (1 << 64))
     return spread.view(torch.uint8)[:count] != 0
 
 
 def few(values: Tensor) -> str:
-    """A list of at most eight of the values, for a message."""
+    """List at most eight of the values, for a message."""
     shown = ", ".join(map(str, values[:8].tolist()))
     return f"[{shown}, ...]" if values.numel() > 8 else f"[{shown}]"

@@ -1,4 +1,4 @@
-"""Whether the sum of the ranks' levels fits into the bits in which it travels."""
+"""Check that the sum of the ranks' levels fits into the bits in which it travels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common part of sparsifiers: a payload that comes apart into values and places.
+"""Base of the sparsifiers, whose payload consists of values and indices.
 
     select(x, values, places)          values[j] = x[place j]
     scatter(values, places, out, s)    out[place j] += s * values[j]
@@ -24,12 +24,12 @@ __all__ = ["Sparsifier", "arranged", "ordered", "rows_of"]
 
 
 def rows_of(payload: Payload) -> Payload:
-    """One payload as those of a group of one."""
+    """View one payload as those of a group of one."""
     return tuple(field.unsqueeze(0) for field in payload)
 
 
 def arranged(fields: Sequence[Field]) -> list[int]:
-    """The order in which fields travel, the larger items first: then no byte lies unused between two of them.
+    """The order in which fields travel, larger items first, so that no byte lies unused between two of them.
 
     >>> arranged([Field("codes", torch.uint8, 3), Field("counts", torch.int32, 1)])
     [1, 0]
@@ -38,34 +38,34 @@ def arranged(fields: Sequence[Field]) -> list[int]:
 
 
 def ordered(payload: Payload, order: Sequence[int]) -> Payload:
-    """The fields of a payload that was ``arranged``, in their own order."""
+    """The fields of an ``arranged`` payload, in their own order."""
     return tuple(payload[place] for place in sorted(range(len(order)), key=lambda place: order[place]))
 
 
 class Sparsifier(Compressor):
-    """A method that sends some of the elements; it works on flat tensors."""
+    """Base of the methods that send some of the elements; it works on flat tensors."""
 
     @property
     def value_type(self) -> torch.dtype:
-        """How a value travels."""
+        """The dtype in which a value travels."""
         return torch.float32
 
     @property
     def exact(self) -> bool:
-        """Before it is rounded a value is the element itself, not a multiple of it."""
+        """Return whether a value before rounding is the element itself, and not a multiple of it."""
         return True
 
     @abstractmethod
     def slots(self, n: int) -> int:
-        """How many values are sent of ``n`` elements."""
+        """The number of values sent of ``n`` elements."""
 
     @abstractmethod
     def places(self, n: int) -> tuple[Field, ...]:
-        """The fields that say where the values belong."""
+        """The fields that hold the indices of the values."""
 
     @abstractmethod
     def select(self, x: Tensor, values: Tensor, places: Payload, key: Key, scale: float = 1.0) -> None:
-        """Write the places, and ``scale`` times the values there.
+        """Write the indices, and ``scale`` times the values there.
 
         Args:
             x: float32, (n,).
@@ -77,7 +77,7 @@ class Sparsifier(Compressor):
 
     @abstractmethod
     def scatter(self, values: Tensor, places: Payload, out: Tensor, scale: float) -> None:
-        """``out[place] += scale * value``, rank after rank; safe whatever the places are.
+        """Compute ``out[place] += scale * value``, rank after rank; it is safe for any indices.
 
         Args:
             values: float32, (W, slots(n)).
@@ -89,7 +89,7 @@ class Sparsifier(Compressor):
     def select_feedback(
         self, grad: Tensor, residual: Tensor, values: Tensor, places: Payload, key: Key, status: Tensor | None
     ) -> Payload:
-        """``select`` from residual + grad, which the residual becomes, with 0 where it was sent.
+        """Apply ``select`` to residual + grad, which is written to the residual, with 0 where it was sent.
 
         Returns:
             The places in the form that ``give_back`` takes, which need not be the one in which they travel.
@@ -100,7 +100,9 @@ class Sparsifier(Compressor):
         return places
 
     def give_back(self, lost: Tensor, places: Payload, residual: Tensor, status: Tensor | None) -> None:
-        """Add to the residual what the values lost on their way, at the places that ``select_feedback`` returned."""
+        """Add to the residual the rounding errors of the sent values, at the indices that
+        ``select_feedback`` returned.
+        """
         self.scatter(lost.unsqueeze(0), rows_of(places), residual, 1.0)
         if status is not None:
             ops.nonfinite(lost, status)
@@ -144,7 +146,7 @@ class Sparsifier(Compressor):
         self.check_places(self._apart(payload, n)[1], n)
 
     def check_places(self, places: Payload, n: int) -> None:
-        """Refuse places that are not what the method writes.
+        """Refuse indices that the method does not write.
 
         Raises:
             WireError: they are not.
@@ -155,11 +157,11 @@ class Sparsifier(Compressor):
         return Field("values", self.value_type, self.slots(n)), *self.places(n)
 
     def _apart(self, payload: Payload, n: int) -> tuple[Tensor, Payload]:
-        """The values, and the places."""
+        """Split a payload into values and indices."""
         # The order is that of the items' sizes, and the same for all pieces.
         values, *places = ordered(payload, arranged(self._fields(ops.Each.first(n))))
         return values, tuple(places)
 
     def _full(self, values: Tensor) -> Tensor:
-        """Room for the values as they are: the payload's own where it holds float32."""
+        """A float32 buffer for the values: the payload's own field if it holds float32."""
         return values if values.dtype == torch.float32 else torch.empty_like(values, dtype=torch.float32)

@@ -73,7 +73,8 @@ _CODE = {
 
 
 def as_gradient(x: Tensor) -> Tensor:
-    """Any dense tensor of floating-point numbers as the contiguous float32 that ``encode`` takes; a view if it is.
+    """Convert any dense tensor of floating-point numbers to the contiguous float32 that ``encode`` takes; a view if it
+    is that already.
 
     Raises:
         ConfigError: the tensor is sparse, complex or of integers.
@@ -158,15 +159,16 @@ class Compressor(Configuration, ABC):
     before the first. They travel with the uncompressed parameters of the next step, so they cost no message."""
 
     takes_pieces: ClassVar[bool] = False
-    """All that encodes and decodes is made of operations, which take ``gradwire.ops.Pieces`` in place of tensors: then
-    the pieces of a message are worked on in one call. A subclass that does either in its own way says it anew."""
+    """All that encodes, decodes and settles is made of operations, which take ``gradwire.ops.Pieces`` in place of
+    tensors: then the pieces of a message are worked on in one call. A subclass that does any of these in its own way
+    says it anew."""
 
     tells_nonfinite: ClassVar[bool] = False
     """A payload has an infinity or a NaN where what was encoded has: also the sum of such payloads tells of it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if overrides(cls, _CODE, "takes_pieces"):
+        if overrides(cls, _CODE | {"settle"}, "takes_pieces"):
             cls.takes_pieces = False
         if overrides(cls, ("encode", "encode_scaled"), "tells_nonfinite"):
             cls.tells_nonfinite = False
@@ -178,18 +180,18 @@ class Compressor(Configuration, ABC):
 
     @property
     def feedback(self) -> Feedback:
-        """See ``Feedback``; a property, because it may depend on the parameters."""
+        """The kind of error feedback, see ``Feedback``; a property, because it may depend on the parameters."""
         return "optional"
 
     @property
     def fine(self) -> bool:
-        """Whether what a step leaves unsent is small beside the gradient, so that optimizers that divide by the size of
-        recent gradients do as well with a residual of it; tests/contracts/test_adaptive.py measures it.
+        """Return whether the part of a gradient that a step does not send is small, so that optimizers that divide by
+        the size of recent gradients work well with a residual of it; tests/contracts/test_adaptive.py measures it.
         """
         return False
 
     def sums_in(self, dtype: torch.dtype) -> bool:
-        """Whether the payload of gradients of this dtype is the gradients themselves, which are summed in it.
+        """Return whether the payload of gradients of this dtype is the gradients themselves, which are summed in it.
 
         Then a bucket may be averaged where it lies, without a payload. A subclass that encodes or decodes in its own
         way says it anew.
@@ -198,29 +200,29 @@ class Compressor(Configuration, ABC):
 
     @property
     def bounded(self) -> str:
-        """The form of this method, or another one, that is safe with a residual where ``feedback`` is "unsafe"."""
+        """The form of this method, or another method, that is safe with a residual if ``feedback`` is "unsafe"."""
         return ""
 
     @property
     def contraction(self) -> bool:
-        """E|C(x) - x|^2 <= (1 - delta)|x|^2 for some delta > 0 that ``delta`` gives."""
+        """Return whether E|C(x) - x|^2 <= (1 - delta)|x|^2 holds for a delta > 0, which ``delta`` gives."""
         return False
 
     def delta(self, n: int) -> float:
-        """The contraction constant for ``n`` elements, in (0, 1]; 0 where none is known."""
+        """The contraction constant for ``n`` elements, in (0, 1]; 0 if none is known."""
         return 0.0
 
     def omega(self, n: int) -> float:
-        """The variance factor of an unbiased method: E|C(x) - x|^2 <= omega |x|^2; infinite where none is known."""
+        """The variance factor of an unbiased method: E|C(x) - x|^2 <= omega |x|^2; infinite if none is known."""
         return math.inf
 
     @property
     def alignment(self) -> int:
-        """A tensor may be cut into shards at multiples of this many elements; 0: it may not be cut."""
+        """The multiple of elements at which a tensor may be cut into shards; 0 if it may not be cut."""
         return 1
 
     def pays_for(self, shape: Sequence[int]) -> bool:
-        """Whether the payload of a tensor of this shape is smaller than the tensor; if not, it travels dense.
+        """Return whether the payload of a tensor of this shape is smaller than the tensor; if not, it travels dense.
 
         So does a tensor whose stream of variable size may have more bytes than the int32 ``used`` can say.
         """
@@ -235,11 +237,13 @@ class Compressor(Configuration, ABC):
         """The bytes of a payload, the same on every rank; their total is what goes over the wire."""
 
     def traffic(self, shape: Sequence[int]) -> float:
-        """Bytes of a payload that cross the network, the mean over many steps; the layout where it travels whole."""
+        """The bytes of a payload that cross the network, as the mean over many steps; those of the layout if all of it
+        travels.
+        """
         return float(self.layout(shape).nbytes)
 
     def check_world(self, world: int) -> None:
-        """Refuse a number of workers whose sum the payload has no room for; most methods serve any number.
+        """Refuse a number of workers whose sum does not fit into the payload; most methods serve any number.
 
         Args:
             world: workers whose payloads are summed as integers, >= 1.
@@ -250,7 +254,7 @@ class Compressor(Configuration, ABC):
         return
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        """Make what the method remembers between steps besides the residual; most remember nothing."""
+        """Make the state that the method keeps between steps besides the residual; most methods keep none."""
         return {}
 
     @abstractmethod
@@ -259,7 +263,7 @@ class Compressor(Configuration, ABC):
 
     @abstractmethod
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """``out += scale * D(payload)``."""
+        """Compute ``out += scale * D(payload)``."""
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
         """Encode ``scale * x``; ``x`` may be overwritten. Only summable methods are asked."""
@@ -350,17 +354,19 @@ class Compressor(Configuration, ABC):
         return
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """``out += scale * sum_w D(payloads[w])``, summed in rank order so that every rank gets the same bits."""
+        """Compute ``out += scale * sum_w D(payloads[w])``, in rank order so that every rank gets the same bits."""
         for rank in range(payloads[0].shape[0]):
             self.add_decoded(tuple(field[rank] for field in payloads), out, scale)
 
     def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """``out = scale * sum_w D(payloads[w])``, whatever ``out`` was: where it need not be read, that is faster."""
+        """Compute ``out = scale * sum_w D(payloads[w])``, whatever ``out`` was; this is faster if
+        it need not be read.
+        """
         ops.fill_where(out.view(-1), 0.0)
         self.add_decoded_many(payloads, out, scale)
 
     def in_16_bits(self) -> Compressor:
-        """The form of this method whose residual may be kept in 16 bits; the same payloads cross the network.
+        """Return the form of this method whose residual may be kept in 16 bits; the same payloads cross the network.
 
         Raises:
             ConfigError: there is none.
@@ -368,7 +374,7 @@ class Compressor(Configuration, ABC):
         return self
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes from outside that ``add_decoded`` could not survive.
+        """Refuse bytes from outside that ``add_decoded`` cannot decode safely.
 
         Raises:
             WireError: an index out of range, a count that does not add up. Most methods accept any bytes.
@@ -376,7 +382,7 @@ class Compressor(Configuration, ABC):
         return
 
     def compress(self, x: Tensor, state: State | None = None, key: Key | None = None) -> Tensor:
-        """Encode into a fresh uint8 buffer: for notebooks and tests, not for a training loop.
+        """Encode into a new uint8 buffer; for notebooks and tests, not for a training loop.
 
         >>> from gradwire.compressors.ternary.twobit import TwoBit
         >>> TwoBit(threshold=0.5).compress(torch.tensor([0.6, -0.5, 0.1])).tolist()
@@ -392,7 +398,7 @@ class Compressor(Configuration, ABC):
         return buffer
 
     def decompress(self, buffer: Tensor, shape: Sequence[int]) -> Tensor:
-        """Decode what ``compress`` gave into a fresh float32 tensor.
+        """Decode the buffer of ``compress`` into a new float32 tensor.
 
         Raises:
             ConfigError: the buffer is no tensor.
@@ -413,11 +419,11 @@ class Compressor(Configuration, ABC):
         return out
 
     def to_config(self) -> dict[str, Any]:
-        """The configuration as plain JSON values; ``registry.from_config`` turns it back."""
+        """Return the configuration as plain JSON values, from which ``registry.from_config`` makes the method again."""
         return registry.to_config(self)
 
     def properties(self) -> dict[str, Any]:
-        """Everything declared, for ``gradwire methods`` and the docs table."""
+        """Return all declared properties, for ``gradwire methods`` and the docs table."""
         return {
             "name": self.name,
             "family": self.family,
@@ -437,7 +443,7 @@ class Compressor(Configuration, ABC):
 
 
 class MultiRound(Compressor):
-    """A compressor whose payload is complete only after the ranks reduced parts of it.
+    """Base of a compressor whose payload is complete only after the ranks reduced parts of it.
 
     In each round one field of the layout is reduced over the ranks. After the last round the payload decodes to the
     mean over ranks. It takes all tensors of a bucket at once, so that matrices of one shape can be batched.
@@ -471,7 +477,7 @@ class MultiRound(Compressor):
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int | None]:
-        """Write a field of every payload, yield, find it reduced, write another, yield, ...
+        """Write a field of every payload, yield, and continue when it is reduced; and so on for all fields.
 
         What is yielded is the index of the field; None: the one after that of the round before. States change only
         after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as they are.
@@ -480,31 +486,32 @@ class MultiRound(Compressor):
     def pauses(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[tuple[int, str]]:
-        """Run ``rounds``; at each pause the index of the field that must be reduced now, and how."""
+        """Run ``rounds``; yield at each pause the index of the field to reduce now, and how."""
         field = -1
         for asked in self.rounds(xs, payloads, states, keys):
             field = field + 1 if asked is None else asked
             yield field, self.reductions[field] if self.reductions else "mean"
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """``out += scale *`` this rank's part in the result: what its residual no longer needs to keep.
+        """Compute ``out += scale *`` this rank's part in the result: the part that its residual no longer needs to
+        keep.
 
         By default that is the mean itself, and a residual also keeps how this rank differs from the others.
         """
         self.add_decoded(payload, out, scale)
 
     def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
-        """``add_own`` for every tensor of a bucket."""
+        """Call ``add_own`` for every tensor of a bucket."""
         for payload, out in zip(payloads, outs, strict=True):
             self.add_own(payload, out, scale)
 
     def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
-        """``add_decoded`` for every tensor of a bucket."""
+        """Call ``add_decoded`` for every tensor of a bucket."""
         for payload, out in zip(payloads, outs, strict=True):
             self.add_decoded(payload, out, scale)
 
     def in_16_bits(self) -> Compressor:
-        """Refuse where ``add_own`` is the mean: what is kept grows by how a rank differs from the others.
+        """Refuse if ``add_own`` is the mean, because then the residual grows by a rank's difference from the others.
 
         The mean over the ranks is a small difference of these, and a sum that is rounded to 8 bits loses it.
         """
@@ -516,13 +523,13 @@ class MultiRound(Compressor):
         return self
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        """A group of one: every average is the value itself."""
+        """Encode as a group of one, in which every average is the value itself."""
         for _ in self.rounds([x], [payload], [state], [key]):
             pass
 
 
 def reduce_fields(fields: Sequence[Tensor], how: str) -> None:
-    """Reduce one field of every rank in place, where all ranks are in this process.
+    """Reduce one field of every rank in place, when all ranks are in this process.
 
     Args:
         fields: of one shape and dtype, one for each rank in rank order, on any devices.

@@ -1,4 +1,5 @@
-"""The simple door: write ``compress`` and ``decompress`` with GRACE's names, and it runs everywhere.
+"""Simple interface for new methods: write ``compress`` and ``decompress`` with GRACE's names, and the method runs
+everywhere.
 
 What it costs against the full contract (``gradwire.Compressor``): the gradient is copied before ``compress`` sees it,
 one dense tensor is made for each rank at decompression, and ``compress`` runs once more for each new shape, on zeros,
@@ -84,12 +85,12 @@ class SimpleCompressor(ABC):
 
     @cached_property
     def state(self) -> defaultdict[str, State]:
-        """``state[name]``: what the method remembers of a tensor, as ``init_state`` made it."""
+        """The state ``state[name]`` of a tensor, as ``init_state`` made it."""
         return defaultdict(dict)
 
     @abstractmethod
     def compress(self, tensor: Tensor, name: str) -> tuple[Sequence[Tensor], Any]:
-        """The tensors to send, and what ``decompress`` needs besides.
+        """Return the tensors to send, and a context that ``decompress`` needs besides.
 
         Args:
             tensor: float32, in the parameter's shape (flat where it is a shard); a copy, to be changed at will.
@@ -102,7 +103,7 @@ class SimpleCompressor(ABC):
 
     @abstractmethod
     def decompress(self, tensors: Sequence[Tensor], ctx: Any) -> Tensor:
-        """The dense tensor that ``tensors`` stand for.
+        """Return the dense tensor that ``tensors`` represent.
 
         Args:
             tensors: copies of what ``compress`` gave on some rank, in the same shapes and dtypes.
@@ -110,31 +111,31 @@ class SimpleCompressor(ABC):
         """
 
     def aggregate(self, tensors: Sequence[Tensor]) -> Tensor:
-        """One tensor from the decompressed tensors of all ranks, in rank order: their sum unless overridden."""
+        """Aggregate the decompressed tensors of all ranks, in rank order, to one: their sum unless overridden."""
         return torch.stack(list(tensors)).sum(0)
 
     def init_state(self, shape: Sequence[int], device: torch.device) -> State:
-        """Make the first ``state[name]``: every key that will ever be used, with its final shape."""
+        """Make the initial ``state[name]`` with every key that will ever be used, in its final shape."""
         return {}
 
     def memory_compensate(self, tensor: Tensor, name: str) -> Tensor:
-        """Give what is compressed instead of ``tensor``; the other half of ``memory_update``."""
+        """Return the tensor to compress in place of ``tensor``; the counterpart of ``memory_update``."""
         return tensor
 
     def memory_update(
         self, tensor: Tensor, name: str, compressor: SimpleCompressor, tensor_compressed: Sequence[Tensor], ctx: Any
     ) -> None:
-        """Remember in ``state[name]`` what was not sent. Overriding it replaces gradwire's memories."""
+        """Store in ``state[name]`` what was not sent. Overriding it replaces gradwire's memories."""
         return
 
     def adapted(self) -> Compressor:
-        """This method under the full contract, for ``overrides=``, ``wire.frame`` and tests."""
+        """Return this method under the full contract, for ``overrides=``, ``wire.frame`` and tests."""
         from gradwire.compressors._adapted import Adapted
 
         return Adapted(self)
 
     def config(self) -> dict[str, Any]:
-        """The numbers, strings and flags among the instance's attributes."""
+        """Return the numbers, strings and flags among the instance's attributes."""
         return {
             key: value
             for key, value in ((key, as_python(given)) for key, given in vars(self).items())

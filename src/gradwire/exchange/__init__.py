@@ -1,1 +1,1 @@
-"""The only place where compressor, memory and strategy meet: a step of an exchange, and what is kept between steps."""
+"""Exchange: the only place where compressor, memory and strategy meet, and where state is kept between steps."""

@@ -1,4 +1,4 @@
-"""Checkpoints: what an exchange saves, and how it is carried to another number of workers.
+"""Checkpoints of an exchange, and their conversion to another number of workers.
 
     {"version": 1, "world": W, "step": s, "ranks": {"0": {"worker", "states", "sessions", "owned", "tensors"}, ...},
      "method": JSON of the compressor and its memory}
@@ -44,17 +44,17 @@ OnResize = Literal["error", "reshard", "reset"]
 
 
 def state_of(world: int, rank: int, step: int, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's own state."""
+    """The state of a rank."""
     return {"version": VERSION, "world": world, "step": step, "ranks": {str(rank): counted(kept)}}
 
 
 def counted(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry with the number of its tensors, by which it is known to be whole."""
+    """An entry with the number of its tensors, by which a complete entry is recognised."""
     return {**kept, "tensors": sum(1 for _ in tensors_in(kept))}
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state from those that several ranks saved.
+    """Merge the states that several ranks saved into one.
 
     Args:
         states: what ``state_dict`` gave on different ranks of one run, after the same step.
@@ -83,13 +83,13 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def united(one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """The entries of both; those that both have are united in turn, down to ``depth``."""
+    """Unite the entries of two mappings; entries that both have are united in turn, down to ``depth``."""
     both = one.keys() & other.keys() if depth > 1 else ()
     return {**one, **other, **{key: united(one[key], other[key], depth - 1) for key in both}}
 
 
 def check_form(state: object, parts: bool = True) -> None:
-    """Refuse what no ``state_dict`` gave.
+    """Refuse a state that no ``state_dict`` gave.
 
     Args:
         parts: take one of a model's shards, too, which has parts in place of ranks.
@@ -105,7 +105,7 @@ def check_form(state: object, parts: bool = True) -> None:
 
 
 def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
-    """Refuse what is not a state, and another number of ranks unless told what to do.
+    """Refuse an invalid state, and one of another number of ranks unless resizing was asked for.
 
     Raises:
         ConfigError
@@ -122,7 +122,7 @@ def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
 
 
 def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]:
-    """The entry of one rank, complete.
+    """The complete entry of one rank.
 
     Raises:
         ConfigError: it is not there, or tensors of it are missing.
@@ -148,7 +148,7 @@ def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]
 def of_rank(
     state: Mapping[str, Any], rank: int, world: int, on_resize: str, squared: Collection[str]
 ) -> Mapping[str, Any]:
-    """Cut out what a rank of a group keeps of a state that was checked.
+    """Extract the part that a rank of a group keeps from a state that was checked.
 
     Args:
         squared: buffers in squared units.
@@ -164,7 +164,7 @@ def of_rank(
 def check_names(
     state: Mapping[str, Any], buffers: Collection[str], sizes: Mapping[str, int] | None, parts: int = 1
 ) -> None:
-    """Refuse what nobody would ever send.
+    """Refuse names of parameters that no exchange would ever send.
 
     Args:
         buffers: that the memories of the exchange keep.
@@ -188,7 +188,7 @@ def check_names(
 
 
 def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> dict[str, Any]:
-    """Compute what rank ``rank`` keeps of a state of another number of ranks.
+    """Compute the part that rank ``rank`` keeps of a state of another number of ranks.
 
     Args:
         squared: buffers in squared units.
@@ -214,7 +214,7 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
 
 
 def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """An entry in which what the rank keeps as an owner is in its own buffers, as ``Residuals.retire`` leaves it."""
+    """Make an entry whose owned shards are added to the rank's own buffers, as ``Residuals.retire`` does."""
     worker = {buffer: dict(tensors) for buffer, tensors in entry.get("worker", {}).items()}
     for name, buffers in entry.get("owned", {}).items():
         for buffer, views in buffers.items():
@@ -226,13 +226,13 @@ def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def add_shards(total: Tensor, ranks: Iterable[Mapping[str, Any]], name: str, world: int) -> None:
-    """Add what owners keep, which counts in the mean, so ``world`` times in the sum."""
+    """Add the tensors of owners, which count in the mean and so ``world`` times in the sum."""
     for lo, view in shards_of(ranks, name):
         total[lo : lo + view.numel()].add_(view, alpha=world)
 
 
 def take_from_estimates(worker: Mapping[str, Mapping[str, Tensor]], ranks: Collection[Mapping[str, Any]]) -> None:
-    """The estimates of workers have what an owner did not send, and their mean has not."""
+    """Subtract from the workers' estimates what an owner did not send, because their mean does not have it."""
     for name, estimate in worker.get("local", {}).items():
         for lo, view in shards_of(ranks, name) if name not in worker.get("residual", {}) else ():
             estimate[lo : lo + view.numel()].sub_(view)

@@ -59,19 +59,19 @@ class Pilot(Protocol):
     """An observer that watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
 
     def scatter(self, check: Callable[[Compressor], None]) -> None:
-        """Gradients are reduced to their owners, not averaged: said once, before the first step."""
+        """Declare that gradients are reduced to their owners and not averaged; called once, before the first step."""
         ...
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         ...
 
     def before(self, flat: Tensor, params: Sequence[Named], ready: Any, own: Tensor | None = None) -> None:
-        """A bucket is about to be exchanged, on the thread that exchanges it; it was there at ``ready``."""
+        """Prepare a bucket's exchange, on the thread that exchanges it; the bucket has been there since ``ready``."""
         ...
 
     def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
-        """It was exchanged; ``flat`` is its mean, times a number."""
+        """Note that a bucket was exchanged; ``flat`` is its mean, times a number."""
         ...
 
     def to_config(self) -> dict[str, Any]:
@@ -79,20 +79,24 @@ class Pilot(Protocol):
         ...
 
     def metrics(self) -> dict[str, Any]:
-        """The choices, and the reasons for them."""
+        """Return the choices, and the reasons for them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that is needed to go on, ready for JSON."""
+        """Return the state that is needed to continue, ready for JSON."""
+        ...
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what ``load_state_dict`` could not go on from."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave; an empty state begins anew."""
+        """Continue from a ``state_dict``; an empty state begins anew."""
         ...
 
 
 def plain(value: object) -> object:
-    """What JSON can hold of a value that it does not know: a number of numpy's, or else what is printed."""
+    """Convert a value that JSON does not know: a number of numpy's to Python's, anything else to its text."""
     python = as_python(value)
     return python if python is not value else repr(value)
 
@@ -159,7 +163,7 @@ class Exchange:
     def choose(
         self, compressor: Compressor, memory: Memory | str | None = None, strategy: Strategy | str | None = None
     ) -> None:
-        """Take this compressor, with a memory and a strategy or None for those that suit it.
+        """Use this compressor, with a memory and a strategy or None for those that suit it.
 
         Raises:
             ConfigError: a combination that cannot work, with the remedy.
@@ -184,7 +188,7 @@ class Exchange:
         self._summed = same and memory.keeps_nothing and memory.dense is None
 
     def meet(self) -> None:
-        """Let the strategies find out what they must know of the ranks. All of them must call it, at set-up.
+        """Let the strategies ask for the facts about the ranks that they need. All ranks must call it, at set-up.
 
         Raises:
             ConfigError: a strategy cannot run among these ranks, the same on all of them, with the remedy.
@@ -193,7 +197,7 @@ class Exchange:
             self.strategy_for(each).meet(self.channel, self.device)
 
     def assign(self, assigned: Assigned) -> None:
-        """Give single parameters methods of their own, from the next bucket on. All ranks must call it alike.
+        """Assign compressors to single parameters, from the next bucket on. All ranks must call it alike.
 
         What waits for a parameter whose new method keeps nothing back is sent with its next gradient.
 
@@ -217,17 +221,30 @@ class Exchange:
         }
 
     def take_over(self) -> None:
-        """Let nothing decide for this exchange any more; what waits is the next method's. All ranks must call it."""
+        """Detach the pilot, so that nothing decides for this exchange any more; residuals stay. All
+        ranks must call it.
+        """
         self.pilot, self.assigned = None, {}
         self._draining = set()
 
     @property
     def draining(self) -> bool:
-        """Whether something waits of a method that was left, to be sent with the next gradients."""
+        """Return whether residuals of an earlier method are left, to be sent with the next gradients."""
         return bool(self._draining)
 
+    def left_over(self, name: str) -> Tensor | None:
+        """What a method that was left has kept of a parameter, for whoever adds it to the next gradient by itself.
+
+        It is forgotten when the step counts for which ``drained`` was called.
+        """
+        return self.residuals.worker["residual"][name] if name in self._draining else None
+
+    def drained(self, name: str, bad: Tensor) -> None:
+        """Say that what was left over of a parameter was sent; it stays where ``bad``, bool of one element."""
+        self._drained.append((name, bad))
+
     def main_of(self, name: str, main: Compressor) -> Compressor:
-        """The compressor of a parameter that has no override."""
+        """The compressor of parameters that have no override."""
         return self.assigned[name][0] if name in self.assigned else main
 
     def _as_kept(self, compressor: Compressor) -> Compressor:
@@ -254,7 +271,7 @@ class Exchange:
         return memory
 
     def strategy_for(self, compressor: Compressor) -> Strategy:
-        """The strategy of a compressor: the one asked for, except for an override that it cannot carry."""
+        """The strategy of a compressor: the chosen one, except for an override that it cannot carry."""
         main = compressor.name == self.compressor.name
         if self.strategy is not None and (main or carries(self.strategy, compressor)):
             return self.strategy
@@ -262,7 +279,9 @@ class Exchange:
         return built
 
     def describe(self, params: Sequence[Named], **told: Any) -> str:
-        """Configuration and parameters as JSON, and whatever else is ``told``: what all ranks must agree on."""
+        """Describe configuration and parameters as JSON, with any other facts in ``told``: all ranks must agree on
+        them.
+        """
         for name, shape in params:
             self.policy.choose(name, shape, self.compressor)  # Tries a researcher's own method, which may fail here.
         return json.dumps(
@@ -280,7 +299,7 @@ class Exchange:
         )
 
     def begin_step(self) -> None:
-        """Count a step; call it once before the first bucket."""
+        """Count a step; to be called once before the first bucket."""
         self.end_step()
         if self.pilot is not None:
             self.pilot.begin()
@@ -291,7 +310,7 @@ class Exchange:
             self.residuals.give_up_waiting()
 
     def open(self, check: Callable[[], None] = lambda: None) -> None:
-        """Start to compare with the other ranks where this step stands, if that has not been done in this step.
+        """Start to compare this step with the other ranks, unless that was done in this step.
 
         ``run`` and ``average`` do this by themselves; called earlier, it is over earlier. The ranks compare the number
         of the step, that of the iteration where ``dropped`` is counted, how often states were loaded and methods
@@ -331,7 +350,7 @@ class Exchange:
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """Know whether the last step counts; ``begin_step`` and ``state_dict`` do this by themselves."""
+        """Determine whether the last step counts; ``begin_step`` and ``state_dict`` call it by themselves."""
         bad, self._bad = self._bad, []
         if bad:
             # On the device, so that counting never waits for it.
@@ -343,18 +362,27 @@ class Exchange:
                 self.second_moment.end_step()
 
     def remember(self, names: Collection[str]) -> None:
-        """Keep what an exchange of these parameters may change, where whole steps are taken back."""
+        """Keep copies of all that an exchange of these parameters may change, if whole steps can be undone."""
         if self.skips_steps:
             self._undo.remember(self.residuals.changing(names))
 
     @torch.no_grad()
-    def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None) -> None:
+    def run(
+        self,
+        flat: Tensor,
+        params: Sequence[Named],
+        itemsize: int = 4,
+        ready: Any = None,
+        given: Tensor | None = None,
+    ) -> None:
         """Replace ``flat`` by its mean over the ranks.
 
         Args:
             flat: contiguous float32, the parameters' gradients end to end in the order of ``params``.
             itemsize: bytes an element that an uncompressed exchange would send: 2 for a 16-bit model.
             ready: when the gradients were there, for a pilot; None: at the beginning of the step.
+            given: the gradients themselves, where ``flat`` is a copy of them in another dtype: if nothing of them is
+                compressed, the mean is made of these, as DDP makes it, and ``flat`` is a copy of that.
 
         Raises:
             ConfigError: ``flat`` is not of this form, or no step was begun.
@@ -363,6 +391,13 @@ class Exchange:
         self.open()
         if self.pilot is not None:
             self.pilot.before(flat, params, ready)
+        if given is not None and self._whole(params, given.dtype):
+            mean = self.begin_mean(given)
+            self.channel.settle()
+            flat.copy_(mean.wait())
+            if self.pilot is not None:
+                self.pilot.after(flat)
+            return
         plan = self.plan(params)
         self.remember([name for name, _ in params])
         drained = self._drain(flat, params) if self._draining else []
@@ -387,8 +422,13 @@ class Exchange:
         if self.pilot is not None:
             self.pilot.after(flat)
 
+    def _whole(self, params: Sequence[Named], dtype: torch.dtype) -> bool:
+        """Whether a bucket is averaged as it is: none of it is compressed, measured, or waits."""
+        own = any(name in self.assigned or name in self._draining for name, _ in params)
+        return self._summed and self.second_moment is None and not own and self.compressor.sums_in(dtype)
+
     def plain(self, dtype: torch.dtype) -> bool:
-        """Whether whole buckets of this dtype may be averaged where they lie: what ``run`` gives is the mean itself.
+        """Return whether whole buckets of this dtype may be averaged in place, because ``run`` gives the exact mean.
 
         So it is where the method sends the gradients as they are, and nothing is kept of them, measured, or waiting.
         """
@@ -398,7 +438,7 @@ class Exchange:
 
     @torch.no_grad()
     def begin_mean(self, bucket: Tensor) -> Future[Tensor]:
-        """Start to replace a bucket by its mean, where ``plain``; nobody has to wait, and others may be under way.
+        """Start to replace a bucket by its mean, if ``plain``; nothing waits, and several may be under way.
 
         Args:
             bucket: contiguous, of as many elements on all ranks.
@@ -417,7 +457,7 @@ class Exchange:
         return self.channel.begin_mean(bucket, arrived)
 
     def _drain(self, flat: Tensor, params: Sequence[Named]) -> list[str]:
-        """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
+        """Add the residuals of an earlier method to gradients; return the names that are complete now."""
         waits, found, lo = self.residuals.worker["residual"], [], 0
         for name, shape in params:
             numel = torch.Size(shape).numel()
@@ -428,7 +468,7 @@ class Exchange:
         return found
 
     def _end_draining(self, spoilt: Tensor) -> None:
-        """Forget what was sent, unless the step in which it was does not count."""
+        """Forget residuals that were sent, unless their step does not count."""
         drained, self._drained = self._drained, []
         lost = {name for name, bad in drained if bool(spoilt if self.skips_steps else bad)}
         for name in {name for name, _ in drained} - lost:
@@ -436,14 +476,16 @@ class Exchange:
             self._draining.discard(name)
 
     def _measure(self, flat: Tensor, plan: Plan) -> Callable[[Tensor, int, float], None] | None:
-        """Average a sample without compression, in a step that is measured; give what compares it with what arrives."""
+        """Start an uncompressed average of a sample, in a step that is measured; return the function that compares the
+        result.
+        """
         moment = self.second_moment
         if moment is None or not plan.units or not moment.due(self.step):
             return None
         return moment.begin(flat, [(unit.lo, unit.lo + unit.numel) for unit in plan.units], self.step, self.channel)
 
     def any_rank(self, flags: Tensor) -> None:
-        """Set each flag that is set on any rank: for what all must know before a bucket is exchanged.
+        """Set each flag that is set on any rank, for facts that all must know before a bucket is exchanged.
 
         Args:
             flags: uint8, as many on all ranks.
@@ -453,7 +495,7 @@ class Exchange:
 
     @torch.no_grad()
     def average(self, flat: Tensor) -> Tensor:
-        """Replace ``flat`` by its mean over the ranks, uncompressed; what is kept stays.
+        """Replace ``flat`` by its uncompressed mean over the ranks; kept tensors stay.
 
         Args:
             flat: contiguous float32.
@@ -468,7 +510,7 @@ class Exchange:
         return bad
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this rank must save to continue bit for bit: memories, states of the methods, and the step.
+        """Return all that this rank must save to continue bit for bit: memories, states of the methods, and the step.
 
         Plain dicts, numbers and tensors, below the rank's number; the tensors are those in use.
         """
@@ -479,7 +521,7 @@ class Exchange:
         return {**state, "method": self.method(), **moment, **pilot}
 
     def method(self) -> str:
-        """The methods from which residuals arise, as JSON: the main compressor and its memory."""
+        """The methods that left residuals, as JSON: the main compressor and its memory."""
         memory = self.memory_for(self.compressor)
         config = {"compressor": self.compressor.to_config(), "memory": memory.to_config()}
         return json.dumps(config, sort_keys=True, default=plain)
@@ -494,7 +536,7 @@ class Exchange:
         parts: int = 1,
         fit: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it.
+        """Continue from a ``state_dict``, and forget everything else. All ranks must call it.
 
         Args:
             state: this rank's own, or those of all ranks merged.
@@ -516,6 +558,8 @@ class Exchange:
             checkpoint.check_form(state)
             whole = state if fit is None else fit(state)
             checkpoint.check(whole, self.channel.world, on_resize)
+            if self.pilot is not None:
+                self.pilot.check_state(json.loads(state.get("auto", "{}")))
             here = (self.channel.rank, self.channel.world)
             kept.append(checkpoint.of_rank(whole, *here, on_resize, self.buffers("squared")))
             checkpoint.check_names(whole, self.buffers("buffers"), sizes, parts)
@@ -545,7 +589,7 @@ class Exchange:
             log.warning("the state was saved with %s; this run goes on with %s, which sends what waits", before, now)
 
     def buffers(self, which: str) -> set[str]:
-        """The names that the memories of all compressors give, as an attribute."""
+        """The union of an attribute, a list of names, over the memories of all compressors."""
         assigned = dict.fromkeys(compressor for compressor, _ in self.assigned.values())
         memories = [self.memory_for(each) for each in (self.compressor, *self.policy.overrides.values(), *assigned)]
         # A pilot's decisions come with a state, and what waits because of them.
@@ -554,7 +598,7 @@ class Exchange:
 
     @torch.no_grad()
     def scale_residuals(self, factor: float, names: Container[str] | None = None) -> None:
-        """Multiply what was not sent yet: by the old learning rate over the new one, where the rate jumps.
+        """Multiply all residuals: by the old learning rate over the new one, when the rate jumps.
 
         A residual is in the gradient's unit, so what it holds of old gradients is applied with the rate of the step in
         which it is sent at last. Scaled, it is applied with the rate that it was meant for.
@@ -572,7 +616,7 @@ class Exchange:
 
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
-        """Multiply all that is kept for each element: by the new loss scale over the old one, where that changes.
+        """Multiply all tensors kept for elements: by the new loss scale over the old one, when that changes.
 
         Args:
             factor: a finite number > 0, the same on all ranks.
@@ -585,11 +629,11 @@ class Exchange:
         self.residuals.rescale(factor)
 
     def note(self, bad: Tensor) -> None:
-        """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""
+        """Count the step as not finite if ``bad``; for failures after ``run``."""
         self._bad.append(bad)
 
     def metrics(self) -> dict[str, Any]:
-        """Counters since the start or since a state was loaded, and the norm of this rank's residuals."""
+        """Return counters since the start or since a state was loaded, and the norm of this rank's residuals."""
         current = list(self._bad)
         nonfinite = int(self._nonfinite) + bool(current and torch.stack(current).any())
         counted = {**self.counters.as_dict(), "steps": self.step, "nonfinite_steps": nonfinite}
@@ -605,7 +649,7 @@ class Exchange:
         require(fits, "flat", form, Told(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
-        """Find or make the plan of a bucket for the compressor of this step; all ranks call alike."""
+        """Find or make the plan of a bucket for the compressor of this step; all ranks must call it alike."""
         names = tuple(name for name, _ in params)
         main = self.policy.at(self.step - 1, self.compressor)
         plan = self._plans.get(names)
@@ -620,7 +664,7 @@ class Exchange:
         return self._plans[names]
 
     def forget_plans(self) -> None:
-        """Make new plans in the next step; what is kept stays."""
+        """Make new plans in the next step; kept tensors stay."""
         self.epoch += 1
         if self.second_moment is not None:
             self.second_moment.restart(self.step)
@@ -628,7 +672,7 @@ class Exchange:
             self._forget(names)
 
     def _forget(self, names: Sequence[str]) -> None:
-        """Drop the plans that share a parameter with ``names``: the buckets were rebuilt, or a size changed."""
+        """Drop the plans that share a parameter with ``names``, because the buckets were rebuilt or a size changed."""
         gone = [old for old in self._plans if set(old) & set(names)]
         for old in gone:
             del self._plans[old]
@@ -651,7 +695,7 @@ class Exchange:
     def _dense_session(
         self, ranges: Sequence[tuple[int, int]], advised: Sequence[State], sessions: Sequence[Session]
     ) -> DenseSession:
-        """What travels uncompressed: with the payloads between two ranks, for which that is as many bytes."""
+        """The session for uncompressed parameters: between two ranks with the payloads, which takes as many bytes."""
         numel = sum(hi - lo for lo, hi in ranges) + sum(state["advice"].numel() for state in advised)
         carried = len(sessions) == 1 and is_carried(numel, self.channel.world)
         rows = sessions[0].carry(numel) if carried else None
@@ -666,7 +710,7 @@ class Exchange:
         )
 
     def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> Iterator[Moving]:
-        """The parameters whose memories have work to do where they travel dense: in the warm-up, or always."""
+        """The parameters whose memories have work to do although they travel dense: in the warm-up, or always."""
         compressed, lo = {name for unit in units for name, _ in unit.members}, 0
         for name, shape in params:
             memory, numel = (

@@ -1,4 +1,4 @@
-"""Plans, which are made once for a bucket, and how its parameters are grouped."""
+"""Plans of buckets, each made once, and the grouping of a bucket's parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Named = tuple[str, tuple[int, ...]]
 
 @dataclass
 class Moving:
-    """A parameter whose memory has work to do where it travels dense.
+    """A parameter whose memory has work to do although it travels dense.
 
     Args:
         memory: that does it.
@@ -67,7 +67,7 @@ class Plan:
 
 
 def carries(strategy: Strategy, compressor: Compressor) -> bool:
-    """Whether the strategy takes the compressor."""
+    """Return whether the strategy can carry the compressor."""
     try:
         strategy.check(compressor)
     except ConfigError:
@@ -76,7 +76,9 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
 
 
 def default_strategy(compressor: Compressor, world: int) -> str:
-    """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
+    """The default strategy: ``allreduce`` if payloads can be summed, else ``allgather``, or with many workers
+    ``two_phase``.
+    """
     if compressor.summable or isinstance(compressor, MultiRound):
         return "allreduce"
     return of_messages(compressor, world)
@@ -88,7 +90,7 @@ def grouped(
     policy: Policy,
     memory_for: Callable[[Compressor], Memory],
 ) -> tuple[list[Unit], list[tuple[int, int]], int]:
-    """Find what is compressed at once, the ranges that travel dense, and the number of elements.
+    """Find the units to compress, the ranges that travel dense, and the number of elements.
 
     Args:
         main: the compressor of a parameter that has no override, by its name.
@@ -108,7 +110,7 @@ def grouped(
 
 
 def same_choices(plan: Plan, main: Compressor, policy: Policy) -> bool:
-    """Whether the same parameters travel dense; a ratio can pass the point where compressing pays."""
+    """Return whether the same parameters travel dense; a ratio can pass the point at which compression pays."""
     return all(
         (policy.choose(name, shape, plan.main) is None) == (policy.choose(name, shape, main) is None)
         for name, shape in plan.params
@@ -116,7 +118,7 @@ def same_choices(plan: Plan, main: Compressor, policy: Policy) -> bool:
 
 
 def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
-    """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
+    """Join a parameter to the unit before it, if no code depends on where a tensor starts."""
     # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
     joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
     # The blocks of codes begin at each parameter's first element, so what is before it must be whole blocks.
@@ -129,7 +131,7 @@ def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: in
 
 
 def try_retune(plan: Plan, main: Compressor) -> bool:
-    """Swap a scheduled compressor into a plan whose layouts it does not change."""
+    """Replace the compressor of a plan by a scheduled one, if no layout changes."""
     tuned = [unit for unit in plan.units if unit.compressor is plan.main]
     if any(main.layout(unit.shape) != unit.compressor.layout(unit.shape) for unit in tuned):
         return False

@@ -1,4 +1,4 @@
-"""Policies: which parameter gets which compressor, and when."""
+"""Policies: which parameter gets which compressor, and in which steps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Policy(Configuration):
                 raise ConfigError(f"schedule must give valid values, at step {step} it gave: {error}") from error
 
     def choose(self, name: str, shape: Sequence[int], main: Compressor) -> Compressor | None:
-        """The compressor of a parameter; None where it travels dense."""
+        """The compressor of a parameter; None if it travels dense."""
         for pattern, compressor in self.overrides.items():
             if fnmatchcase(name, pattern):
                 return compressor if compressor.pays_for(shape) else None
@@ -92,13 +92,13 @@ class Policy(Configuration):
         return main
 
     def meant(self, name: str, main: Compressor) -> Compressor:
-        """The compressor whose method a parameter belongs to, though it may travel dense."""
+        """The compressor of a parameter by the policy, even if it travels dense."""
         matching = (compressor for pattern, compressor in self.overrides.items() if fnmatchcase(name, pattern))
         found = next(matching, main)
         return main if found.identity else found
 
     def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
-        """Whether a parameter travels dense because its payload would not be smaller, and for no other reason."""
+        """Return whether a parameter travels dense only because its payload would not be smaller."""
         for pattern, compressor in self.overrides.items():
             if fnmatchcase(name, pattern):
                 return not compressor.pays_for(shape)
@@ -106,7 +106,7 @@ class Policy(Configuration):
         return not left and not main.pays_for(shape)
 
     def at(self, step: int, main: Compressor) -> Compressor:
-        """The main compressor as the schedule wants it in this step."""
+        """The main compressor with the schedule's values for this step."""
         if not self.schedule:
             return main
         since = max(0, step - self.start_after)
@@ -114,7 +114,7 @@ class Policy(Configuration):
         return dataclasses.replace(main, **values)  # type: ignore[type-var]
 
     def to_config(self) -> dict[str, Any]:
-        """Plain values for the comparison between ranks; a schedule is represented by its first values."""
+        """Return plain values for the comparison between ranks; a schedule is represented by its first values."""
         return {
             "min_numel": self.min_numel,
             "exclude": list(self.exclude),
@@ -125,5 +125,5 @@ class Policy(Configuration):
 
 
 def as_before(before: Any, value: float) -> Any:
-    """A whole number where the parameter is one, such as a rank."""
+    """Convert a scheduled value to an integer if the parameter is one, such as a rank."""
     return round(value) if isinstance(before, int) else value

@@ -1,4 +1,4 @@
-"""The store of what is kept between steps: every residual and state under its parameter's name.
+"""Store of all that is kept between steps: every residual and state under its parameter's name.
 
 Law: a name finds its tensor whatever the buckets look like. A plan asks for contiguous tensors of the units it has;
 what was kept under the members' names moves there, and the old storage is forgotten. What a shard's owner kept for a
@@ -42,12 +42,14 @@ class Residuals:
         self._loaded: dict[Shard, Tensor] = {}
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Tensors of the unit's memory, holding what its members had so far."""
+        """Return the tensors of the unit's memory, with the values that its members had so far."""
         (kept,) = self.keep_all([unit])
         return kept
 
     def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """The same for several units; numbers of one name and form lie in one tensor, so that one call takes them."""
+        """Do ``keep`` for several units; numbers of one name and form lie in one tensor, so that
+        one call takes them.
+        """
         for unit in units:
             self._transient |= set(unit.memory.transient)
             self._squared |= set(unit.memory.squared)
@@ -66,7 +68,7 @@ class Residuals:
         return list(kept)
 
     def remember(self, unit: Unit) -> State:
-        """The compressor's state of the unit, made on first use or when its shapes changed."""
+        """Return the compressor's state of the unit, made on first use or when its shapes changed."""
         key = Key(seed=self.seed, tensor=tensor_id(f"{unit.name}[0]"))
         fresh = unit.compressor.init_state(unit.shape, key, self.device)
         state = self.states.setdefault(unit.name, fresh)
@@ -75,11 +77,11 @@ class Residuals:
         return self.states[unit.name]
 
     def recall(self, unit: Unit, fresh: State) -> State:
-        """Give what a session keeps for a unit from one step to the next, ``fresh`` at first."""
+        """Return the tensors that a session keeps for a unit between steps, ``fresh`` at first."""
         return self.sessions.setdefault(unit.name, fresh)
 
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
-        """For pieces that this rank compresses a second time flat float32 tensors under the names given with each."""
+        """Return, for pieces that this rank compresses a second time, flat float32 tensors under the given names."""
         total = sum(align(piece.numel, APART) * len(buffers) for piece, buffers in pieces)
         whole, end, found = torch.zeros(total, device=self.device), 0, list[Mapping[str, Tensor]]()
         for piece, buffers in pieces:
@@ -94,7 +96,7 @@ class Residuals:
         return found
 
     def retire(self, names: Iterable[str]) -> None:
-        """The cut of these parameters is gone: hand what their owner kept back to its own worker."""
+        """Hand the tensors that owners kept for these parameters back to their own workers, because the cut is void."""
         for name in names:
             for buffer, lo, view in self.owned.pop(name, []):
                 used_here(view)
@@ -106,7 +108,7 @@ class Residuals:
                     estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
     def scale(self, factor: float, names: Container[str] | None = None) -> None:
-        """Multiply the residuals of these parameters, of all if None: the worker's own and those of its shards.
+        """Multiply the residuals of these parameters, or of all if None: the worker's own and those of its shards.
 
         Estimates stay, and so does what an owner has not sent of their changes: together they are the mean.
         """
@@ -116,7 +118,7 @@ class Residuals:
             multiply(tensor, factor)
 
     def rescale(self, factor: float, names: Container[str] | None = None) -> None:
-        """Multiply all that is kept for each element by the change of the gradients' own unit.
+        """Multiply all tensors kept for elements by the change of the gradients' unit.
 
         Args:
             names: of the parameters; None: all.
@@ -130,12 +132,14 @@ class Residuals:
                 tensor.mul_(factor)
 
     def norm(self) -> float:
-        """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""
+        """The Euclidean norm of all residuals of this rank, its own and those of its shards; it
+        waits for the device.
+        """
         norms = [read(tensor).norm(dtype=torch.float32) for tensor in self._residuals()]
         return float(torch.stack(norms).norm()) if norms else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The tensors in use, by parameter name, without those that only take a step back."""
+        """Return the tensors in use, by parameter name, without those that only serve to undo a step."""
         worker = {buffer: dict(tensors) for buffer, tensors in self.worker.items() if buffer not in self._transient}
         owned: dict[str, dict[str, dict[str, Tensor]]] = {}
         for (name, buffer, lo, _), view in self._shards().items():
@@ -146,7 +150,7 @@ class Residuals:
         return {"worker": worker, "states": states, "sessions": dict(self.sessions), "owned": owned}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Keep copies of what ``state_dict`` gave, and nothing else; plans made before must not be used again.
+        """Copy a ``state_dict``, and keep nothing else; earlier plans must not be used again.
 
         What an owner kept for its shards waits until a plan asks for the same cut, or ``give_up_waiting``.
         """
@@ -162,12 +166,12 @@ class Residuals:
         }
 
     def narrow(self, buffers: Container[str]) -> None:
-        """Keep these buffers only, and no state of a method: another one comes."""
+        """Keep these buffers only, and no state of a method, because another method follows."""
         self.worker = {buffer: tensors for buffer, tensors in self.worker.items() if buffer in buffers}
         self.states, self.sessions = {}, {}
 
     def changing(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Everything that an exchange of these parameters may change, under names of its own."""
+        """All tensors that an exchange of these parameters may change, under unique names."""
         found = {
             f"worker/{buffer}/{name}": tensors[name]
             for buffer, tensors in self.worker.items()
@@ -191,7 +195,7 @@ class Residuals:
         return found | shards
 
     def tensors_of(self, name: str) -> list[Tensor]:
-        """Collect what is kept for each element of a parameter, its part of the shards that are owned here included."""
+        """Collect all tensors kept for the elements of a parameter, its part of the owned shards included."""
         own = [
             tensors[name]
             for buffer, tensors in self.worker.items()
@@ -203,7 +207,7 @@ class Residuals:
         return ((name, *kept) for name, views in list(self.owned.items()) for kept in views)
 
     def give_up_waiting(self) -> None:
-        """The cut that loaded shards wait for does not come again: this worker keeps them as its own."""
+        """Take loaded shards as this worker's own, because the cut that they wait for does not come again."""
         for (name, buffer, lo, _), view in self._loaded.items():
             self.owned.setdefault(name, []).append((buffer, lo, view))
         names = {name for name, *_ in self._loaded}
@@ -211,7 +215,7 @@ class Residuals:
         self.retire(names)
 
     def _shards(self) -> dict[Shard, Tensor]:
-        """Every owned shard, those that wait for their cut included."""
+        """Yield every owned shard, also those that wait for their cut."""
         owned = {(name, buffer, lo, view.numel()): view for name, buffer, lo, view in self._views()}
         return {**self._loaded, **owned}
 
@@ -226,7 +230,7 @@ class Residuals:
         return {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
 
     def _gather(self, unit: Unit, flat: Tensor, kept: dict[str, Tensor]) -> None:
-        """Move what the members of a unit had to ``flat``, and keep its parts under their names."""
+        """Move the members' values of a unit to ``flat``, and store its parts under their names."""
         lo = 0
         for name, numel in unit.members:
             view = part_of(flat, lo, lo + numel)
@@ -236,7 +240,7 @@ class Residuals:
 
 
 def added(one: Tensor, other: Tensor) -> Tensor:
-    """The sum of two flat tensors that begin together."""
+    """Add two flat tensors that begin together."""
     longer, shorter = (one, other) if one.numel() > other.numel() else (other, one)
     total = longer.clone()
     total[: shorter.numel()].add_(shorter)
@@ -244,7 +248,7 @@ def added(one: Tensor, other: Tensor) -> Tensor:
 
 
 def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:
-    """The parameters that a piece covers: name, first element inside the parameter, and the view of ``flat``."""
+    """Yield the parameters that a piece covers: name, first element inside the parameter, and the view of ``flat``."""
     begin, end = 0, piece.start + piece.numel
     for name, numel in piece.unit.members:
         lo, hi = max(begin, piece.start), min(begin + numel, end)
@@ -254,7 +258,7 @@ def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:
 
 
 def used_here(tensor: Tensor) -> Tensor:
-    """The tensor, whose memory is not given away before what this stream was asked to do with it is done.
+    """Return the tensor, whose memory is not reused before this stream has finished with it.
 
     What a checkpoint was loaded into was allocated on another stream than that of the exchange, and is dropped here.
     """

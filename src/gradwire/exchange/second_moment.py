@@ -1,4 +1,4 @@
-"""How much compression lengthens the gradients that arrive, measured now and then beside an uncompressed mean.
+"""Measurement of how much compression lengthens the averaged gradients, made at intervals beside an uncompressed mean.
 
     factor = |arrived| / |mean|, the lengths over all tensors together
 
@@ -63,20 +63,20 @@ class SecondMoment:
 
     @property
     def factor(self) -> float:
-        """How many times as long as the exact mean what arrives is, from 1 to ``MOST``; 1 before it was measured."""
+        """The length of the received mean over that of the exact mean, from 1 to ``MOST``; 1 before it was measured."""
         return min(max(self._latest() or 1.0, 1.0), MOST)
 
     def due(self, step: int) -> bool:
-        """Whether ``step`` is measured, counted from the dense ones or from the last ``restart``."""
+        """Return whether ``step`` is measured, counted from the dense steps or from the last ``restart``."""
         step -= self._since
         return step % EVERY == 0 if step > EVERY else step > 0 and step & (step - 1) == 0
 
     def restart(self, step: int) -> None:
-        """Forget what was measured up to ``step``: gradients are sent in another way from the next one on."""
+        """Forget the measurements up to ``step``, because gradients are sent in another way from the next one on."""
         self.load_state_dict({"since": max(step, self._first)})
 
     def changed(self, step: int) -> None:
-        """Measure anew in ``step``, from which on a schedule sends another layout; each bucket may say so."""
+        """Measure anew in ``step``, from which on a schedule sends another layout; each bucket may call it."""
         if self._since != step - 1:
             self.restart(step - 1)
 
@@ -120,24 +120,24 @@ class SecondMoment:
         return compare
 
     def end_step(self) -> None:
-        """Add what this step measured to what is known."""
+        """Add this step's measurement to the known factor."""
         self._before = self._latest()
         if self._measured:
             self._sums.zero_()
             self._measured = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers that all ranks agree on."""
+        """Return numbers on which all ranks agree."""
         return {"before": self._latest(), "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Continue from a ``state_dict``."""
         self._sums.zero_()
         self._measured = False
         self._before, self._since = state.get("before"), int(state.get("since", self._since))
 
     def _latest(self) -> float | None:
-        """The mean of this step's measurement and of what was known before; waits for a GPU in measured steps only."""
+        """The mean of this step's measurement and the earlier ones; it waits for a GPU in measured steps only."""
         if not self._measured:
             return self._before
         arrived, exact = map(float, self._sums.tolist())
@@ -148,12 +148,12 @@ class SecondMoment:
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of each."""
+    """The sum of squares of each tensor."""
     return torch.stack(torch._foreach_norm(list(tensors))).double().square()
 
 
 def _place(lo: int, hi: int, step: int, least: int) -> tuple[int, int]:
-    """Find where the sample of a tensor lies; it moves from step to step."""
+    """The position of a tensor's sample; it moves from step to step."""
     size = min(hi - lo, max(least, (hi - lo) // SHARE))
     lo += int(step * _TURN % 1 * (hi - lo - size + 1))
     return lo, lo + size

@@ -1,4 +1,4 @@
-"""The options that every integration takes, read in one place."""
+"""Options that every integration takes, read in one place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["LONGEST", "Settings", "build_compressor", "compressor", "valid_timeo
 
 @dataclass(frozen=True)
 class Settings(Configuration):
-    """How gradients are exchanged, besides the compressor.
+    """The settings of an exchange, besides the compressor.
 
     Args:
         memory: a memory or its name; None takes what the compressor declares.
@@ -67,7 +67,7 @@ class Settings(Configuration):
 
     @classmethod
     def split(cls, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-        """Settings, and what is left for the compressor."""
+        """Split options into settings and the parameters of the compressor."""
         known = {f.name for f in dataclasses.fields(cls)}
         return (
             cls(**{name: value for name, value in options.items() if name in known}),
@@ -128,12 +128,12 @@ class Settings(Configuration):
 
 
 def valid_timeout(value: object) -> bool:
-    """Whether ``value`` is a number of seconds that a collective may be given, or None."""
+    """Return whether ``value`` is a valid time-out of a collective in seconds, or None."""
     return value is None or (is_float32(value) and 0 < value <= LONGEST)  # type: ignore[operator]
 
 
 def compressor(name: str, **params: Any) -> Compressor:
-    """A compressor by its registered name.
+    """Make a compressor by its registered name.
 
     Args:
         name: ``gradwire methods`` lists them; with parameters it is written "topk:ratio=0.01,values=float16", as on
@@ -151,7 +151,7 @@ def compressor(name: str, **params: Any) -> Compressor:
 
 
 def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None:
-    """Say where the parameters of a method belong that was given as an object.
+    """Say where the parameters belong of a method that was given as an object.
 
     Raises:
         ConfigError: always.
@@ -169,7 +169,7 @@ def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None
 
 
 def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "compressor") -> Compressor:
-    """A compressor from an object or a registered name with parameters.
+    """Make a compressor from an object or a registered name with parameters.
 
     Args:
         compressor: the object or the name.

@@ -1,4 +1,4 @@
-"""Take a whole step back: for optimizers that skip it when any gradient is not finite.
+"""Undo of whole steps: for optimizers that skip a step when any gradient is not finite.
 
 Law: a message that is not finite is taken back by itself; what other messages of that step have sent is lost when the
 optimizer skips it. So where steps are skipped, everything kept is copied before it changes, 4 bytes an element and a
@@ -23,7 +23,7 @@ class Undo:
         self._changed: dict[str, Tensor] = {}
 
     def remember(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy what is about to change, by name."""
+        """Copy tensors that are about to change, by name."""
         for name, tensor in tensors.items():
             copy = self._storage.get(name)
             if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
@@ -33,7 +33,7 @@ class Undo:
         self._changed |= tensors
 
     def end(self, bad: Tensor) -> None:
-        """Put back what was remembered since the last call where ``bad``, a bool of one element."""
+        """Restore the tensors remembered since the last call if ``bad``, a bool of one element."""
         on_cpu = bad.device.type == "cpu"
         for name, tensor in self._changed.items() if not on_cpu or bool(bad) else ():
             torch.where(bad.to(tensor.device), self._storage[name], tensor, out=tensor)

@@ -1,1 +1,3 @@
-"""What trains: tasks with their models and data, runs of them on workers of one machine, sweeps, and their records."""
+"""Training experiments: tasks with their models and data, runs of them on workers of one machine,
+sweeps, and records.
+"""

@@ -1,4 +1,4 @@
-"""Is "auto" ever slower than plain DDP, and how near does it come to the best fixed method?
+"""Check of "auto": it is compared with plain DDP and with the best fixed method.
 
 Law: what is compared was measured in one group of workers, in turns. "auto" first makes the steps in which it decides.
 Then there are rounds: in each of them plain DDP, every fixed method and "auto" make some steps, in an order that is
@@ -77,7 +77,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One model on one link, once.
+    """One repeat of one model on one link.
 
     Args:
         model: as ``gradwire models`` has it.
@@ -121,14 +121,14 @@ class MatrixCell:
         _ = self.contestants
 
     def plan(self, link: Link) -> ReplayPlan:
-        """What is replayed on one of the links."""
+        """The plan of the replay on one of the links."""
         return ReplayPlan(
             self.model, self.small, self.workers, link, self.steps, self.budget, self.compute, self.gradients
         )
 
     @property
     def contestants(self) -> list[Contestant]:
-        """All that are compared, "auto" the last one."""
+        """All contestants; "auto" is the last one."""
         fixed = [Contestant(text, parse_method(text)) for text in self.methods]
         return [Contestant(PLAIN), *fixed, Contestant(self.auto, self.auto)]
 
@@ -139,13 +139,13 @@ class MatrixCell:
 
     @property
     def id(self) -> str:
-        """Sixteen hexadecimal digits; equal cells have equal ones, in every process and on every machine."""
+        """Sixteen hexadecimal digits, which are equal for equal cells in every process and on every machine."""
         known = {**asdict(self), "links": self.link, "compute": float(self.compute), "budget": float(self.budget)}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_links(text: str) -> tuple[Link, ...]:
-    """A link, or several that follow one another.
+    """Read a link, or several that follow one another.
 
     Raises:
         ConfigError: not of the form of a link.
@@ -159,7 +159,7 @@ def read_links(text: str) -> tuple[Link, ...]:
 
 @dataclass(frozen=True)
 class PartTimes:
-    """What one worker saw of a cell while the link was as it was.
+    """The measurements of one worker while the link stayed the same.
 
     Args:
         seconds: of the steps that counted, by contestant, in the order in which they were made.
@@ -174,7 +174,7 @@ class PartTimes:
 
 @dataclass
 class Outcome:
-    """What one worker saw of a cell.
+    """The measurements of one worker in a cell.
 
     Args:
         parts: one for each link.
@@ -191,7 +191,7 @@ class Outcome:
 
 
 def measure(cell: MatrixCell) -> Row:
-    """A cell's row, ready for JSON; one that failed has an ``error``.
+    """Measure a cell and return its row, ready for JSON; a failure is a row with an ``error``.
 
     Args:
         cell: what to measure.
@@ -237,7 +237,7 @@ def _part(parts: Sequence[PartTimes], link: Link) -> Row:
 
 @contextmanager
 def _changed(lab: Netlab | None, links: Sequence[Link], folder: Path) -> Iterator[None]:
-    """Give the lab its next link whenever the workers have come to the end of a part; they tell by files."""
+    """Give the lab its next link whenever all workers have finished a part, which they announce by files."""
     done, failed = threading.Event(), list[GradwireError]()
 
     def change() -> None:
@@ -346,13 +346,13 @@ class Turn:
 
     @property
     def pilot(self) -> AutoPilot:
-        """The one of "auto"."""
+        """The pilot of "auto"."""
         found = None if self.state is None else self.state.exchange.pilot
         assert isinstance(found, AutoPilot)
         return found
 
     def steps(self, count: int) -> list[float]:
-        """Make steps, and say how many seconds each of them took."""
+        """Make steps, and return the seconds of each."""
         seconds = []
         for _ in range(count):
             seconds.append(time_exchange(self.model))
@@ -371,7 +371,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Noise:
-    """The norms that an error is measured by, the same numbers on all workers.
+    """The norms relative to which an error is measured, with the same numbers on all workers.
 
     Args:
         own: the mean over the workers of the squared norms of their gradients.
@@ -385,7 +385,7 @@ class Noise:
 
     @classmethod
     def of(cls, own: Replayed, averaged: Replayed) -> Noise:
-        """Those of a worker's values, and of gradients after an exchange without compression."""
+        """Compute the norms from a worker's gradients, and from gradients after an uncompressed exchange."""
         squares = torch.zeros(2, dtype=torch.float64)
         for value, param in zip(own.tensors, averaged.tensors, strict=True):
             assert param.grad is not None
@@ -395,7 +395,8 @@ class Noise:
         return cls(mine, mean, dist.get_world_size())
 
     def added(self, replayed: Replayed, contestant: Contestant, pilot: AutoPilot) -> float:
-        """The variance that a fixed method adds to the mean, over that of the batch; infinite where it may not be used.
+        """The variance that a fixed method adds to the mean, over that of the batch; infinite if the method is not
+        allowed.
 
         Args:
             replayed: with this worker's gradients.

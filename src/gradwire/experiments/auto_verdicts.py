@@ -1,4 +1,4 @@
-"""What the cells of ``gradwire check auto`` say: whether "auto" reaches its goals.
+"""Verdicts on the cells of ``gradwire check auto``: whether "auto" reaches its goals.
 
 Law: a verdict is about one model on one link, and rests on ratios of times of one group of workers; of several repeats
 the median of the ratios counts.
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def read(path: Path) -> list[Row]:
-    """The cells of a file that did not fail, of several with equal settings the last; other lines are left out.
+    """Read the cells of a file that did not fail, of several with equal settings the last; other lines are skipped.
 
     Args:
         path: of JSON lines; a last line that is cut off is none.
@@ -51,7 +51,7 @@ def read(path: Path) -> list[Row]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the repeats of a cell say of "auto" on one of its links; medians of the repeats.
+    """The verdict on "auto" on one link of a cell, from the medians of the repeats.
 
     Args:
         model: as in the rows.
@@ -83,16 +83,16 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether both goals are reached."""
+        """Return whether both goals are reached."""
         return self.behind <= BEHIND and (self.share is None or self.share >= LEAST_SHARE)
 
     def as_dict(self) -> Row:
-        """Ready for JSON."""
+        """Return the verdict for JSON."""
         return asdict(self) | {"holds": self.holds}
 
 
 def verdicts(rows: Iterable[Row]) -> list[Verdict]:
-    """A verdict for each part of each cell, over its repeats, in the order of the rows.
+    """Make a verdict for each part of each cell, over its repeats, in the order of the rows.
 
     Args:
         rows: as ``measure`` gives them; those that failed are left out.

@@ -17,7 +17,7 @@ _PHASES = {"encode": "compress", "communicate": "communicate", "decode": "decomp
 
 
 class Clock:
-    """Adds up steps; each is made inside a ``with`` block.
+    """A clock that adds up steps, each of which is made inside a ``with`` block.
 
     Args:
         counters: of an exchange, which measures its own phases.
@@ -46,17 +46,19 @@ class Clock:
             self.totals[name] += self.counters.seconds[phase] - phases[phase]
 
     def means(self, made: int) -> dict[str, float]:
-        """Seconds of a step that counts; where none of the ``made`` ones did, the wall time of all, and no phases."""
+        """The mean seconds of a counted step; if none of the ``made`` steps counted, the wall time of all, and no
+        phases.
+        """
         if self.steps == 0:
             return {"step": self.elapsed / made}
         return {name: total / self.steps for name, total in self.totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """Return the sums that a resumed run continues from."""
         return {"steps": self.steps, "elapsed": self.elapsed, "totals": dict(self.totals)}
 
     def load_state_dict(self, state: Mapping[str, Any], left: int) -> None:
-        """Go on adding to what ``state_dict`` gave; ``left`` steps are still to be made.
+        """Continue from the sums that ``state_dict`` returned; ``left`` steps are still to be made.
 
         A new process touches its pages anew, so its first steps do not count either. But the last step of a run does
         where none has before: a run that was broken again and again must have a step that counts.

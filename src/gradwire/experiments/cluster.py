@@ -1,4 +1,4 @@
-"""Where this process stands in a job that somebody else started: torchrun, or Slurm's srun."""
+"""Place of this process in a job that was started by torchrun or by Slurm's srun."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
     port: int
 
     def tell(self) -> None:
-        """Put it where ``torch.distributed`` looks for it."""
+        """Set the environment variables that ``torch.distributed`` reads."""
         os.environ.update(
             RANK=str(self.rank),
             WORLD_SIZE=str(self.world),
@@ -45,7 +45,7 @@ class Place:
 
 
 def placed(environment: Mapping[str, str]) -> Place | None:
-    """What the environment says; None: nobody has started this process as one of several.
+    """Read the place from the environment; None if this process was not started as one of several.
 
     A batch script of Slurm is such a process, too, unless ``srun`` started it: it has a job and no step.
 
@@ -76,7 +76,7 @@ def placed(environment: Mapping[str, str]) -> Place | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a list as Slurm writes it.
+    """The first host of a list in Slurm's notation.
 
     >>> first_host("node[007-009,12],login"), first_host("one,two")
     ('node007', 'one')

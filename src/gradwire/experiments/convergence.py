@@ -1,4 +1,4 @@
-"""Does every method train? Each one, with its recommended settings, against the uncompressed run of the same seeds.
+"""Check of convergence: each method, with its recommended settings, against the uncompressed run of the same seeds.
 
 Law: a row is one method on one number of workers. It reaches the goal where the mean accuracy over the seeds is at
 most ``TOLERANCE`` points below the uncompressed mean, and the workers end every run with the same bits. A method that
@@ -29,7 +29,7 @@ TOLERANCE = 2.0
 
 @dataclass(frozen=True)
 class ConvergenceRow:
-    """What became of one method on one number of workers.
+    """The outcome of one method on one number of workers.
 
     Args:
         method: as in the registry.
@@ -63,17 +63,17 @@ class ConvergenceRow:
 
     @property
     def anchor(self) -> str:
-        """The method's section in the docs; a label may have parameters behind the name."""
+        """The anchor of the method's section in the docs; a label may have parameters behind the name."""
         return str(self.settings["compressor"]["name"]) if self.settings else self.method.partition(":")[0]
 
     @property
     def accuracy(self) -> float:
-        """The mean over the seeds; 0 where there was an error."""
+        """The mean accuracy over the seeds; 0 if there was an error."""
         return sum(self.accuracies) / max(len(self.accuracies), 1)
 
     @property
     def points(self) -> float:
-        """Above the uncompressed run, in hundredths of the test set."""
+        """The difference from the uncompressed run, in hundredths of the test set."""
         return 100 * (self.accuracy - self.baseline)
 
     @property
@@ -83,12 +83,12 @@ class ConvergenceRow:
 
     @property
     def failed(self) -> bool:
-        """Missed the goal without being known to."""
+        """Return whether a method missed the goal and is not known to miss it."""
         return bool(self.trouble) or not (self.reached or self.misses)
 
     @property
     def trouble(self) -> str:
-        """What is wrong whatever the accuracy; else empty."""
+        """The defect that makes a row fail whatever its accuracy; empty if there is none."""
         if self.error:
             return self.error
         if not self.identical:
@@ -97,7 +97,7 @@ class ConvergenceRow:
 
     @property
     def verdict(self) -> str:
-        """One word, or the reason."""
+        """The verdict in one word, or the reason."""
         if self.reached:
             return "reached"
         if self.failed:
@@ -105,13 +105,13 @@ class ConvergenceRow:
         return f"known to miss: {self.misses}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the row for JSON."""
         derived = {"accuracy": self.accuracy, "points": self.points, "reached": self.reached, "failed": self.failed}
         return dataclasses.asdict(self) | derived
 
 
 def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: int) -> Iterator[ConvergenceRow]:
-    """Train each method on each number of workers; the uncompressed run comes first, asked for or not.
+    """Train each method on each number of workers; the uncompressed run comes first, even if it was not asked for.
 
     Args:
         methods: with their settings.
@@ -133,7 +133,7 @@ def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: 
 
 
 def kept_in(method: Method, dtypes: Sequence[str]) -> list[Method]:
-    """The method with its residual in each of these widths; once and as it is, if it keeps none.
+    """Copies of the method with its residual in each of these widths; only the method itself if it keeps no residual.
 
     >>> [each.label for each in kept_in(recommended("topk"), ["float32", "bfloat16"])]
     ['topk', 'topk bfloat16']
@@ -188,7 +188,7 @@ def _settings(method: Method) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: a memory by its configuration, a schedule by its name."""
+    """Convert a value to its form in JSON: a memory to its configuration, a schedule to its name."""
     if isinstance(value, bool | int | float | str | None):
         return value
     if hasattr(value, "to_config"):
@@ -197,7 +197,7 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(found: Sequence[ConvergenceRow]) -> str:
-    """The table of the docs: what was run, one line for each method, two columns for each number of workers."""
+    """The table of the docs: the settings, one line for each method, two columns for each number of workers."""
     seeds = max(len(row.accuracies) for row in found)
     ran = f"{found[0].epochs} epochs, {seeds} {'seed' if seeds == 1 else 'seeds'}:"
     worlds = list(dict.fromkeys(row.workers for row in found))

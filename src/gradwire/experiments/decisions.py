@@ -1,4 +1,4 @@
-"""How the decisions of "auto" went over time: what it had chosen for each bucket, from which step on, and why."""
+"""Decisions of "auto" over time: the choice for each bucket, the step of the choice, and the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT = ("bucket", "elements", "choice", "exposed", "dense_exposed", "error", "b
 
 
 class DecisionLog:
-    """The entries of a run: one whenever the phase or a choice is another one than before.
+    """The decisions of a run: a new entry whenever the phase or a choice has changed.
 
     Example:
         >>> log = DecisionLog()
@@ -36,13 +36,13 @@ class DecisionLog:
         self.entries: list[Entry] = []
 
     def note(self, step: int, exchange: Exchange | None) -> None:
-        """Look at an exchange after a step; where nothing decides there is no entry."""
+        """Note the state of an exchange after a step; an exchange without a pilot gives no entry."""
         pilot = None if exchange is None else exchange.pilot
         if isinstance(pilot, AutoPilot):
             self.add(step, pilot.metrics())
 
     def add(self, step: int, told: Mapping[str, Any]) -> None:
-        """Add what ``metrics()["auto"]`` told after a step, if it is new.
+        """Add the report of ``metrics()["auto"]`` after a step, if it is new.
 
         Args:
             step: how many were made, in ascending order.

@@ -1,4 +1,4 @@
-"""The demonstration: a task trained with each method, side by side, on workers of this machine."""
+"""Demonstration: a task trained with each method, side by side, on workers of this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["DemoReport", "compare"]
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What all workers reported: one row for each method, ready for JSON."""
+    """The reports of all workers: one row for each method, ready for JSON."""
 
     task: str
     measure: str
@@ -36,7 +36,7 @@ class DemoReport:
 
     @property
     def apart(self) -> list[str]:
-        """The methods after which the workers' parameters were not the same bits."""
+        """The methods after which the workers' parameters differed in some bit."""
         return [row["method"] for row in self.rows if not row["parameters_identical"]]
 
     def check(self) -> None:
@@ -52,7 +52,7 @@ class DemoReport:
 def compare(
     methods: Sequence[Method], *, workers: int = 2, epochs: int | None = None, task: str = "classification"
 ) -> DemoReport:
-    """Train with each method in turn and compare.
+    """Train with each method in turn and compare the results.
 
     Args:
         methods: their labels become the rows' names.
@@ -76,20 +76,20 @@ def compare(
 
 
 def task_of(name: str) -> Task:
-    """A task with the data that is embedded."""
+    """Make a task with its embedded data."""
     task: Task = registry.find("experiments.tasks", name)()
     return task
 
 
 def run_all(methods: Sequence[Method], epochs: int, task: str) -> list[Run]:
-    """Make the runs of all methods, on each worker; worker 0 shows how far they are."""
+    """Make the runs of all methods, on each worker; worker 0 shows the progress."""
     steps = task_of(task).steps(epochs)
     with Bars(steps, shown=dist.get_rank() == 0) as bars:
         return [train(task_of(task).adjusted(m.recipe), m, epochs, watch=bars.begin(m.label)) for m in methods]
 
 
 def row(method: Method, runs: Sequence[Run]) -> dict[str, Any]:
-    """One method's figures: worker 0's, and whether all workers agree."""
+    """Make the row of one method: worker 0's figures, and whether all workers agree."""
     return {
         "method": method.label,
         "compressor": method.compressor.to_config(),

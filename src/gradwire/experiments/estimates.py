@@ -1,4 +1,4 @@
-"""How long a run will take, by what earlier ones took."""
+"""Estimates of how long a run will take, from earlier runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Estimates"]
 
 
 class Estimates:
-    """Seconds of a run, from the nearest ones that are known: the same but for the seed, else of any method, else of
-    any number of workers.
+    """Estimates of a run's seconds from the most similar known runs: equal but for the seed, else with any method, else
+    with any number of workers.
 
     Args:
         records: of runs that have ended.
@@ -27,14 +27,16 @@ class Estimates:
                     self._known[key].append(record.wall_seconds / record.settings.epochs)
 
     def of(self, settings: RunSettings) -> float | None:
-        """Seconds; None: nothing like it has run."""
+        """Estimate the seconds of a run; None if no similar run is known."""
         for key in _keys(settings):
             if key in self._known:
                 return settings.epochs * statistics.median(self._known[key])
         return None
 
     def total(self, runs: Iterable[RunSettings]) -> float | None:
-        """The seconds of all, one after the other; what is not known takes as long as the others; None: none is."""
+        """Estimate the seconds of several runs in sequence; an unknown run counts as the mean of the others; None if
+        all are unknown.
+        """
         each = [self.of(settings) for settings in runs]
         known = [seconds for seconds in each if seconds is not None]
         return sum(known) * len(each) / len(known) if known else (None if each else 0.0)

@@ -1,4 +1,4 @@
-"""What ``compress_ddp`` costs beside plain DDP on the loopback: the hook, its thread, and the exchange, in one step.
+"""Cost of ``compress_ddp`` beside plain DDP on the loopback: the hook, its thread, and the exchange, in one step.
 
 Two DDP models of the same parameters take turns on the same ranks, one with the method and one without a hook. Their
 backward passes compute nothing but hand out gradients (``experiments/replay.py``), so a difference is the exchange's.
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def ddp_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
-    """A row for each rival, which has a compressor, as soon as it was measured; one that fails has an ``error``.
+    """Yield a row for each rival with a compressor as soon as it was measured; a failure is a row with an ``error``.
 
     Args:
         plan: what is exchanged, on the CPU; where it has no size of a bucket, it is DDP's own.
@@ -113,7 +113,7 @@ def _rank(rank: int, plan: ExchangePlan, rival: Rival) -> Row:
 
 
 def _check(rival: Rival, ours: DistributedDataParallel, plain: DistributedDataParallel) -> None:
-    """Refuse ranks that differ, and a method that compresses nothing and is not what DDP gives.
+    """Refuse ranks that differ, and a method without compression whose result is not that of DDP.
 
     Raises:
         WrongMeanError: on every rank.

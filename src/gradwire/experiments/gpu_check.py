@@ -1,4 +1,4 @@
-"""What nobody knows without a GPU, in one command: are the kernels right, does DDP run, and what does a method cost.
+"""Check of everything that needs a GPU, in one command: the kernels, DDP, and the cost of each method.
 
 It needs this source tree and torch, and neither pytest nor a network:
 
@@ -83,7 +83,7 @@ Row = dict[str, Any]
 
 @dataclass
 class PartReport:
-    """The findings of a part.
+    """The findings of one part of the check.
 
     Args:
         name: as in the module's list.
@@ -101,7 +101,7 @@ class PartReport:
 
     @property
     def wrong(self) -> list[Row]:
-        """The rows that differ from what was expected, or failed."""
+        """The rows that failed, or differ from the expected result."""
         return [row for row in self.rows if row.get("difference") or row.get("error") or row.get("waits")]
 
 
@@ -121,14 +121,14 @@ class GpuReport:
 
     @property
     def broken(self) -> list[str]:
-        """What does not hold; empty: everything that was compared does."""
+        """Sentences on what is broken; empty if every comparison holds."""
         found = [f"{part.name}: {part.error}" for part in self.parts if part.error]
         silent = (part for part in self.parts if not (part.rows or part.error or part.left_out))
         found += [f"{part.name}: nothing was compared" for part in silent]
         return found + [f"{part.name}: {_told(row)}" for part in self.parts for row in part.wrong]
 
     def as_dict(self) -> Row:
-        """Everything, ready for JSON."""
+        """Return the report for JSON."""
         parts = {
             part.name: {
                 "seconds": part.seconds,
@@ -238,7 +238,7 @@ def _methods(_: float, device: str, names: Sequence[str], sizes: Sequence[int]) 
 
 
 def _times(deadline: float, device: str, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
-    """The methods that matter most at all sizes, before the others at any."""
+    """Time the most important methods at all sizes, then the others."""
     first = [name for name in names if name in MAIN]
     for chosen in (first, [name for name in names if name not in first]):
         compressors = [registry.build("compressors", name) for name in chosen]
@@ -247,7 +247,7 @@ def _times(deadline: float, device: str, names: Sequence[str], sizes: Sequence[i
 
 
 def _ddp(deadline: float, backend: str, world: int, names: Sequence[str]) -> Iterator[Row]:
-    """The gradients of models on a GPU beside those of the same models on the CPU.
+    """Compare the gradients of models on a GPU with those of the same models on the CPU.
 
     A gradient is the parameter itself, so that both begin with the same bits.
     """
@@ -270,7 +270,7 @@ def _ddp(deadline: float, backend: str, world: int, names: Sequence[str]) -> Ite
 
 
 def _train(rank: int, device: str, names: Sequence[str], deadline: float) -> dict[str, Any]:
-    """What each step of a method gave this rank, or what went wrong; methods are missing for which time was over."""
+    """The result of each step of each method on this rank, or its error; methods are missing if time ran out."""
     done: dict[str, Any] = {}
     for name in names:
         over = torch.tensor(float(time.monotonic() > deadline), device=device)
@@ -305,7 +305,9 @@ def _steps(rank: int, device: str, name: str) -> list[np.ndarray[Any, Any]]:
 
 
 def _apart(name: str, found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[np.ndarray[Any, Any]]) -> str | None:
-    """Where the steps of a method differ; None: nowhere, or by rounding where its bits are those of a BLAS."""
+    """Describe where the steps of a method differ; None if they are equal, or differ by rounding for a method that uses
+    a BLAS.
+    """
     portable = registry.build("compressors", name).portable
     for number, (got, want) in enumerate(zip(found, wanted, strict=True), 1):
         if np.array_equal(got.view(np.uint32), want.view(np.uint32)):
@@ -330,7 +332,7 @@ def _fill(
     *,
     interpreted: bool,
 ) -> None:
-    """Take the rows of a part until it ends or the deadline comes."""
+    """Collect the rows of a part until it ends or the deadline comes."""
     noted = time.monotonic()
     try:
         for row in _rows(function, arguments, deadline, interpreted=interpreted):
@@ -347,13 +349,13 @@ def _fill(
 
 
 class _PartFailedError(GradwireError):
-    """The process of a part ended badly."""
+    """The process of a part ended with an error."""
 
 
 def _rows(
     function: Callable[..., Iterator[Row]], arguments: tuple[Any, ...], deadline: float, *, interpreted: bool
 ) -> Iterator[Row]:
-    """The rows that a function gives in a process of its own.
+    """Yield the rows of a function that runs in a process of its own.
 
     Raises:
         TimeoutError: the deadline came.
@@ -402,7 +404,7 @@ def _work(
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
-    """Set variables of the environment, or take them away, and put them back at the end."""
+    """Set or unset variables of the environment, and restore them at the end."""
     before = {name: os.environ.get(name) for name in values}
     try:
         _set(values)
@@ -422,14 +424,14 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def _told(row: Row) -> str:
-    """A row that is wrong, in one line."""
+    """Describe a wrong row in one line."""
     names = ("operation", "method", "variant", "step", "size", "backend", "ranks")
     what = ", ".join(f"{name} {row[name]}" for name in names if row.get(name))
     return f"{what}: {row.get('difference') or row.get('error') or row.get('waits')}"
 
 
 def lines(report: GpuReport) -> list[str]:
-    """The report for people: what was compared, a table of times, what was left out, the verdict."""
+    """Write the report for people: the comparisons, a table of times, what was left out, and the verdict."""
     where = report.where
     gpu = "Triton's interpreter" if where["interpreter"] else f"{where['gpu']}, CUDA {where['cuda']}"
     found = [f"{gpu}; {where['machine']}; torch {where['torch']}, triton {where['triton']}; {report.seconds:.0f} s", ""]
@@ -478,7 +480,7 @@ def _aligned(cell: str, width: int, place: int) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command where click and rich are not installed; ``gradwire check gpu`` is the same.
+    """Run the check without click and rich; ``gradwire check gpu`` is the same command.
 
     Args:
         words: of the command line; None: those of this process.
@@ -504,7 +506,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def writer(path: Path | None) -> Callable[[GpuReport], None]:
-    """What keeps the report so far in a file; None: nothing."""
+    """A function that writes the report so far to a file; None without a file."""
     return lambda report: None if path is None else replace_text(path, json.dumps(report.as_dict(), indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""One run as settings, and the record of it: the same whether a command, a job of many machines or a sweep makes it."""
+"""A run as settings, and its record: the same whether a command, a job of many machines or a sweep makes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradwire.bench.machine import environment
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
-from gradwire.experiments.method import Method
+from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.method_text import is_auto
 from gradwire.experiments.optimizers import check_exchanging
 from gradwire.experiments.progress import Bar
@@ -61,7 +61,7 @@ PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
 
 @dataclass(frozen=True)
 class Job:
-    """The work that a worker is told to do.
+    """The job that a worker is told to do.
 
     Args:
         settings: of the run.
@@ -90,7 +90,7 @@ class Job:
         return made.adjusted({name: _tuples(value) for name, value in self.settings.recipe.items()})
 
     def method(self) -> Method:
-        """How gradients are exchanged.
+        """The method by which gradients are exchanged.
 
         Raises:
             ConfigError: no such compressor, or none at all.
@@ -101,12 +101,14 @@ class Job:
         require(known.compressor is not None, "RunSettings.compressor", "a configuration", None)
         auto = str((known.compressor or {}).get("name"))
         if is_auto(auto):
-            return Method(known.method, Identity(), known.options, known.loss_scale, auto=auto)
-        compressor = registry.from_config("compressors", known.compressor or {})
-        return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
+            made = Method(known.method, Identity(), known.options, known.loss_scale, auto=auto)
+        else:
+            compressor = registry.from_config("compressors", known.compressor or {})
+            made = Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
+        return dataclasses.replace(made, parallel=known.parallel or PARALLEL[0], weights=known.weights)
 
     def parameters(self) -> dict[str, Tensor] | None:
-        """What it begins with; None: what the seed draws.
+        """The parameters that training begins with; None if the seed draws them.
 
         Raises:
             ConfigError: as ``parameters_in``; or they are not those of the settings any more.
@@ -120,9 +122,15 @@ class Job:
         return found
 
     def snapshots(self) -> RunSnapshots | None:
-        """Its checkpoints."""
+        """The checkpoints of the run.
+
+        Raises:
+            ConfigError: no worker has the whole model.
+        """
         if self.checkpoint is None:
             return None
+        allowed = "None with parallel fsdp2, whose workers have shards; run it in one piece"
+        require(self.settings.parallel is None, "checkpoint", allowed, str(self.checkpoint))
         told = {
             name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("link", "tuned")
         }
@@ -176,12 +184,14 @@ def settings_of(
         data_digest=None if task.small else digest_of(task.data),
         optimizer=None if method.optimizer is None else dict(method.optimizer),
         hook=None if method.hook is None else dict(method.hook),
+        parallel=None if method.parallel == PARALLEL[0] else method.parallel,
+        weights=method.weights,
         **others,
     )
 
 
 def begun(task: Task, start: Path | None) -> str | None:
-    """``RunSettings.start`` of a run that begins with saved parameters; None where there are none.
+    """The ``RunSettings.start`` of a run that begins with saved parameters; None if there are none.
 
     Args:
         task: whose model they must be of.
@@ -198,7 +208,7 @@ def begun(task: Task, start: Path | None) -> str | None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON gives it back as it is.
+    """Return whether JSON gives a value back unchanged.
 
     >>> is_plain({"lr": [0.1, None]}), is_plain(float("inf"))
     (True, False)
@@ -211,8 +221,8 @@ def is_plain(value: object) -> bool:
 
 
 def digest_of(data: Any) -> str:
-    """A SHA-256 of the data of a task: its own, or one of all tensors in it; of files that are read later, that of
-    their names and sizes.
+    """A SHA-256 of the data of a task: its own digest, or that of all its tensors; for files read later that of their
+    names and sizes.
     """
     own = getattr(data, "digest", None)
     if isinstance(own, str):
@@ -240,7 +250,14 @@ def _parts(data: Any) -> Iterator[bytes]:
 
 
 def _check(method: Method) -> None:
-    """Refuse here what every worker would refuse."""
+    """Refuse settings that every worker would refuse."""
+    require(method.parallel in PARALLEL, "parallel", " or ".join(PARALLEL), method.parallel)
+    sharded = method.parallel != PARALLEL[0]
+    require(sharded or method.weights is None, "weights", "None without parallel fsdp2", method.weights)
+    exchanging = method.hook or method.optimizer
+    require(not (sharded and exchanging), "parallel", "ddp with a hook of torch or with an optimizer", method.parallel)
+    if method.weights is not None:
+        registry.build("compressors", method.weights)
     if method.hook is not None:
         check_hook(method.hook)
         require(not method.options, "options", "none with a hook of torch", dict(method.options))
@@ -262,12 +279,12 @@ def _check(method: Method) -> None:
 
 
 def _tuples(value: Any) -> Any:
-    """A list as the tuple that a recipe has: JSON knows lists alone."""
+    """Convert lists to the tuples of a recipe, because JSON has only lists."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def device_of(backend: str, device: str | None) -> str:
-    """The device that goes with a backend.
+    """The device that belongs to a backend.
 
     Raises:
         ConfigError: it carries the gradients of another one, or there is no GPU.
@@ -282,7 +299,7 @@ def device_of(backend: str, device: str | None) -> str:
 
 
 def perform(job: Job, shown: bool = False) -> Record | None:
-    """Make the run, on each worker of the default group; its record on worker 0, None on the others.
+    """Make the run on each worker of the default group; return its record on worker 0, None on the others.
 
     Args:
         job: the same on all workers.
@@ -355,7 +372,7 @@ def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str
 
 
 def failed(job: Job, error: Exception) -> Record:
-    """The record of a run that ended early; an error that is none of ours is told with its kind."""
+    """The record of a run that ended early; the kind of an unexpected error is part of it."""
     task = job.task()
     said = str(error) if isinstance(error, GradwireError) else f"{type(error).__name__}: {error}"
     return Record(

@@ -1,4 +1,4 @@
-"""Start workers on this machine with torch's elastic launcher, and wait for all of them.
+"""Launch of workers on this machine with torch's elastic launcher.
 
 Law: it ends. A collective has a deadline, a worker that fails takes the others with it, and an interrupt or the end of
 the time stops them all; in each case no process stays behind, and the error says which worker failed first and why.
@@ -47,11 +47,11 @@ _START_WORKERS = inspect.unwrap(LocalElasticAgent._start_workers).__code__
 
 
 class OutOfTimeError(GroupError):
-    """The workers were stopped, because their time was over."""
+    """The workers were stopped because their time was over."""
 
 
 class _Late(BaseException):
-    """An interruption, like ``KeyboardInterrupt``, which nothing on the way takes for a failure."""
+    """An interruption, like ``KeyboardInterrupt``, which no handler of failures catches."""
 
 
 def launch(
@@ -63,7 +63,7 @@ def launch(
     backend: str = "gloo",
     until: float | None = None,
 ) -> list[Any]:
-    """Call ``function(*args)`` in each of ``workers`` processes that form a group; one torch thread each.
+    """Call ``function(*args)`` in each of ``workers`` processes that form a group, with one torch thread each.
 
     Args:
         workers: at least 1.
@@ -111,7 +111,7 @@ def launch(
 
 @contextmanager
 def ended_by(until: float | None) -> Iterator[None]:
-    """Interrupt what is inside when the time is over.
+    """Interrupt the block when the time is over.
 
     By a signal to the main thread, as Ctrl-C is, so that it ends whatever the thread waits for. A thread sends it: the
     process's one alarm clock may be in use.
@@ -144,7 +144,7 @@ def ended_by(until: float | None) -> Iterator[None]:
 
 @contextmanager
 def interrupted_alone() -> Iterator[None]:
-    """Ctrl-C is for this process and not for those that it starts, which the terminal interrupts as well.
+    """Send Ctrl-C to this process only, and not to the processes it starts, which the terminal would interrupt as well.
 
     Whoever is started by a thread that blocks a signal blocks it, too, from its first instruction on: a handler would
     come too late for a worker that is importing torch. So this thread blocks it, and another one waits for it.
@@ -182,7 +182,7 @@ def interrupted_alone() -> Iterator[None]:
 
 
 def raises(error: type[BaseException]) -> Callable[[int, FrameType | None], None]:
-    """Handler of a signal that raises ``error``; while workers are being started, a moment later."""
+    """A signal handler that raises ``error``; while workers are being started, it does so a moment later."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if starts_a_worker(frame):
@@ -194,7 +194,7 @@ def raises(error: type[BaseException]) -> Callable[[int, FrameType | None], None
 
 
 def starts_a_worker(frame: FrameType | None) -> bool:
-    """Whether a worker is there that was not told yet what to run, or that the launcher does not know of yet.
+    """Return whether a worker has not been told yet what to run, or is not known to the launcher yet.
 
     Interrupted now, it would show a traceback: the pipe that it reads from ends, or the launcher goes away without
     stopping it, and with it the semaphores that it opens.
@@ -207,7 +207,7 @@ def starts_a_worker(frame: FrameType | None) -> bool:
 
 
 def send_again(number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-    """Repeat a signal to the main thread in a moment, if it has the same handler then."""
+    """Repeat a signal to the main thread in a moment, if its handler is still the same then."""
 
     def send() -> None:
         if signal.getsignal(number) is handler:
@@ -220,7 +220,7 @@ def send_again(number: int, handler: Callable[[int, FrameType | None], None]) ->
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop the launcher's log: it repeats, with a stack trace for each process, what our error says in a line.
+    """Drop the launcher's log, which repeats our one-line error with a stack trace for each process.
 
     The workers' C++ log tells errors alone, too: addresses of a lab have no names, and a store warns of each.
     """
@@ -243,7 +243,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """The launcher leaves its own handlers behind."""
+    """Restore the signal handlers, because the launcher leaves its own behind."""
     before = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     }
@@ -257,7 +257,7 @@ def signals_restored() -> Iterator[None]:
 def worker(
     timeout: float, names: LabNames | None, backend: str, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> Any:
-    """What each process does: join the group, work, leave the group."""
+    """Run one worker: join the group, work, leave the group."""
     end_with_parent()
     # Before each run a worker collects the garbage of those before it: not among what was imported.
     gc.freeze()
@@ -273,13 +273,13 @@ def worker(
 
 
 def end_with_parent() -> None:
-    """Nobody goes on when the launcher was killed, not even one that waits in a collective; Linux only."""
+    """End this process when the launcher was killed, even while it waits in a collective; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def join(timeout: timedelta, backend: str) -> None:
-    """Over the loopback, where the launcher's store is."""
+    """Join the group over the loopback, where the launcher's store is."""
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
@@ -287,7 +287,7 @@ def join(timeout: timedelta, backend: str) -> None:
 
 
 def begin(timeout: timedelta, backend: str) -> None:
-    """The default group, of what the environment says; beside NCCL it has Gloo for what is on the CPU.
+    """Make the default group that the environment describes; NCCL is joined by Gloo for tensors on the CPU.
 
     Raises:
         ConfigError: there are more workers on this machine than GPUs.
@@ -302,7 +302,7 @@ def begin(timeout: timedelta, backend: str) -> None:
 
 
 def join_in_lab(timeout: timedelta, names: LabNames) -> None:
-    """Over the lab's links, with a store of their own: the launcher's cannot be reached from inside."""
+    """Join the group over the lab's links, with another store, because the launcher's cannot be reached from inside."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     enter(names.worker(rank))
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
@@ -312,7 +312,7 @@ def join_in_lab(timeout: timedelta, names: LabNames) -> None:
 
 
 def first_failure(error: ChildFailedError, folder: Path) -> str:
-    """What went wrong first: a worker that was killed, else the earliest exception."""
+    """Find the first failure: a worker that was killed, else the earliest exception."""
     rank, failure = error.get_first_failure()
     notes = sorted(folder.rglob("error.json"), key=lambda note: note.stat().st_mtime_ns)
     if failure.exitcode < 0:

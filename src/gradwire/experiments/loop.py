@@ -1,4 +1,4 @@
-"""A run between two steps: everything it goes on from, so that it can be saved there and taken up again bit for bit.
+"""A training run with all its state between two steps, so that it can be saved there and resumed bit for bit.
 
 Law: what the next step depends on is the parameters and buffers, the optimizer, the schedule, the residuals and states
 of the exchange, torch's generators, what a model carries from batch to batch, and the place in the data; the data
@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -26,6 +27,7 @@ from gradwire.experiments.decisions import DecisionLog
 from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.experiments.records import Point
+from gradwire.experiments.sharding import whole
 from gradwire.experiments.start import begin_with
 from gradwire.experiments.synchronisation import synchronised, wrapped
 from gradwire.experiments.tasks.base import Task
@@ -41,7 +43,7 @@ _WARM: set[tuple[str, str, str]] = set()
 
 
 class Loop:
-    """A run; every worker of the default process group must make it with the same arguments. A context manager.
+    """A run, used as a context manager; every worker of the default process group must make it with the same arguments.
 
     Args:
         task: what is trained, with the recipe that the method needs.
@@ -102,7 +104,8 @@ class Loop:
             self._leave()
 
     def _leave(self) -> None:
-        """Give up the run's own process group, whose threads would wake a hundred times a second under later runs.
+        """Destroy the run's own process group, whose threads would otherwise wake a hundred times a second during later
+        runs.
 
         All workers are in it: so its name is a number that does not come again. After the barrier nobody needs it.
         """
@@ -118,22 +121,31 @@ class Loop:
         inside: nn.Module = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         return inside
 
+    def gathered(self) -> nn.Module:
+        """The module with all its parameters, which shards are brought together for. All workers must call it."""
+        if not isinstance(self.model, FSDPModule):
+            return self.module
+        before = generators(self.device)
+        made = whole(self.model, self.task.model().to(self.device))
+        set_generators(before, self.device)
+        return made
+
     def params(self) -> list[Named]:
         """The parameters that are averaged."""
         return [(name, tuple(param.shape)) for name, param in self.module.named_parameters() if param.requires_grad]
 
     @property
     def epoch(self) -> int:
-        """How many have ended."""
+        """The number of epochs that have ended."""
         return len(self.history)
 
     def counted(self) -> dict[str, int]:
-        """Bytes and steps left out since the begin of the run, before it was resumed, too."""
+        """Bytes, and skipped steps, since the beginning of the run, before it was resumed, too."""
         now = self.synchronisation.metrics()
         return {name: self._before[name] + now[name] for name in _COUNTED}
 
     def run_epoch(self, watch: Watcher, between: Callable[[Loop], None]) -> Point:
-        """Train to the end of the epoch, and measure.
+        """Train to the end of the epoch, and measure the quality.
 
         Args:
             watch: called after each step.
@@ -157,7 +169,7 @@ class Loop:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What this worker's interface sends meanwhile, within an epoch, is not the run's. All workers must call it."""
+        """Exclude the traffic of this worker's interface inside the block from the run's. All workers must call it."""
         if self.interface is not None:
             # What is still on its way is: it has arrived when all have ended the step.
             dist.barrier()
@@ -186,12 +198,13 @@ class Loop:
         return loss
 
     def _end_epoch(self) -> Point:
-        """The epoch as worker 0 saw it; the others wait for it, and learn it."""
+        """End the epoch; worker 0 measures it, and the others wait for its result."""
         if self.epoch + 1 == self.epochs:
             self.synchronisation.finish()
         found: list[Any] = [None, None]
+        measured = self.gathered()
         if dist.get_rank() == 0:
-            found[0] = self.task.measures(on_cpu(self.module, self.device))
+            found[0] = self.task.measures(on_cpu(measured, self.device))
             found[1] = Point(
                 self.epoch + 1,
                 self.step,
@@ -207,11 +220,11 @@ class Loop:
         return self.history[-1]
 
     def memory(self) -> tuple[int, int | None]:
-        """The peak of the resident bytes, and those at the begin, of the process of this run that had the most."""
+        """The peak of the resident bytes, and those at the beginning, of the process of this run that had the most."""
         return max([(peak_bytes(), self._resident), *self._memory], key=lambda figures: figures[0])
 
     def common(self) -> dict[str, Any]:
-        """What is saved once: the same on all workers, or worker 0's."""
+        """The state that is saved once: the same on all workers, or worker 0's."""
         return {
             "params": {name: param.detach() for name, param in self.module.named_parameters()},
             "optimizer": self.synchronisation.common(),
@@ -223,7 +236,7 @@ class Loop:
         }
 
     def own(self) -> dict[str, Any]:
-        """What is this worker's."""
+        """The state of this worker alone."""
         self._count_interface()
         params = dict(self.module.named_parameters())
         buffers = {name: value for name, value in self.module.state_dict().items() if name not in params}
@@ -239,7 +252,7 @@ class Loop:
         }
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Go on from what ``common`` and ``own`` gave. All workers must call it, before their first step."""
+        """Continue from the states ``common`` and ``own``. All workers must call it before their first step."""
         self.module.load_state_dict({**common["params"], **own["buffers"]})
         self.synchronisation.load(common["optimizer"], own["exchange"])
         self.schedule.load_state_dict(common["schedule"])
@@ -261,7 +274,7 @@ def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: flo
     """Add the gradient of the mean loss over a worker's share, times ``scale``, to ``.grad``; return the mean.
 
     It is the sum over micro-batches i of n_i / n times the gradient of their mean loss, for n_i of n examples. DDP
-    exchanges in the last one's backward pass alone, when everything is added up.
+    and FSDP2 exchange in the last one's backward pass alone, when everything is added up.
     """
     recipe, mean = task.recipe, 0.0
     size = recipe.micro or len(x)
@@ -269,6 +282,8 @@ def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: flo
     for number, (inputs, targets) in enumerate(parts, 1):
         weight = len(inputs) / len(x)
         last = number == len(parts)
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
         # DDP decides in the forward pass whether the backward pass exchanges.
         with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
             with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.autocast):
@@ -279,7 +294,7 @@ def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: flo
 
 
 def warm_up(task: Task, device: torch.device) -> None:
-    """Once in a process for each model, a step of one that is thrown away.
+    """Make a step of a model that is thrown away, once in a process for each model.
 
     torch loads half of itself when the first optimizer is made and the first step is taken. That stays for all later
     runs; counted as the first one's, it would be more than most methods keep.
@@ -298,7 +313,7 @@ def warm_up(task: Task, device: torch.device) -> None:
 
 
 def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.device) -> None:
-    """One backward pass that leaves no trace but the order in which gradients come: DDP sorts its buckets by it."""
+    """Make one backward pass that only establishes the order of the gradients, by which DDP sorts its buckets."""
     before = generators(device)
     buffers = {name: value.clone() for name, value in model.module.named_buffers()}
     task.begin_epoch(model.module)
@@ -313,7 +328,7 @@ def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.dev
 
 
 def generators(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's global generators, which dropout draws from."""
+    """The states of torch's global generators, which dropout uses."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)

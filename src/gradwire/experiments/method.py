@@ -1,4 +1,4 @@
-"""How gradients are exchanged in a run."""
+"""Method of a run: how its gradients are exchanged."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 from gradwire.compressors.base import Compressor
 
-__all__ = ["Method"]
+__all__ = ["PARALLEL", "Method"]
+
+PARALLEL = ("ddp", "fsdp2")
+"""How a model is distributed: whole on each worker, or in shards."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A compressor, and what training with it needs.
+    """A compressor with the settings of its training.
 
     Args:
         label: names it in tables and on progress bars.
@@ -26,6 +29,8 @@ class Method:
             makes of its steps, and there is no hook. None: gradients are exchanged.
         auto: "auto", with its parameters, in place of a compressor that is chosen beforehand; None: the compressor.
         hook: of torch, its name under "name", with parameters, in place of the compressor; None: ours.
+        parallel: a key of ``PARALLEL``: "ddp", or "fsdp2", where the options are for ``compress_fsdp``.
+        weights: with "fsdp2" the method for the all-gather of the weights; None: it is FSDP's own.
     """
 
     label: str
@@ -36,3 +41,5 @@ class Method:
     optimizer: Mapping[str, Any] | None = None
     hook: Mapping[str, Any] | None = None
     auto: str | None = None
+    parallel: str = "ddp"
+    weights: str | None = None

@@ -1,4 +1,4 @@
-"""A method as it is written on the command line and in a suite: ``NAME`` or ``NAME:PARAMETER=VALUE,...``."""
+"""Text form of a method, as on the command line and in a suite: ``NAME`` or ``NAME:PARAMETER=VALUE,...``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["is_auto", "method_of", "parse_method", "text_of"]
 
 
 def is_auto(text: str) -> bool:
-    """Whether what is measured decides, in place of a method.
+    """Return whether the method is "auto", which measurements decide.
 
     >>> is_auto("auto"), is_auto("auto:budget=small"), is_auto("twobit:threshold=auto")
     (True, True, False)
@@ -29,7 +29,7 @@ def is_auto(text: str) -> bool:
 
 
 def parse_method(text: str) -> Compressor:
-    """A registered compressor with parameters.
+    """Read a registered compressor with parameters.
 
     Raises:
         ConfigError: no such compressor or parameter, or not of the form.
@@ -43,8 +43,7 @@ def parse_method(text: str) -> Compressor:
 
 
 def method_of(text: str, task: str = "classification", *, own: bool = False) -> Method:
-    """How it is trained: with the recommended settings of its name; parameters that are written go on top of the
-    compressor's own defaults.
+    """Make a method with the recommended settings of its name; given parameters override the compressor's own defaults.
 
     Args:
         text: as written; ``torch_`` before a name means a hook of torch's.
@@ -75,7 +74,7 @@ def method_of(text: str, task: str = "classification", *, own: bool = False) -> 
 
 
 def text_of(name: str, params: Sequence[tuple[str, Any]]) -> str:
-    """The inverse: a compressor and its parameters as they are written.
+    """Write a compressor and its parameters as text, as the inverse of ``parse_method``.
 
     >>> text_of("qsgd", [("bits", 8), ("norm", "l2")])
     'qsgd:bits=8,norm=l2'

@@ -1,4 +1,6 @@
-"""The optimizers of ``gradwire.optim`` by name, for runs in which the optimizer exchanges, and not a hook of DDP."""
+"""Optimizers of ``gradwire.optim`` by name, for runs in which the optimizer exchanges gradients instead of a hook of
+DDP.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ _OTHERS = (
 
 
 def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
-    """Refuse an optimizer that there is not, a parameter that it has not or not so, or a recipe that it cannot follow.
+    """Refuse an unknown optimizer, an unknown parameter of it or one out of range, or a recipe that it cannot follow.
 
     Args:
         told: the name under "name", and parameters.
@@ -89,7 +91,7 @@ def build_optimizer(
     compressor: Compressor,
     options: Mapping[str, Any],
 ) -> Exchanged:
-    """An optimizer that exchanges, with the learning rate, betas and decay of a recipe. All workers must call it.
+    """Build an optimizer that exchanges, with the learning rate, betas and decay of a recipe. All workers must call it.
 
     Args:
         told: as ``check_exchanging``.
@@ -116,7 +118,7 @@ def build_optimizer(
 
 
 def _parameters(name: str) -> dict[str, bool]:
-    """The parameters that a run may give, and whether it must."""
+    """The parameters that a run may give, and whether each is required."""
     kind = OPTIMIZERS[name]
     found = inspect.signature(kind).parameters
     # The recipe's rate is the inner optimizer's where there is one; DiLoCo's own is that of the outer step.

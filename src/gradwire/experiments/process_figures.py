@@ -1,4 +1,4 @@
-"""What one worker can say of itself: its model's bits, its memory, its network interface."""
+"""Figures of one worker: a digest of its model, its memory, its network interface."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def digest(model: nn.Module) -> str:
 
 
 def forget_peak() -> None:
-    """Let ``peak_bytes`` begin anew, where the system can: a worker makes many runs.
+    """Reset ``peak_bytes`` if the system allows it, because a worker makes many runs.
 
     What earlier ones have left is collected and given back first, or a peak would depend on who was before.
     """
@@ -66,13 +66,13 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory this process has had resident at one time."""
+    """The largest number of bytes that this process has had resident at one time."""
     unit = 1 if sys.platform == "darwin" else 1024
     return _status("VmHWM") or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resident_bytes() -> int | None:
-    """The memory that this process has resident now; None: the system does not tell."""
+    """The number of bytes that this process has resident now; None if the system does not tell."""
     return _status("VmRSS")
 
 
@@ -85,12 +85,12 @@ def _status(name: str) -> int | None:
 
 
 def interface_bytes() -> int:
-    """Bytes that this worker's interface in a lab has sent, by the kernel's count."""
+    """The bytes that this worker's interface in a lab has sent, as the kernel counts them."""
     return own_counters()[INTERFACE][1]
 
 
 class OnDevice(nn.Module):
-    """A model on a device for a task whose test set is on the CPU."""
+    """A model on a device, for a task whose test set is on the CPU."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class OnDevice(nn.Module):
             forget()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The model's output, on the CPU."""
+        """Return the model's output, on the CPU."""
         out: Tensor = self.model(x.to(self.device))
         return out.cpu()
 
 
 def on_cpu(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model as one whose inputs and outputs are on the CPU."""
+    """Wrap a model so that its inputs and outputs are on the CPU."""
     return model if device.type == "cpu" else OnDevice(model, device)

@@ -15,7 +15,7 @@ __all__ = ["Bar", "Bars", "Stages"]
 
 
 class Bars:
-    """One bar for each method; nothing at all unless ``shown``.
+    """Progress bars, one for each method; nothing is shown unless ``shown``.
 
     Args:
         steps: of each method.
@@ -52,7 +52,7 @@ class Bars:
 
 
 class Bar:
-    """The bar of one run, and a line for each epoch; nothing at all unless ``shown``.
+    """The progress bar of one run, with a line for each epoch; nothing is shown unless ``shown``.
 
     Args:
         task: what is trained.
@@ -84,14 +84,14 @@ class Bar:
         self.progress.stop()
 
     def step(self, step: int, loss: float) -> None:
-        """A step was made."""
+        """Note a finished step."""
         if self.shown:
             speed = self.progress.tasks[0].speed or 0.0
             rate = f"{self.task.recipe.batch * speed:,.0f} examples/s"
             self.progress.update(self.bar, completed=step + 1, loss=f"{loss:.3f}", rate=rate)
 
     def point(self, point: Point) -> None:
-        """An epoch has ended."""
+        """Note the end of an epoch."""
         if not self.shown:
             return
         seconds, steps = point.seconds - self.before.seconds, point.step - self.before.step
@@ -106,7 +106,7 @@ class Bar:
 
 
 class Stages:
-    """What a long piece of work is at, and for how long it has been; nothing at all where nobody looks at a terminal.
+    """A display of the stage of a long job and of its duration; nothing is shown without a terminal.
 
     Args:
         seconds: that it takes at most.
@@ -136,5 +136,5 @@ class Stages:
         self.progress.stop()
 
     def begin(self, stage: str) -> None:
-        """A stage begins."""
+        """Begin a stage."""
         self.progress.update(self.task, description=stage)

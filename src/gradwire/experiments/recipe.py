@@ -1,4 +1,4 @@
-"""How a model is trained: batch size, optimizer, learning-rate schedule, and the precision of a step."""
+"""Recipe of training: batch size, optimizer, learning-rate schedule, and the precision of a step."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Recipe:
         require(not (self.linear and self.cosine is not None), "Recipe.cosine", "None with linear", self.cosine)
 
     def build(self, params: Params) -> Optimizer:
-        """The optimizer at the peak learning rate."""
+        """Build the optimizer at the peak learning rate."""
         return OPTIMIZERS[self.optimizer](self, params)
 
     def factor(self, step: int, steps: int) -> float:
-        """What the peak learning rate is multiplied by in ``step`` of ``steps``; for ``LambdaLR``."""
+        """The factor on the peak learning rate in ``step`` of ``steps``; for ``LambdaLR``."""
         warm = min((step + 1) / self.warmup, 1.0)
         left = (steps - 1 - step) / max(steps - self.warmup, 1)
         if self.linear:
@@ -106,7 +106,7 @@ class Recipe:
         return warm * self.fall**fallen
 
     def clip_(self, params: Iterable[Tensor]) -> None:
-        """Scale the gradients down, in place, where their norm is too large."""
+        """Scale the gradients down in place if their norm is too large."""
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(params, self.clip)
 
@@ -117,7 +117,7 @@ def _sgd(recipe: Recipe, params: Params) -> Optimizer:
 
 
 def _betas(recipe: Recipe) -> tuple[float, float]:
-    """The betas as Adam takes them: a 0 that was written as an integer is refused there."""
+    """The betas in the form that Adam accepts; it refuses a 0 that is an integer."""
     first, second = recipe.betas
     return float(first), float(second)
 
@@ -152,7 +152,7 @@ OPTIMIZERS: dict[str, Callable[[Recipe, Params], Optimizer]] = {
 
 
 def _in(low: float, high: float, *, below: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is a number from ``low`` to ``high``, or ``below`` it; NaN is in no range."""
+    """Return whether a value is a number from ``low`` to ``high``, or less than ``below``; NaN is in no range."""
 
     def good(value: Any) -> bool:
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""How each method is best used on a task: the settings of ``recommended.toml``, which says why."""
+"""Recommended settings of each method on a task, read from ``recommended.toml``, which gives the reasons."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ of the stem."""
 
 
 def min_numel_of(task: str) -> int:
-    """The fewest elements of a tensor that is compressed on a task; as on the digits where nothing else is known.
+    """The fewest elements of a tensor that is compressed on a task; for an unknown task that of the digits.
 
     Example:
         >>> min_numel_of("segmentation"), min_numel_of("a task of somebody else's")
@@ -49,7 +49,7 @@ def min_numel_of(task: str) -> int:
 
 
 def labels() -> list[str]:
-    """What is worth comparing: every registered compressor, and the settings that stand beside the recommended ones."""
+    """Labels worth comparing: every registered compressor, and the alternatives to the recommended settings."""
     return sorted({*registry.names("compressors"), *RECOMMENDED})
 
 
@@ -60,7 +60,7 @@ def setup_of(label: str, task: str = DIGITS) -> Setup:
 
 
 def recommended(name: str, task: str = DIGITS) -> Method:
-    """How a registered compressor, or another label, is trained on a task.
+    """Make the method by which a registered compressor, or another label, is trained on a task.
 
     Raises:
         ConfigError: no such compressor.

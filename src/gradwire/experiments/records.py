@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON line, written when it ended, that says what was run, where, and what came out.
+"""Records of runs: one JSON line each, written at the end, with the settings, the place and the results.
 
 Law: a file of lines can be appended to by one writer at a time, read while it is written, and cut anywhere: a last
 line that is not whole is no line. A line is known by its ``id``, which depends on the settings and on nothing that was
@@ -37,7 +37,7 @@ _CODEC = {"method", "params", "op", "size"}
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What determines a run, all of it plain JSON values.
+    """The settings that determine a run, all of them plain JSON values.
 
     Args:
         task: a file of ``gradwire.experiments.tasks``.
@@ -59,6 +59,8 @@ class RunSettings:
         start: SHA-256 of the parameters that it begins with; None: those that the seed draws.
         optimizer: of ``gradwire.optim`` that exchanges, its name and its parameters; None: gradients are exchanged.
         hook: of torch that exchanges, its name and its parameters; None: ours.
+        parallel: how the model is distributed, "fsdp2"; None: DDP, or as the optimizer or the hook does.
+        weights: the method for the weights under FSDP2; None: they are gathered as they are.
         tuned: its learning rate is one of several, of which the best on the first seed is what the method is compared
             at. It is no part of the id: the run is the same.
     """
@@ -81,15 +83,17 @@ class RunSettings:
     start: str | None = None
     optimizer: Mapping[str, Any] | None = None
     hook: Mapping[str, Any] | None = None
+    parallel: str | None = None
+    weights: str | None = None
     tuned: bool = False
 
     @property
     def id(self) -> str:
-        """Sixteen hexadecimal digits; equal settings have equal ones, in every process and on every machine."""
+        """Sixteen hexadecimal digits, which are equal for equal settings in every process and on every machine."""
         known = dataclasses.asdict(self)
         del known["tuned"]
         # Runs that were recorded before there were such keep their ids.
-        for name in ("data_digest", "start", "optimizer", "hook"):
+        for name in ("data_digest", "start", "optimizer", "hook", "parallel", "weights"):
             if known[name] is None:
                 del known[name]
         # So do those that kept nothing before that had to be forced: ``force`` permits it there, and changes no bit.
@@ -101,7 +105,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run stood at the end of an epoch.
+    """The state of a run at the end of an epoch.
 
     Args:
         epoch: how many had ended, from 1 on.
@@ -122,7 +126,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Record:
-    """A run and what came of it; figures of worker 0 unless said otherwise.
+    """A run and its results; figures are those of worker 0 unless said otherwise.
 
     Args:
         settings: what was run.
@@ -186,13 +190,13 @@ class Record:
     decisions: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> str:
-        """One line without its end."""
+        """Return one line of JSON without its line end."""
         line = {"schema": SCHEMA, "kind": "train", "id": self.settings.id, **dataclasses.asdict(self)}
         return json.dumps(_finite(line), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Self:
-        """The record of a parsed line; keys that this version does not know are left out.
+        """Make a record from a parsed line; keys that this version does not know are left out.
 
         Where a number must be, null is NaN; the quality of a run that failed is None.
 
@@ -216,12 +220,12 @@ class Record:
 
 
 def append(path: Path, record: Record) -> None:
-    """Add a record's line, as ``append_line``."""
+    """Append a record to a file, as ``append_line`` does."""
     append_line(path, record.to_json())
 
 
 def append_line(path: Path, text: str) -> None:
-    """Add a line and wait until it is on the disk.
+    """Append a line, and wait until it is on the disk.
 
     What a killed writer left of a line before it is cut off, and a line that lacks only its end gets it.
 
@@ -250,7 +254,7 @@ def append_line(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Say before the work what ``append_line`` would say after it; the file stays as it is.
+    """Raise the error that ``append_line`` would raise, before the work starts; the file is not changed.
 
     Raises:
         ConfigError: the file ends with something that is no line of results.
@@ -263,7 +267,7 @@ def check(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a file, in their order; rows of other kinds are passed over, and a last line that is cut off.
+    """Read the records of a file in their order; rows of other kinds, and a last line that is cut off, are skipped.
 
     Raises:
         ConfigError: a line that is no result; it names the file and the line.
@@ -283,7 +287,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def kind_of(line: Mapping[str, Any]) -> str | None:
-    """Whose result a parsed line is: "train", "auto", "replay" or "codec"; None: nobody's."""
+    """The kind of a parsed line: "train", "auto", "replay" or "codec"; None for any other."""
     if line.get("kind") in ("train", "auto"):
         return str(line["kind"])
     if line.keys() >= _REPLAY and line.keys() & {"seconds", "error"}:
@@ -294,7 +298,9 @@ def kind_of(line: Mapping[str, Any]) -> str | None:
 
 
 def counted(runs: Iterable[Record]) -> dict[str, Record]:
-    """The one of several runs with equal settings that counts, by id: the last that did not fail, else the last."""
+    """The record that counts among several runs with equal settings, by id: the last that did not
+    fail, else the last.
+    """
     kept: dict[str, Record] = {}
     for run in runs:
         before = kept.get(run.settings.id)
@@ -304,7 +310,7 @@ def counted(runs: Iterable[Record]) -> dict[str, Record]:
 
 
 def _tail(file: BinaryIO) -> tuple[int, bytes]:
-    """Where what follows the last end of a line begins, and what it is."""
+    """The position after the last line end, and the text that follows it."""
     place, tail = file.seek(0, os.SEEK_END), b""
     while place and b"\n" not in tail:
         before = max(place - max(_BLOCK, len(tail)), 0)
@@ -316,7 +322,7 @@ def _tail(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def _complete(path: Path, tail: bytes) -> bool:
-    """Whether a line lacks only its end; else it is the begin of one of ours."""
+    """Return whether a line lacks only its line end; otherwise it must be the beginning of one of our lines."""
     line = _parsed(tail)
     if line is not None and kind_of(line) is not None:
         return True
@@ -335,7 +341,7 @@ def _parsed(tail: bytes) -> dict[str, Any] | None:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for every number that JSON does not have."""
+    """Replace every number that JSON does not have by null."""
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -344,7 +350,7 @@ def _finite(value: Any) -> Any:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``_finite`` took is not a number again."""
+    """Restore the numbers that ``_finite`` replaced."""
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 

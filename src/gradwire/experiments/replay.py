@@ -1,4 +1,4 @@
-"""Exchange the gradients of a model without computing them: what a step costs on a link, with each method.
+"""Exchange of a model's gradients without computing them: the cost of a step on a link, with each method.
 
 A replayed model has the parameters of the real one, in their order, and no layers. Its backward pass hands out one
 gradient after the other, from the last parameter to the first, of random values that are the worker's own; DDP
@@ -84,7 +84,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Contestant:
-    """How gradients are exchanged.
+    """A way to exchange gradients.
 
     Args:
         label: as in the rows.
@@ -135,15 +135,15 @@ class ReplayPlan:
 
     @property
     def patience(self) -> float:
-        """Seconds that a collective may take: ten times an uncompressed gradient over the link, and a minute."""
+        """The time-out of a collective in seconds: ten times an uncompressed gradient over the link, and a minute."""
         nbytes = 4 * models.facts(self.model, small=self.small).parameters
         return 60 + 10 * 8 * nbytes / (self.link.rate or 1e9)
 
 
 @dataclass(frozen=True)
 class Result:
-    """The figures that one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback,
-    ``decisions`` where nothing decides.
+    """The figures of one worker over the counted steps. ``interface_bytes`` is None on the loopback, and ``decisions``
+    without a pilot.
     """
 
     seconds: list[float]
@@ -156,7 +156,8 @@ class Result:
 
 
 def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]:
-    """A row for each contestant, ready for JSON, as soon as it was measured; one that fails has an ``error``.
+    """Yield a row for each contestant, ready for JSON, as soon as it was measured; a failure is a row with an
+    ``error``.
 
     Args:
         plan: the model and the link.
@@ -176,7 +177,7 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
 
 
 def facts_of(plan: ReplayPlan, lab: Netlab | None) -> Row:
-    """What is replayed, ready for JSON."""
+    """Describe a replay for JSON."""
     size = models.facts(plan.model, small=plan.small)
     return {
         "model": size.name,
@@ -205,7 +206,7 @@ def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
 
 
 def params_of(compressor: Compressor | str | None) -> Mapping[str, Any] | None:
-    """The parameters of a method, or of "auto"; None: of a hook of torch's."""
+    """The parameters of a method, or of "auto"; None for a hook of torch's."""
     if isinstance(compressor, str):
         return {name: value for name, value in named_of(compressor).items() if name != "name"}
     return None if compressor is None else compressor.properties()["params"]
@@ -255,14 +256,14 @@ class Replayed(nn.Module):
         self.tensors = nn.ParameterList(value.mul_(1e-2) for value in made)
 
     def again(self) -> Replayed:
-        """A model of the same values, in the same memory, with gradients of its own: for another exchange of them."""
+        """Make a model of the same values in the same memory with separate gradients, for another exchange of them."""
         other = Replayed({})
         other.pause = self.pause
         other.tensors = nn.ParameterList(nn.Parameter(each.detach()) for each in self.tensors)
         return other
 
     def forward(self, x: Tensor) -> Tensor:
-        """A scalar; ``x`` is one that needs a gradient."""
+        """Return a scalar; ``x`` must be one that needs a gradient."""
         for param in self.tensors:
             x = Emit.apply(x, param, self.pause)  # type: ignore[no-untyped-call]
         return x
@@ -274,7 +275,7 @@ def _normal(shapes: Iterable[tuple[int, ...]], own: torch.Generator) -> Iterator
 
 
 def _as_trained(shapes: Iterable[tuple[int, ...]], own: torch.Generator) -> Iterator[Tensor]:
-    """Gradients of a signal that all workers share and noise of this worker's own, by layer."""
+    """Make gradients layer by layer, from a signal that all workers share and noise of this worker alone."""
     shared = torch.Generator().manual_seed(2**32)
     for shape in shapes:
         scale = float(torch.randn((), generator=shared).mul(LAYERS).exp())
@@ -283,13 +284,13 @@ def _as_trained(shapes: Iterable[tuple[int, ...]], own: torch.Generator) -> Iter
 
 
 def _heavy(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Normal random values of which each has a standard deviation of its own."""
+    """Normal random values, each with a different standard deviation."""
     spread = torch.randn(shape, generator=generator).mul_(TAIL).exp_()
     return spread.mul_(torch.randn(shape, generator=generator))
 
 
 class Emit(torch.autograd.Function):
-    """Hands its scalar on; backward, the parameter gets its own value as gradient."""
+    """A function that returns its scalar; in the backward pass the parameter gets its own value as gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, param: Tensor, pause: float) -> Tensor:
@@ -305,7 +306,7 @@ class Emit(torch.autograd.Function):
 
 
 def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
-    """Make the steps of one method, on each worker."""
+    """Make the steps of one method on each worker."""
     shapes = models.facts(plan.model, small=plan.small).shapes
     replayed = Replayed(shapes, plan.compute, dist.get_rank(), plan.gradients)
     model = wrapped(replayed, contestant)
@@ -341,18 +342,20 @@ def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
 
 
 def _alone(contestant: Contestant) -> bool:
-    """Torch's PowerSGD waits for collectives in callbacks, which from two buckets on hangs on Gloo."""
+    """Return whether a contestant needs one bucket: torch's PowerSGD waits in callbacks, which
+    hangs on Gloo with more.
+    """
     return contestant.compressor is None and contestant.label == "powersgd"
 
 
 def wrapped(replayed: Replayed, contestant: Contestant) -> DistributedDataParallel:
-    """The model in DDP; workers keep their own values: they are gradients, and sending them takes as long as steps."""
+    """Wrap the model in DDP; workers keep their own values, which are gradients and slow to broadcast."""
     whole = 1 + (sum(param.nbytes for param in replayed.tensors) >> 20)
     return DistributedDataParallel(replayed, init_sync=False, bucket_cap_mb=whole if _alone(contestant) else None)
 
 
 def attached(model: DistributedDataParallel, contestant: Contestant) -> GradwireState | None:
-    """The state of a contestant that exchanges the model's gradients from now on; None: torch does it.
+    """Attach a contestant to the model's gradients and return its state; None if torch does the exchange.
 
     Raises:
         ConfigError: no compressor, and no hook of that name.
@@ -366,7 +369,7 @@ def attached(model: DistributedDataParallel, contestant: Contestant) -> Gradwire
 
 
 def time_exchange(model: DistributedDataParallel) -> float:
-    """The seconds of one backward pass, which ends with the mean; all workers begin together."""
+    """Time one backward pass, which ends with the mean; all workers begin together."""
     model.zero_grad(set_to_none=True)
     dist.barrier()
     start = time.perf_counter()
@@ -375,7 +378,9 @@ def time_exchange(model: DistributedDataParallel) -> float:
 
 
 def agreed(once: float, most: int, budget: float, least: int) -> int:
-    """How many steps a budget of seconds allows, by the slowest worker, of which one takes ``once`` seconds."""
+    """Agree on the number of steps that a budget of seconds allows the slowest worker, which takes ``once`` seconds for
+    one.
+    """
     slowest = torch.tensor(once)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return min(most, max(least, int(budget / slowest.item())))
@@ -389,12 +394,12 @@ def _snapshot(state: GradwireState | None) -> dict[str, float]:
 
 
 def _interface(plan: ReplayPlan) -> int | None:
-    """Bytes that this worker's own interface has sent; None on the loopback, which all workers share."""
+    """The bytes that this worker's interface has sent; None on the loopback, which all workers share."""
     return None if plan.link == Link() else own_counters()[INTERFACE][1]
 
 
 def digest_of(model: Replayed) -> str:
-    """SHA-256 of the gradients, which are the same on all workers after an exchange."""
+    """A SHA-256 of the gradients, which are the same on all workers after an exchange."""
     sha = hashlib.sha256()
     for param in model.tensors:
         assert param.grad is not None

@@ -1,4 +1,4 @@
-"""What a method needs besides its name."""
+"""Settings that a method needs besides its name."""
 
 from __future__ import annotations
 

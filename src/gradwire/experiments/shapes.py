@@ -28,7 +28,7 @@ def _dense(inputs: int, outputs: int) -> Iterator[Shape]:
 
 
 def _resnet(depth: int) -> Iterator[Shape]:
-    """He et al.'s residual networks for 1000 classes."""
+    """The shapes of He et al.'s residual networks for 1000 classes."""
     deep = depth in BOTTLENECKS
     yield from _conv(3, 64, 7)
     inputs = 64
@@ -72,7 +72,7 @@ NETWORKS: dict[str, Callable[[], Iterator[Shape]]] = {
 
 
 def network_shapes(text: str) -> list[Shape]:
-    """The parameters of a network, or of a model of ``gradwire models``, by its name; or shapes as one writes them.
+    """The parameters of a network, or of a model of ``gradwire models``, by its name; or shapes as text.
 
     Args:
         text: a name, or ``COUNTxSIZE`` and ``SIZE`` separated by commas, SIZE in elements.

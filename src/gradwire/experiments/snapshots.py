@@ -39,7 +39,7 @@ _COMMON, _SUMS = "common.pt", "SHA256SUMS"
 
 @dataclass
 class RunSnapshots:
-    """Saves a run, and finds it again.
+    """The checkpoints of a run in a folder, which it writes and finds again.
 
     Args:
         folder: that all workers see.
@@ -58,7 +58,7 @@ class RunSnapshots:
     damaged: list[str] = field(default_factory=list, init=False)
 
     def prepare(self) -> None:
-        """Check the folder and make it; the process that starts the run calls it once.
+        """Check the folder and make it; to be called once, by the process that starts the run.
 
         Raises:
             ConfigError: see the class.
@@ -86,7 +86,7 @@ class RunSnapshots:
             raise ConfigError(f"checkpoint {self.folder} is of another run: {'; '.join(wrong)}")
 
     def in_epoch(self, loop: Loop) -> None:
-        """Save where it is time to; the end of an epoch has its own call."""
+        """Save inside an epoch if it is time to; at the end of an epoch ``save`` is called instead."""
         if self.every and loop.step % self.every == 0 and len(loop.losses) < loop.of_epoch:
             with loop.aside():
                 self.save(loop)
@@ -123,7 +123,7 @@ class RunSnapshots:
         return found
 
     def restore(self, loop: Loop) -> None:
-        """Take the run up where it was saved last, if it was. All workers must call it.
+        """Resume the run from its last checkpoint, if there is one. All workers must call it.
 
         Where that checkpoint is damaged they take the one before it, and worker 0 warns.
 
@@ -162,7 +162,7 @@ class RunSnapshots:
 
 
 def settings_in(note: Path) -> dict[str, Any]:
-    """What the run of a folder is.
+    """Read the settings of the run whose checkpoints a folder holds.
 
     Raises:
         ConfigError: it cannot be read.
@@ -177,19 +177,19 @@ def settings_in(note: Path) -> dict[str, Any]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps that are saved, in order."""
+    """The steps of the saved checkpoints, in order."""
     names = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def newest(folder: Path) -> Path | None:
-    """The last checkpoint; None: there is none."""
+    """The last checkpoint; None if there is none."""
     steps = steps_in(folder)
     return folder / f"{_PREFIX}{steps[-1]:08d}" if steps else None
 
 
 def parameters_in(path: Path) -> dict[str, Tensor]:
-    """The parameters that a run saved, by name.
+    """Read the parameters that a run saved, by name.
 
     Args:
         path: the folder of the run, of which the newest checkpoint is taken; one checkpoint in it; or its common.pt.
@@ -217,7 +217,7 @@ def parameters_in(path: Path) -> dict[str, Tensor]:
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], under: str = "") -> list[str]:
-    """What two nested settings do not have in common, in words.
+    """Describe the differences between two nested settings in words.
 
     >>> differences({"seed": 0, "compressor": {"ratio": 0.1}}, {"seed": 0, "compressor": {"ratio": 0.2}})
     ['compressor.ratio was 0.1, is 0.2']
@@ -233,7 +233,7 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], under: str 
 
 
 def everywhere(work: Callable[[], object]) -> tuple[list[Any], str]:
-    """What a work gave on every worker, and what those on which it failed say; all wait for each other."""
+    """Do some work on every worker, and return the result or the error of each; all wait for each other."""
     mine: tuple[object, str] = None, ""
     try:
         mine = work(), ""
@@ -247,12 +247,12 @@ def everywhere(work: Callable[[], object]) -> tuple[list[Any], str]:
 
 
 def part(rank: int) -> str:
-    """The file of a worker."""
+    """The name of a worker's file."""
     return f"rank{rank}.pt"
 
 
 def write(path: Path, state: Mapping[str, Any]) -> str:
-    """Its SHA-256, when it is on the disk."""
+    """Write a file, and return its SHA-256 when it is on the disk."""
     with path.open("w+b") as file:
         torch.save(dict(state), file)
         file.flush()
@@ -269,7 +269,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sums_in(note: Path) -> dict[str, str] | None:
-    """The SHA-256 of each file; None: it is a checkpoint of an earlier version, which wrote none."""
+    """Read the SHA-256 of each file; None for a checkpoint of an earlier version, which has none."""
     if not note.exists():
         return None
     lines = note.read_text(encoding="utf-8").splitlines()
@@ -277,7 +277,7 @@ def sums_in(note: Path) -> dict[str, str] | None:
 
 
 def read(path: Path, sums: Mapping[str, str] | None) -> dict[str, Any]:
-    """What a file holds, where its bytes are those that were written.
+    """Read a file, and refuse it if its bytes are not those that were written.
 
     Raises:
         ValueError: they are not. Whatever else is raised says so, too, of a file without a sum.

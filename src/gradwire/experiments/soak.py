@@ -1,4 +1,4 @@
-"""Train for a long time while everything goes wrong that may, and count what must not be lost.
+"""Soak test: training for a long time with all kinds of faults, and an account of what must not be lost.
 
 Law: for each parameter and each stretch of ``STRETCH`` steps, over all workers,
 
@@ -69,7 +69,7 @@ where float16 itself is summed (``fp16`` over ``allreduce``), nor where an unbia
 
 @dataclass(frozen=True)
 class SoakPlan:
-    """The plan of what is done.
+    """The plan of a soak test.
 
     Args:
         seconds: that the training takes, at least; 0: as long as ``steps``.
@@ -88,7 +88,7 @@ class SoakPlan:
 
 @dataclass(frozen=True)
 class SoakReport:
-    """The outcome of a soak.
+    """The outcome of a soak test.
 
     Args:
         steps: that count, and those that were made again after a restart.
@@ -116,7 +116,7 @@ class SoakReport:
 
     @property
     def broken(self) -> list[str]:
-        """What did not hold, in sentences."""
+        """Sentences on what did not hold."""
         found = [] if self.identical else ["parameters differ between workers"]
         if not self.error <= ROUNDING:
             found.append(
@@ -163,7 +163,7 @@ def work(plan: SoakPlan) -> dict[str, Any]:
 
 
 class Soaked:
-    """One worker: a model under DDP, faults in its gradients, and the books."""
+    """One worker: a model under DDP, faults in its gradients, and the account of them."""
 
     def __init__(self, plan: SoakPlan) -> None:
         self.plan, self.rank = plan, dist.get_rank()
@@ -177,7 +177,7 @@ class Soaked:
         self._build()
 
     def run(self) -> dict[str, Any]:
-        """Stretches until the plan is done."""
+        """Train stretch after stretch until the plan is done."""
         rss, losses = resident(), [0.0]
         saved = self._save()
         while (done := self._share_done()) < 1:
@@ -206,7 +206,7 @@ class Soaked:
         }
 
     def _share_done(self) -> float:
-        """How much of the plan is done; the first worker's clock decides for all."""
+        """The fraction of the plan that is done; the first worker's clock decides for all."""
         by_time = (time.monotonic() - self.start) / self.plan.seconds if self.plan.seconds else math.inf
         share = [min(by_time, self.steps / self.plan.steps) if self.plan.steps else by_time]
         dist.broadcast_object_list(share)
@@ -266,7 +266,7 @@ class Soaked:
         self.before = self._waits()
 
     def _book(self) -> bool:
-        """Count a step; whether all of it is finite, and the optimizer may have it."""
+        """Add a step to the account; return whether all of it is finite, so that the optimizer may use it."""
         world, finite = dist.get_world_size(), True
         for name, param in self.model.named_parameters():
             mean = param.grad
@@ -280,7 +280,7 @@ class Soaked:
         return finite
 
     def _settle_up(self) -> None:
-        """Compare what went in, came out and waits since the books were opened."""
+        """Compare the sums that went in, came out and are still residual since the account began."""
         after = self._waits()
         for name, gone in self.gone.items():
             lost = gone + (self.before[name] - after[name]).view(gone.shape)
@@ -294,7 +294,7 @@ class Soaked:
         self._open_books()
 
     def _waits(self) -> dict[str, Tensor]:
-        """What this worker has not sent yet, by parameter; what it keeps as an owner counts for all."""
+        """The residuals of this worker by parameter; those that it keeps as an owner count for all."""
         kept = self.state.state_dict()["ranks"][str(self.rank)]
         waits = {name: torch.zeros(param.numel(), dtype=torch.float64) for name, param in self.model.named_parameters()}
         for name, tensor in kept["worker"].get("residual", {}).items():
@@ -326,7 +326,7 @@ class Soaked:
         return file.getvalue()
 
     def _restart(self, saved: bytes) -> None:
-        """Start again as if the process had died: nothing is left but what was saved."""
+        """Restart as if the process had died: only the saved state is left."""
         state: Mapping[str, Any] = torch.load(io.BytesIO(saved), weights_only=True)
         group = self.state.exchange.channel.group
         del self.ddp, self.state, self.optimizer, self.model
@@ -342,7 +342,7 @@ class Soaked:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """The resident bytes of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

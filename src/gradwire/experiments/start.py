@@ -38,7 +38,7 @@ def check_start(params: Mapping[str, Tensor], model: nn.Module, name: str) -> No
 
 
 def begin_with(params: Mapping[str, Tensor], model: nn.Module, name: str) -> None:
-    """Copy parameters into a model; its buffers stay as they are.
+    """Copy parameters into a model; its buffers stay unchanged.
 
     Raises:
         ConfigError: as ``check_start``.
@@ -50,7 +50,7 @@ def begin_with(params: Mapping[str, Tensor], model: nn.Module, name: str) -> Non
 
 
 def digest_of_start(params: Mapping[str, Tensor]) -> str:
-    """A SHA-256 of names, shapes, types and bits: a run that begins with other parameters is another run."""
+    """A SHA-256 of names, shapes, types and bits, because a run that begins with other parameters is another run."""
     sha = hashlib.sha256()
     for name, value in sorted(params.items()):
         sha.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())

@@ -1,4 +1,4 @@
-"""A suite as it is written in TOML: methods x tasks x workers x links x seeds.
+"""Suites written in TOML: methods x tasks x workers x links x seeds.
 
     tasks = ["classification", "language"]       # files of gradwire.experiments.tasks
     methods = ["all", "topk:ratio=0.001"]        # as on the command line; "all": every one, as it is recommended
@@ -8,6 +8,7 @@
     baseline = "none"                            # runs before the others, asked for or not
     rates = [0.001, 0.002]                       # peak learning rates: each method at each of them on the first seed,
                                                  # and on the others at the best of them alone
+    parallel = "ddp"                             # or "fsdp2", in shards
     recommended = true                           # false: each compressor's own defaults, whatever the task
     backend = "gloo"
 
@@ -33,6 +34,11 @@
     method = "topk"
     optimizer = "compressed_step:every=4"        # of gradwire.optim: it exchanges, in place of a hook
 
+    [method."blockwise8, weights too"]
+    method = "blockwise8"
+    parallel = "fsdp2"
+    weights = "blockwise8"                       # under FSDP2: what its all-gathers send
+
 Law: the order is the one in which a suite that is cut off says most: the first seed of everything before the second,
 the baseline before the methods, and runs of the same workers and link together, because they share one group. Which
 rate is the best is known when all rates of a method have ended on the first seed; until then the runs of its other
@@ -51,7 +57,7 @@ from typing import Any
 from gradwire import registry
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.experiments.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
-from gradwire.experiments.method import Method
+from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.recommended import labels
 from gradwire.experiments.records import Record, counted
@@ -83,6 +89,8 @@ _VALUES: _Check = (lambda value: isinstance(value, dict) and is_plain(value), f"
 
 _RATES = _lists(lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite numbers above 0")
 
+_PARALLEL: _Check = (lambda value: value in PARALLEL, " or ".join(PARALLEL))
+
 _SUITE: dict[str, _Check] = {
     "tasks": _TEXTS,
     "methods": _TEXTS,
@@ -96,6 +104,7 @@ _SUITE: dict[str, _Check] = {
     ),
     "rates": _RATES,
     "recommended": (_is(bool), "true or false"),
+    "parallel": _PARALLEL,
     "task": _TABLE,
     "method": _TABLE,
     "backend": (lambda value: value in BACKENDS, " or ".join(BACKENDS)),
@@ -115,13 +124,15 @@ _METHOD: dict[str, _Check] = {
     "options": _VALUES,
     "recipe": _VALUES,
     "optimizer": _TEXT,
+    "parallel": _PARALLEL,
+    "weights": _TEXT,
     "rates": _RATES,
     "loss_scale": (lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite and above 0"),
 }
 
 
 def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
-    """The runs of a suite, in the order in which they are to be made.
+    """Load the runs of a suite, in the order in which they are to be made.
 
     Args:
         path: of the suite.
@@ -203,7 +214,7 @@ def _of_task(
 
 
 def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
-    """A method at each learning rate of the suite; there is one where the suite names none."""
+    """The method at each learning rate of the suite; unchanged if the suite names none."""
     own = suite.get("method", {}).get(method.label, {}), suite.get("task", {}).get(task, {}), suite
     rates = next((table["rates"] for table in own if "rates" in table), None)
     if rates is None:
@@ -212,7 +223,7 @@ def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
 
 
 def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Method | None:
-    """The candidate whose run ended best, the first of equals; None: one has not ended yet, or all failed."""
+    """The candidate whose run ended best, the first among equals; None if one has not ended yet, or all failed."""
     if len(candidates) == 1:
         return candidates[0]
     ended = [record for record in found if record is not None]
@@ -228,7 +239,7 @@ def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Metho
 
 
 def _possible(link: str, workers: int, backend: str) -> None:
-    """Refuse here what a lab would refuse when other runs have been made."""
+    """Refuse links that a lab would refuse only after other runs have been made."""
     if Link.read(link) != Link():
         require(backend == "gloo", "links", "none with nccl", link)
         require(workers > 1, "workers", f"at least 2 with links such as {link!r}", workers)
@@ -262,6 +273,8 @@ def _method(label: str, task: str, suite: Table) -> Method:
         recipe={**method.recipe, **own.get("recipe", {})},
         loss_scale=float(own.get("loss_scale", method.loss_scale)),
         optimizer=named_of(own["optimizer"]) if "optimizer" in own else method.optimizer,
+        parallel=own.get("parallel", suite.get("parallel", method.parallel)),
+        weights=own.get("weights"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Make the runs of a suite, one after the other, and remember each as soon as it has ended.
+"""Sweep: the runs of a suite, one after the other, each recorded as soon as it has ended.
 
 Law: a run is in the file of results or it is not, and what is there is not run again; so a sweep may be killed at any
 moment, and started again. Runs of the same workers and link share one group of processes, because starting one takes
@@ -43,7 +43,7 @@ RUNS_OF_A_GROUP = 40
 
 @dataclass(frozen=True)
 class Order:
-    """How a sweep is made.
+    """The settings of a sweep.
 
     Args:
         jobs: its runs, in their order.
@@ -69,7 +69,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Standing:
-    """What has become of the runs of an order, and what is left.
+    """The outcome of the runs so far, and the runs that are left.
 
     Args:
         ok: ended well, once at least.
@@ -85,12 +85,12 @@ class Standing:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that what is left will take; None: not known."""
+        """The seconds that the rest will take; None if not known."""
         return self.estimates.total(job.settings for job in self.left)
 
 
 def standing(order: Order) -> Standing:
-    """Read the results; where failed runs are to be made again, they are left."""
+    """Read the results; failed runs count as left if they are to be made again."""
     records = known(order)
     last = counted(records)
     mine = [last[job.settings.id] for job in order.jobs if job.settings.id in last]
@@ -101,12 +101,12 @@ def standing(order: Order) -> Standing:
 
 
 def known(order: Order) -> list[Record]:
-    """The records that are in the file."""
+    """Read the records in the file."""
     return list(read(order.results)) if order.results.exists() else []
 
 
 def sweep(order: Order) -> Standing:
-    """Make what is left of the runs.
+    """Make the runs that are left.
 
     Raises:
         ConfigError: another sweep writes to the same file, or it is no file of results; links need root.
@@ -125,7 +125,7 @@ def sweep(order: Order) -> Standing:
 
 @contextmanager
 def only_one(results: Path) -> Iterator[None]:
-    """Nobody else sweeps into this file meanwhile; whoever held the lock and was killed has lost it."""
+    """Lock the results file against other sweeps; the lock of a process that was killed is void."""
     # One file may have several names.
     named = results.resolve()
     place = named.with_name(f"{named.name}.lock")
@@ -138,7 +138,7 @@ def only_one(results: Path) -> Iterator[None]:
 
 
 def side_by_side(order: Order, left: Sequence[Job]) -> None:
-    """Every group takes its share, in order."""
+    """Make the groups in several processes, each of which takes its share in order."""
     spawn = multiprocessing.get_context("spawn")
     lanes = [spawn.Process(target=lane, args=(order, left[k :: order.parallel])) for k in range(order.parallel)]
     try:
@@ -156,13 +156,13 @@ def side_by_side(order: Order, left: Sequence[Job]) -> None:
 
 
 def lane(order: Order, left: Sequence[Job]) -> None:
-    """One of several processes, which ends with the one that started it."""
+    """Run one of several processes, which ends with the one that started it."""
     end_with_parent()
     make(order, left)
 
 
 def make(order: Order, left: Sequence[Job]) -> None:
-    """Group after group, until nothing is left that fits into the time."""
+    """Make group after group until nothing is left that fits into the time."""
     waiting = in_time(order, left)
     while waiting:
         _, mates = next(itertools.groupby(waiting, key=company))
@@ -171,7 +171,7 @@ def make(order: Order, left: Sequence[Job]) -> None:
 
 
 def together(order: Order, mates: Sequence[Job]) -> set[str]:
-    """One group; the ids of the runs that it began."""
+    """Make one group, and return the ids of the runs that it began."""
     settings = mates[0].settings
     with tempfile.TemporaryDirectory() as folder, lab_for(settings.workers, Link.read(settings.link)) as lab:
         begun = Path(folder) / "begun"
@@ -194,7 +194,7 @@ def together(order: Order, mates: Sequence[Job]) -> set[str]:
 
 
 def conclude(order: Order, broken: Sequence[Job], error: GroupError) -> None:
-    """A group ended before its time: what becomes of the run that it was in, if it was in one."""
+    """Record the run in which a group ended early as failed; a run that only ran out of time is left for later."""
     if broken and not isinstance(error, OutOfTimeError):
         note(order, failed(broken[0], error))
     else:
@@ -202,13 +202,13 @@ def conclude(order: Order, broken: Sequence[Job], error: GroupError) -> None:
 
 
 def company(job: Job) -> tuple[object, ...]:
-    """Runs for which it is the same may share a group."""
+    """The key of a group: runs with the same key may share it."""
     settings = job.settings
     return settings.workers, settings.link, settings.backend, settings.device
 
 
 def in_time(order: Order, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs that would end in time, by what earlier ones took; nobody knows of the first of its kind."""
+    """The jobs that are expected to end in time, judged by earlier ones; a first of its kind is always allowed."""
     if order.deadline is None:
         return list(jobs)
     estimates, rest = standing(order).estimates, order.deadline - time.time()
@@ -216,7 +216,7 @@ def in_time(order: Order, jobs: Sequence[Job]) -> list[Job]:
 
 
 def serve(order: Order, jobs: Sequence[Job], begun: Path) -> None:
-    """Make one run after the other, on each worker of a group. Worker 0 decides, writes and tells."""
+    """Make one run after the other on each worker of a group; worker 0 decides, records and tells the others."""
     first = dist.get_rank() == 0
     for job in jobs:
         go = [first and bool(in_time(order, [job]))]
@@ -234,7 +234,7 @@ def serve(order: Order, jobs: Sequence[Job], begun: Path) -> None:
 
 
 def note(order: Order, record: Record) -> None:
-    """Write a record, and say how far the sweep is."""
+    """Write a record, and report how far the sweep is."""
     if order.parallel > 1:
         record = dataclasses.replace(record, environment={**record.environment, "jobs": order.parallel})
     append(order.results, record)
@@ -247,18 +247,18 @@ def note(order: Order, record: Record) -> None:
 
 
 def described(settings: RunSettings) -> str:
-    """A run for people."""
+    """Describe a run for people."""
     rate = f" at lr {settings.recipe['lr']}" if "lr" in settings.recipe else ""
     return f"{settings.task} {settings.method}{rate}, {settings.workers} workers, {settings.link}, seed {settings.seed}"
 
 
 def say(text: str) -> None:
-    """Tell the person who waits."""
+    """Report progress to the person who waits."""
     Console(stderr=True, markup=False, highlight=False).print(text, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
-    """A time as people write it.
+    """Format a duration for people.
 
     >>> duration(50), duration(600), duration(5400)
     ('50 s', '10 min', '1.5 h')

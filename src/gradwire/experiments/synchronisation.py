@@ -1,4 +1,4 @@
-"""How the workers of a run stay together: compressed gradients, an optimizer that exchanges, or a hook of torch.
+"""Synchronisation of a run's workers: compressed gradients, an optimizer that exchanges, or a hook of torch.
 
 Law: whichever it is, the loop adds up gradients in ``model``, steps ``optimizer``, and finds in ``metrics`` what was
 sent; parameters have the same bits on all workers after ``finish``.
@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.experiments.method import Method
 from gradwire.experiments.optimizers import build_optimizer
 from gradwire.experiments.recipe import Recipe
+from gradwire.experiments.sharding import count_gathers, shard
 from gradwire.experiments.torchhooks import TorchHook, ring_bytes
 from gradwire.integrations.ddp import compress_ddp
+from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.metrics import Metrics
 from gradwire.optim.exchanged import Exchanged
 
@@ -29,6 +33,7 @@ __all__ = [
     "CompressedGradients",
     "ExchangingOptimizer",
     "HookOfTorch",
+    "ShardedGradients",
     "Synchronisation",
     "synchronised",
     "wrapped",
@@ -41,7 +46,7 @@ _ONE_BUCKET_MB = 1 << 20
 
 
 class Synchronisation(ABC):
-    """What stands between the backward passes of the workers and their equal parameters.
+    """The interface between the backward passes of the workers and their equal parameters.
 
     Attributes:
         optimizer: that makes the steps, and that a schedule changes.
@@ -55,35 +60,35 @@ class Synchronisation(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """Figures: at least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since the begin of this process."""
+        """Return figures: at least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since this process began."""
 
     @abstractmethod
     def common(self) -> dict[str, Any]:
-        """What is saved once, the same on all workers."""
+        """Return the state that is saved once, the same on all workers."""
 
     @abstractmethod
     def own(self) -> dict[str, Any]:
-        """What is this worker's."""
+        """Return the state of this worker alone."""
 
     @abstractmethod
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Go on from what ``common`` and ``own`` gave; parameters are there already."""
+        """Continue from the states ``common`` and ``own``; the parameters are restored already."""
 
     def kept(self) -> dict[str, Any]:
-        """What is kept from step to step beside the optimizer's own state."""
+        """The tensors kept from step to step beside the optimizer's own state."""
         return {} if self.exchange is None else self.exchange.state_dict()
 
     def finish(self) -> None:
-        """Bring all workers' parameters together after the last step. All must call it."""
+        """Synchronise the parameters of all workers after the last step. All must call it."""
         return
 
     def close(self) -> None:
-        """Take no part any more."""
+        """Stop taking part."""
         return
 
 
 class CompressedGradients(Synchronisation):
-    """DDP with a hook of ours.
+    """Synchronisation by DDP with a hook of ours.
 
     Args:
         model: wrapped.
@@ -118,8 +123,52 @@ class CompressedGradients(Synchronisation):
         self.state.close()
 
 
+class ShardedGradients(Synchronisation):
+    """FSDP2 with a reduce-scatter of ours, and with compressed weights where the method says so.
+
+    The bytes are those of gradients and weights together.
+
+    Args:
+        model: after ``fully_shard``.
+        method: with options for ``compress_fsdp``; its ``variance_correction`` is true or false.
+        recipe: builds the optimizer.
+    """
+
+    exchange: Exchange
+
+    def __init__(self, model: nn.Module, method: Method, recipe: Recipe) -> None:
+        self.optimizer = recipe.build(model.parameters())
+        options = {name: value for name, value in method.options.items() if name != CORRECTED}
+        if method.options.get(CORRECTED):
+            options[CORRECTED] = self.optimizer
+        self.state = compress_fsdp(model, method.auto or method.compressor, weights=method.weights, **options)
+        self.exchange, self.counters = self.state.exchange, self.state.exchange.counters
+        self._gathered = count_gathers(model) if method.weights is None else None
+
+    def metrics(self) -> dict[str, Any]:
+        told = self.state.metrics()
+        weights = told["weights"] if self._gathered is None else self._gathered.as_dict()
+        return told | {name: told[name] + weights[name] for name in ("bytes_sent", "dense_bytes")}
+
+    def common(self) -> dict[str, Any]:
+        raise _in_shards()
+
+    def own(self) -> dict[str, Any]:
+        raise _in_shards()
+
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        raise _in_shards()
+
+    def close(self) -> None:
+        self.state.close()
+
+
+def _in_shards() -> ConfigError:
+    return ConfigError("checkpoint must be of a run whose workers have the whole model, got one under fsdp2")
+
+
 class ExchangingOptimizer(Synchronisation):
-    """An optimizer of ``gradwire.optim`` over gradients that stay each worker's own.
+    """Synchronisation by an optimizer of ``gradwire.optim``; gradients stay each worker's own.
 
     An uncompressed exchange would send every gradient in every step, and ``dense_bytes`` counts that, however rarely
     the optimizer exchanges.
@@ -150,7 +199,7 @@ class ExchangingOptimizer(Synchronisation):
 
     @property
     def in_step(self) -> bool:
-        """Whether all workers hold the same parameters now."""
+        """Return whether all workers hold the same parameters now."""
         return bool(getattr(self.optimizer, "in_step", True))
 
     def common(self) -> dict[str, Any]:
@@ -167,14 +216,14 @@ class ExchangingOptimizer(Synchronisation):
         self.optimizer.load_state_dict(own["optimizer"])
 
     def finish(self) -> None:
-        """Exchange what was gone since the last round."""
+        """Exchange the changes since the last round."""
         for name in ("exchange_ways", "finish"):
             if not self.in_step:
                 getattr(self.optimizer, name, lambda: None)()
 
 
 class HookOfTorch(Synchronisation):
-    """DDP with a hook of torch's, or none.
+    """Synchronisation by DDP with a hook of torch's, or none.
 
     Args:
         model: wrapped.
@@ -205,18 +254,20 @@ class HookOfTorch(Synchronisation):
 
 
 def wrapped(model: nn.Module, method: Method) -> nn.Module:
-    """The model as batches go through it: in DDP, unless the optimizer exchanges.
+    """The model through which batches go: wrapped in DDP or in shards, unless the optimizer exchanges.
 
     Without DDP nobody makes the workers' buffers alike: each keeps its own, and worker 0's are measured.
     """
     if method.optimizer is not None:
         return model
+    if method.parallel == "fsdp2":
+        return shard(model, next(model.parameters()).device)
     one_bucket = method.hook is not None and method.hook.get("name") == "powersgd"
     return DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB if one_bucket else None)
 
 
 def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronisation:
-    """How a method keeps the workers together. All must call it.
+    """Make the synchronisation of a method. All workers must call it.
 
     Args:
         model: as ``wrapped`` gave it.
@@ -224,8 +275,10 @@ def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronis
         recipe: of the task.
 
     Raises:
-        ConfigError, GroupError: as ``compress_ddp``, and as the optimizer.
+        ConfigError, GroupError: as ``compress_ddp`` or ``compress_fsdp``, and as the optimizer.
     """
+    if isinstance(model, FSDPModule):
+        return ShardedGradients(model, method, recipe)
     if not isinstance(model, DistributedDataParallel):
         return ExchangingOptimizer(model, method, recipe)
     kind = CompressedGradients if method.hook is None else HookOfTorch

@@ -1,4 +1,4 @@
-"""The communication hooks that torch brings, counted and saved as ours are, to be compared with."""
+"""Communication hooks of torch, counted and saved as ours are, for comparison."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Hook = Callable[[Any, Any], Future[Tensor]]
 
 
 def check_hook(told: Mapping[str, Any]) -> None:
-    """Refuse a hook that torch has not, or a parameter that it has not.
+    """Refuse an unknown hook of torch, or an unknown parameter of it.
 
     Args:
         told: the name under "name": ddp, for no hook at all, bf16, fp16 or powersgd; of powersgd ``rank``, >= 1, and
@@ -59,7 +59,7 @@ def check_hook(told: Mapping[str, Any]) -> None:
 
 
 def ring_bytes(nbytes: int) -> int:
-    """What a worker of the default group sends when a ring adds up so many bytes.
+    """The bytes that a worker of the default group sends when a ring all-reduces so many bytes.
 
     >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     >>> ring_bytes(1000)
@@ -71,7 +71,7 @@ def ring_bytes(nbytes: int) -> int:
 
 
 class TorchHook:
-    """One of them on a model, with the bytes that it hands to collectives.
+    """A hook of torch on a model, with a count of the bytes that it hands to collectives.
 
     Args:
         model: with a single bucket for powersgd: torch's waits for collectives in callbacks, which from two buckets on
@@ -112,7 +112,7 @@ class TorchHook:
         return told
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from, plain values and tensors."""
+        """Return the state that a resumed run continues from, as plain values and tensors."""
         state = self._state
         if state is None:
             return {}
@@ -124,7 +124,7 @@ class TorchHook:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Continue from a state that ``state_dict`` returned."""
         state = self._state
         if state is None:
             return

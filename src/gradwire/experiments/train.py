@@ -1,4 +1,4 @@
-"""Train a task on this worker, with gradients exchanged by one method, and say what it cost."""
+"""Training of a task on this worker, with gradients exchanged by one method, and the account of its cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Run", "train"]
 
 @dataclass(frozen=True)
 class Run:
-    """The figures that a worker saw. Times are means of a step in seconds.
+    """The figures that a worker measured. Times are means of a step in seconds.
 
     ``compute`` is the training thread's CPU time; ``compress``, ``communicate`` and ``decompress`` are the wall time of
     the thread that talks to the network. They overlap, and ``communicate`` includes waiting for the slowest worker.
@@ -65,7 +65,7 @@ def train(
     snapshots: RunSnapshots | None = None,
     start: Mapping[str, Tensor] | None = None,
 ) -> Run:
-    """One run; every worker of the default process group must call it with the same arguments.
+    """Make one run; every worker of the default process group must call it with the same arguments.
 
     Args:
         task: what is trained, with the recipe that the method needs.
@@ -115,7 +115,7 @@ def _run(loop: Loop) -> Run:
         state_bytes=tensor_bytes(kept.kept()),
         nonfinite_steps=counted["nonfinite_steps"],
         seconds=seconds,
-        digest=digest(loop.module),
+        digest=digest(loop.gathered()),
         history=tuple(loop.history),
         steps=loop.step,
         examples_per_second=loop.task.recipe.batch / seconds["step"],

@@ -1,4 +1,4 @@
-"""What a run would send were its codes not packed: each in the smallest whole type, a bit or two in a byte of its own.
+"""Traffic of a run if its codes were not packed: each in the smallest integer type, a bit or two in a byte of its own.
 
 Law: what a payload would be follows from its layout. Fields of floats and whole integers stay as they are; a field of
 bytes called ``codes`` that has fewer bytes than there are values holds several codes in a byte. Where the layout does
@@ -27,7 +27,7 @@ _PACKED = ("codes",)
 
 
 def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None:
-    """Bytes of a payload with a whole type for each code; None where that cannot be known.
+    """The bytes of a payload with an integer type for each code; None if that is not known.
 
     Args:
         compressor: with its parameters.
@@ -54,7 +54,7 @@ def _apart(layout: Layout, n: int) -> int:
 
 
 def unpacked_bytes(exchange: Exchange, params: Sequence[Named], sent: float) -> float | None:
-    """The traffic of a step without packing; None where it cannot be known.
+    """The traffic of a step without packing; None if it is not known.
 
     Args:
         exchange: after a step.

@@ -1,1 +1,1 @@
-"""What the ranks of a group need of each other: a channel, agreement, spare groups, and the parts of what they send."""
+"""Cooperation of the ranks of a group: a channel, agreement, spare groups, and the parts of messages."""

@@ -1,4 +1,4 @@
-"""Compare what the ranks were told before the first gradient moves, and where they stand before every step.
+"""Comparison of the ranks: of their settings before the first gradient moves, and of their place before every step.
 
 Law: every conversation of a channel begins with the same exchange, whatever it is about: a digest of 32 bytes from each
 rank to each. It covers the call that the rank is in and all on which sizes depend; so ranks that are in different
@@ -67,7 +67,7 @@ def agree(channel: Channel, call: str, describe: Callable[[], str], device: torc
 
 
 class Opening:
-    """Compares the ranks at the beginning of every step.
+    """The comparison of the ranks at the beginning of every step.
 
     Args:
         channel: whose next message waits until the ranks have been compared.
@@ -79,7 +79,7 @@ class Opening:
         self._unread: list[tuple[str, Tensor, Tensor, torch.cuda.Event]] = []
 
     def begin(self, number: int, describe: Callable[[], str]) -> None:
-        """Start to compare; the channel ends it before its next message.
+        """Start to compare; the channel finishes it before its next message.
 
         Args:
             number: of the step, for messages.
@@ -121,7 +121,7 @@ class Opening:
 
 
 class _Comparison:
-    """One exchange of digests, under way."""
+    """One exchange of digests that is under way."""
 
     def __init__(self, channel: Channel, call: str, describe: Callable[[], str], device: torch.device) -> None:
         self.channel, self.call, self.device = channel, call, device
@@ -177,7 +177,7 @@ _ABSENT = object()
 
 
 def _difference(texts: list[Any]) -> str:
-    """The first place where two descriptions part, with the ranks that hold each value."""
+    """The first difference of two descriptions, with the ranks that hold each value."""
     calls = [text["call"] for text in texts]
     if len(set(calls)) > 1:
         return f"ranks came apart: {_sides('call', calls)}; {REMEDIES['call']}"

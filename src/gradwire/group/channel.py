@@ -3,7 +3,8 @@
 Laws, each found by measuring Gloo:
     everything crosses as bytes or as a float the collective can sum; sizes agree on all ranks by construction;
     receives are posted before sends, or a full-duplex link runs at half its rate;
-    ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes;
+    ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes. A framework that calls it
+    by itself is let do so where nothing is compressed, and counted so;
     one thread issues all calls of one channel, on a process group that nobody else uses;
     Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
@@ -48,7 +49,7 @@ _TAGS = 2**30
 
 @dataclass
 class Traffic:
-    """How many collectives were begun on a group, and how many ended well."""
+    """Counts of the collectives that were begun on a group, and of those that ended well."""
 
     begun: int = 0
     ended: int = 0
@@ -58,7 +59,7 @@ _traffic: weakref.WeakKeyDictionary[dist.ProcessGroup, Traffic] = weakref.WeakKe
 
 
 def traffic_of(group: dist.ProcessGroup | None) -> Traffic:
-    """The one count that all channels on a group share."""
+    """The count that all channels on a group share."""
     return Traffic() if group is None else _traffic.setdefault(group, Traffic())
 
 
@@ -86,11 +87,11 @@ class Channel:
 
     @property
     def closed(self) -> bool:
-        """Whether the group was handed back."""
+        """Return whether the group was handed back."""
         return self._closed
 
     def close(self) -> None:
-        """Hand the group back to whoever lent it; another exchange may use it from now on, and this one must not."""
+        """Return the group to its lender; another exchange may use it from now on, and this one must not."""
         self._closed = True
         self.release()
 
@@ -99,7 +100,7 @@ class Channel:
         self.begin_all_reduce(tensor, how)()
 
     def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
-        """Start an all-reduce; the result is there when the returned function has been called.
+        """Start an all-reduce; the result is there after a call of the returned function.
 
         While the ranks are still being compared it waits for its turn, and starts with the next message or when it is
         waited for.
@@ -141,8 +142,33 @@ class Channel:
         future: Future[list[Tensor]] = work.get_future()
         return future
 
+    def scattered(self, nbytes: int) -> int:
+        """Count the bytes that a rank sends where a framework reduces so many to their owners.
+
+        Traffic: (W-1)/W of them; on Gloo, whose reduce-scatter is an all-reduce inside, twice that.
+        """
+        return (1 if self.is_nccl else 2) * (self.world - 1) * nbytes // self.world
+
+    def scatter_beside(self, scatter: Callable[[], object], nbytes: int) -> None:
+        """Let a framework reduce so many bytes to their owners on a group of its own, once the ranks were compared.
+
+        That group is its owner's, who sees to the order and to the timeout. Traffic as of ``scattered``.
+
+        Args:
+            scatter: returns when the result is there, or is ordered on the stream.
+
+        Raises:
+            GroupError: the ranks differ, or an exchange failed, this one or an earlier one.
+        """
+        self._refuse_if_closed()
+        self.settle()
+        with self._communicating():
+            scatter()
+        moved = self.scattered(nbytes)
+        self._count(moved, moved)
+
     def begin_mean(self, tensor: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
-        """Start to average ``tensor`` over the ranks where it lies; any number of them may be under way.
+        """Start to average ``tensor`` over the ranks in place; any number of averages may be under way.
 
         It is posted at once, whether or not the ranks of this step have been compared: its size must have been agreed
         on elsewhere, as that of DDP's buckets is. Traffic as of ``all_reduce``.
@@ -188,7 +214,7 @@ class Channel:
         return future.then(done)
 
     def _ended(self, began: float) -> None:
-        """Count a sum that is there; several are under way at one time, which counts once."""
+        """Count a sum that has ended; the time of sums that overlap counts once."""
         with self._lock:
             now = self.metrics.clock()
             self.metrics.seconds["communicate"] += now - max(began, self._summed_until)
@@ -196,12 +222,14 @@ class Channel:
             self.traffic.ended += 1
 
     def all_gather(self, rows: Tensor) -> None:
-        """Row ``rank`` of ``rows`` goes to every rank. Traffic: (W-1) rows; it grows with the number of workers."""
+        """Send row ``rank`` of ``rows`` to every rank. The traffic is (W-1) rows, which grows with the number of
+        workers.
+        """
         own = rows[self.rank]
         self.exchange([own] * self.world, list(rows.unbind(0)))
 
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
-        """``sends[j]`` goes to rank j, ``receives[j]`` comes from rank j; a rank's own entries are its business."""
+        """Send ``sends[j]`` to rank j, and receive ``receives[j]`` from it; a rank's own entries are left alone."""
         peers = [j for j in range(self.world) if j != self.rank]
         if not peers:
             return
@@ -214,7 +242,7 @@ class Channel:
         self._count(sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers))
 
     def broadcast(self, rows: Tensor) -> None:
-        """The same result as ``all_gather``, by one broadcast from each rank."""
+        """Do what ``all_gather`` does, by one broadcast from each rank."""
         if self.world == 1 or rows.numel() == 0:
             return
         self._begin()
@@ -251,11 +279,13 @@ class Channel:
         return partial(self._finish, works)
 
     def open(self, compare: Callable[[], None]) -> None:
-        """Let ``compare``, which waits for the rows of a conversation, be called before its first message is posted."""
+        """Register ``compare``, which waits for the rows of a conversation, to be called before its first message is
+        posted.
+        """
         self._opening = compare
 
     def settle(self) -> None:
-        """Compare the ranks, if that is still to be done, and post what has waited for it.
+        """Compare the ranks, if that is still to be done, and post the messages that waited for it.
 
         Raises:
             GroupError: the ranks differ, or an earlier exchange failed.
@@ -275,7 +305,7 @@ class Channel:
     def _move(
         self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tagged: bool = False
     ) -> Callable[[], None]:
-        """Start to receive from all peers and to send to them; all is there when the returned function was called.
+        """Start to receive from all peers and to send to them; all is done after a call of the returned function.
 
         Args:
             tagged: Gloo lets only messages of one size meet; else a message of another size ends the process.
@@ -301,7 +331,7 @@ class Channel:
     def _post(
         self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tagged: bool
     ) -> list[tuple[int | None, dist.Work | None]]:
-        """Start to receive from all peers, then to send to them: each of the works with its peer."""
+        """Post receives from all peers, then sends to them; return each work with its peer."""
         incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
         outgoing = [(j, sends[j]) for j in peers if sends[j].numel()]
         if self.is_nccl:
@@ -342,7 +372,7 @@ class Channel:
     def _communicating(
         self, peer: int | None = None, rest: Sequence[tuple[int | None, dist.Work | None]] = ()
     ) -> Iterator[None]:
-        """Time what is done with the network, and say of which peer it was if it fails."""
+        """Time the communication, and name the peer if it fails."""
         try:
             with self.metrics.timed("communicate"):
                 yield
@@ -377,7 +407,7 @@ class Channel:
 
 
 def came(work: dist.Work | None, seconds: float | None = None) -> bool:
-    """Whether a message of a group that failed had arrived before, or does within some seconds."""
+    """Return whether a message of a group that failed had arrived before, or does within some seconds."""
     try:
         if work is None or seconds is None:
             return work is None or bool(work.wait())

@@ -1,4 +1,4 @@
-"""Uncompressed means: small tensors together, excluded ones, and everything during a dense warm-up."""
+"""Uncompressed means: of small tensors together, of excluded ones, and of everything during a dense warm-up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CARRIED = 2**16
 
 
 def is_carried(numel: int, world: int) -> bool:
-    """Whether so many uncompressed elements of a bucket travel with its payloads, if every rank gets these.
+    """Return whether so many uncompressed elements of a bucket travel with its payloads, if every rank gets these.
 
     Between two ranks that is as many bytes as their sum, and a message less; between more it would be more bytes.
 
@@ -35,7 +35,7 @@ def is_carried(numel: int, world: int) -> bool:
 
 
 class DenseSession:
-    """One all-reduce over ranges of a flat gradient; a single range is summed where it lies.
+    """A session of one all-reduce over ranges of a flat gradient; a single range is summed in place.
 
     Args:
         ranges: of the flat gradient.
@@ -72,7 +72,7 @@ class DenseSession:
 
 
 class CarriedDense(DenseSession):
-    """The same ranges in the messages of a session that every rank gets, so that they need none of their own.
+    """A session that carries the ranges in the messages of another one that every rank gets, without any of its own.
 
     Args:
         rows: room in those messages for all elements and wishes, float32 of shape (W, elements).
@@ -99,7 +99,7 @@ class CarriedDense(DenseSession):
 
 
 class DenseMean:
-    """An uncompressed mean on its way: a call waits for it, and tells whether it has a value that is not finite.
+    """An uncompressed mean on its way: a call waits for it, and returns whether it has a value that is not finite.
 
     Args:
         packed: where the mean will be.
@@ -116,13 +116,13 @@ class DenseMean:
         return self._bad
 
     def flag(self, status: Tensor) -> None:
-        """Wait, and set bit 0 of ``status``, int32 of one element, where a value is not finite."""
+        """Wait, and set bit 0 of ``status``, int32 of one element, if a value is not finite."""
         self._arrive()
         ops.nonfinite(self._packed, status)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbouring ranges made one."""
+    """Join neighbouring ranges to one."""
     out: list[tuple[int, int]] = []
     for lo, hi in ranges:
         if out and out[-1][1] == lo:

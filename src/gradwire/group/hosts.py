@@ -1,4 +1,4 @@
-"""Which ranks share a host, as the ranks themselves say it.
+"""Hosts of the ranks, as the ranks themselves report them.
 
 Law: a rank's host is known by its host name, the boot of its kernel and its network namespace. Ranks that agree in all
 three reach each other without the link between hosts; containers that share a machine count as hosts of their own.
@@ -37,7 +37,7 @@ class Hosts:
 
     @property
     def size(self) -> int:
-        """How many ranks a host has."""
+        """The number of ranks of a host."""
         return len(self.members[0])
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class Hosts:
 
 
 def own_host() -> bytes:
-    """What this process says of its host: 16 bytes, the same for all processes that share it."""
+    """The identity of this process's host: 16 bytes, the same for all processes that share it."""
     boot = _BOOT.read_text() if _BOOT.exists() else ""
     network = str(_NETWORK.stat().st_ino) if _NETWORK.exists() else ""
     return hashlib.sha256("\n".join((socket.gethostname(), boot, network)).encode()).digest()[:_DIGEST]
@@ -103,7 +103,7 @@ _known: weakref.WeakKeyDictionary[Channel, Hosts] = weakref.WeakKeyDictionary()
 
 
 def hosts_of(channel: Channel, device: torch.device) -> Hosts:
-    """The hosts of a channel's ranks; the first call asks them all, with 16 bytes from each to each.
+    """The hosts of a channel's ranks; the first call asks all of them, with 16 bytes from each to each.
 
     All ranks must make the first call alike.
 

@@ -1,4 +1,5 @@
-"""Notes that ranks leave for each other in the store of the default group: who has come, and who waited for whom.
+"""Notes that ranks leave for each other in the store of the default group: which ranks have come, and which waited for
+which.
 
 Law: a connection that fails tells a rank that a peer is lost, not why; only the peer knows that. So a rank whose
 exchange fails writes down for whom it waited, and reads what the lost ones have written. While all is well nothing is
@@ -35,7 +36,7 @@ DEADLINE = 3.0
 
 @dataclass(frozen=True)
 class Loss:
-    """An exchange that failed.
+    """The record of an exchange that failed.
 
     Args:
         rank: of this process in the group.
@@ -53,7 +54,7 @@ class Loss:
 
 
 def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> float | None:
-    """Seconds that a collective of the group may take; None where torch does not say.
+    """The time-out in seconds of a collective of the group; None if torch does not tell.
 
     Args:
         group: None is the default group.
@@ -99,13 +100,13 @@ def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception) -> st
 
 
 def named(ranks: Sequence[int]) -> str:
-    """The ranks in words; empty where there are none."""
+    """Name the ranks in words; empty if there are none."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
 
 
 @contextmanager
 def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callable[[], list[int]]]:
-    """Say whom this rank waits for, while inside ranks wait for each other to make the same call.
+    """Say which ranks this one waits for, while inside ranks wait for each other to make the same call.
 
     Args:
         call: what they all must call, equally often.
@@ -144,7 +145,7 @@ def default_store() -> Any:
 
 
 def count(key: str) -> int:
-    """Write down that this rank has come once more: how often, or 0 where there is no store to ask any more."""
+    """Note that this rank has come once more; return how often, or 0 if there is no store to ask any more."""
     try:
         return int(default_store().add(key, 1))
     except (RuntimeError, ValueError) as error:
@@ -153,7 +154,7 @@ def count(key: str) -> int:
 
 
 def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | None:
-    """Give what ``ask`` gets from the store, or None if that fails or takes longer.
+    """Return the result of ``ask`` from the store, or None if that fails or takes longer.
 
     Args:
         apart: over a connection of its own, because another thread waits on that of the store.
@@ -173,7 +174,7 @@ def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | 
 
 
 def _swap(store: Any, prefix: str, loss: Loss) -> dict[int, dict[str, Any]]:
-    """Write down this loss and read those of the others; the lost ones may be writing theirs just now."""
+    """Record this loss and read those of the others, which may be writing theirs just now."""
     store.set(f"{prefix}/{loss.rank}", json.dumps(dataclasses.asdict(loss)))
     others = [j for j in range(loss.world) if j != loss.rank]
     asked = [] if loss.silent and loss.peers else loss.peers or others

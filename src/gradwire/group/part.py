@@ -1,4 +1,4 @@
-"""A message and the pieces of a bucket that travel in it: where memory and compressor work on memory views.
+"""Messages and the pieces of a bucket that travel in them: memory and compressor work on views of both.
 
 Law: every buffer is made once, with the plan; a step writes into views and allocates nothing of gradient size.
 A message starts with a status word; a rank whose gradient is not finite sets it, and every rank that sees any
@@ -31,7 +31,7 @@ __all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfi
 
 @dataclass
 class Unit:
-    """The parameters that are compressed at once: one, or neighbours joined where the method is element-wise.
+    """The parameters that are compressed at once: one, or neighbours joined if the method is element-wise.
 
     ``compressor`` may be replaced between steps by one with the same layout (a scheduled threshold).
 
@@ -58,7 +58,7 @@ class Unit:
 
 @dataclass
 class Piece:
-    """Elements [start, start + numel) of a unit, found at ``lo`` of a flat tensor."""
+    """Elements [start, start + numel) of a unit, at ``lo`` of a flat tensor."""
 
     unit: Unit
     memory: Memory
@@ -74,7 +74,7 @@ class Piece:
 
     @property
     def id(self) -> int:
-        """Names its random stream: by unit and offset, never by bucket."""
+        """The name of its random stream: by unit and offset, never by bucket."""
         return tensor_id(f"{self.unit.name}[{self.start}]")
 
     def of(self, flat: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Message:
 
     @classmethod
     def on(cls, packing: Packing, buffer: Tensor) -> Message:
-        """The same views on a buffer that exists already."""
+        """Return the same views on a buffer that exists already."""
         message = cls.__new__(cls)
         message._view(packing, buffer)
         return message
@@ -103,25 +103,25 @@ class Message:
         self._rows: dict[int, Message] = {}
 
     def row(self, rank: int) -> Message:
-        """The message of one rank."""
+        """Return the message of one rank."""
         if rank not in self._rows:
             self._rows[rank] = Message.on(self.packing, self.buffer[rank])
         return self._rows[rank]
 
     @cached_property
     def stacked(self) -> Message:
-        """A single message seen as the row of a group of one, the form that decoding takes."""
+        """Return a single message as the row of a group of one, the form that decoding takes."""
         return Message.on(self.packing, self.buffer.unsqueeze(0))
 
     def together(self, numbers: tuple[int, ...]) -> Payload | None:
-        """These payloads as one, each field the ``Pieces`` of all; None where they cannot be."""
+        """Return these payloads as one, each field as ``Pieces`` of all; None if that is not possible."""
         if numbers not in self._together:
             self._together[numbers] = pieces_of([self.payloads[i] for i in numbers])
         return self._together[numbers]
 
 
 def pieces_of(payloads: Sequence[Payload]) -> Payload | None:
-    """Each field of all payloads as ``Pieces``; None where one lies in several tensors."""
+    """View each field of all payloads as ``Pieces``; None if one lies in several tensors."""
     fields = [Pieces.of(views) for views in zip(*payloads, strict=True)]
     return None if None in fields else cast(Payload, tuple(fields))
 
@@ -135,17 +135,17 @@ class Keys:
         self._key = Key()
 
     def at(self, key: Key) -> Keys:
-        """The same pieces in another step."""
+        """Return the keys of the same pieces in another step."""
         self._key = key
         return self
 
     @property
     def step(self) -> int:
-        """The step of the key."""
+        """The step of the keys."""
         return self._key.step
 
     def stream(self, *, common: bool = False) -> Each:
-        """The Philox key of every piece."""
+        """Return the Philox key of every piece."""
         known = (self._key.seed, self._key.phase, self._key.rank, common)
         if known not in self._streams:
             self._streams[known] = Each(self._key.of(tensor).stream(common=common) for tensor in self._tensors)
@@ -153,7 +153,7 @@ class Keys:
 
 
 class Batch:
-    """Pieces of a message that one call works on: several of one method and memory, or a single one.
+    """The pieces of a message that one call works on: several of one method and memory, or a single one.
 
     What it gives of several are ``Pieces`` where it gives tensors of a single one; methods and memories that declare
     ``takes_pieces`` do the same with both.
@@ -180,11 +180,11 @@ class Batch:
 
     @property
     def compressor(self) -> Compressor:
-        """The method of this step: a schedule may change it."""
+        """The method of this step, which a schedule may change."""
         return self.pieces[0].unit.compressor
 
     def of(self, flat: Tensor) -> Tensor:
-        """The pieces of ``flat``."""
+        """Return the pieces of ``flat``."""
         if not self.several:
             return self.pieces[0].of(flat)
         if self._places is None or self._places.length != flat.numel():
@@ -193,11 +193,11 @@ class Batch:
         return cast(Tensor, Pieces(flat, self._places))
 
     def key(self, key: Key) -> Key:
-        """Their key, or their keys."""
+        """Return the key of the piece, or the keys of all."""
         return cast(Key, self._keys.at(key)) if self.several else key.of(self._id)
 
     def payload(self, message: Message) -> Payload:
-        """Their payloads in a message of one row, or of one for each rank."""
+        """Return their payloads in a message of one row, or of one for each rank."""
         if not self.several:
             return message.payloads[self.numbers[0]]
         together = message.together(self.numbers)
@@ -206,7 +206,7 @@ class Batch:
         return together
 
     def remember(self) -> None:
-        """Keep the states as they are, for ``rollback``."""
+        """Copy the states, for ``rollback``."""
         for name, tensor in self.state.items():
             whole = Pieces.within(tensor)
             if name in self._before:
@@ -215,13 +215,13 @@ class Batch:
                 self._before[name] = whole.clone()
 
     def rollback(self, flat: Tensor) -> None:
-        """Put back what ``remember`` and ``encode`` left."""
+        """Undo ``encode``, with the copies of ``remember``."""
         self.memory.rollback(self.of(flat), self.kept)
         for name, tensor in self.state.items():
             Pieces.within(tensor).copy_(self._before[name])
 
     def restore(self, flat: Tensor, bad: Tensor) -> None:
-        """The same where ``bad``, without a wait for the device."""
+        """Undo ``encode`` if ``bad``, without waiting for the device."""
         if self.memory.takes_pieces(1.0):
             self.memory.rollback(self.of(flat), self.kept, bad.view(1))  # type: ignore[call-arg]
         else:
@@ -232,14 +232,14 @@ class Batch:
         self.restore_states(bad)
 
     def restore_states(self, bad: Tensor) -> None:
-        """Put the states back where ``bad``; on the CPU a branch."""
+        """Restore the states if ``bad``; on the CPU this is a branch."""
         if self.state and (bad.device.type != "cpu" or bool(bad)):
             for name, tensor in self.state.items():
                 whole = Pieces.within(tensor)
                 torch.where(bad, self._before[name], whole, out=whole)
 
     def keep(self, flat: Tensor, bad: Tensor) -> None:
-        """Keep what is left in the pieces, which was not sent, unless ``bad``."""
+        """Store the rest in the pieces, which was not sent, unless ``bad``."""
         self.memory.update(self.of(flat), self.kept, bad)
 
     def begin(self, flat: Tensor) -> None:
@@ -251,7 +251,7 @@ class Batch:
         self.compressor.add_decoded_many(payloads, self.of(flat), scale)
 
     def deliver(self, payloads: Payload, flat: Tensor, scale: float) -> None:
-        """Begin, and add."""
+        """Do ``begin``, and then ``add_decoded``."""
         if self.memory.keeps_mean:
             self.begin(flat)
             self.add_decoded(payloads, flat, scale)
@@ -259,23 +259,25 @@ class Batch:
             self.compressor.decode_many(payloads, self.of(flat), scale)
 
     def settle(self, flat: Tensor) -> None:
-        """Let the method turn the mean into what the optimizer gets."""
-        if self.compressor.settles:
+        """Let the method convert the mean to the optimizer's gradient."""
+        if self.compressor.settles and self.several and self.compressor.takes_pieces:
+            self.compressor.settle(self.of(flat))
+        elif self.compressor.settles:
             for piece in self.pieces:
                 piece.unit.compressor.settle(piece.of(flat))
 
     def finish(self, flat: Tensor, bad: Tensor) -> None:
-        """Let the memory see what was made of the pieces."""
+        """Let the memory see the result in the pieces."""
         if self.memory.keeps_mean:
             self.memory.finish(self.of(flat), self.kept, bad)
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:
-        """NaN everywhere if ``bad``, without asking the device."""
+        """Write NaN everywhere if ``bad``, without waiting for the device."""
         ops.fill_where(self.of(flat).view(-1), math.nan, bad.view(1))
 
 
 def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
-    """Pieces that a call can take together, together; the others one by one.
+    """Group pieces that one call can take; the others come one by one.
 
     Args:
         scale: with which they are encoded.
@@ -344,7 +346,7 @@ class Part:
             batch.rollback(flat)
 
     def restore(self, flat: Tensor, bad: Tensor) -> None:
-        """``rollback`` where ``bad``, without a wait for the device."""
+        """Undo ``encode`` if ``bad``, without waiting for the device."""
         for batch in self.batches:
             batch.restore(flat, bad)
 
@@ -354,12 +356,12 @@ class Part:
             batch.begin(flat)
 
     def finish(self, flat: Tensor, bad: Tensor) -> None:
-        """Let the memories see what was made of the pieces."""
+        """Let the memories see the result in the pieces."""
         for batch in self.batches:
             batch.finish(flat, bad)
 
     def deliver(self, flat: Tensor, bad: Tensor, decode: Callable[[], None], spoils: bool = True) -> None:
-        """End the step: where ``bad``, take the encode back and hand out NaN; else decode into the pieces.
+        """End the step: if ``bad``, undo the encoding and write NaN; else decode into the pieces.
 
         On the CPU that is a branch. On an accelerator the same operations run in every step, and those that take back
         look at ``bad`` there and end at once, so that nothing waits for the device.
@@ -381,27 +383,29 @@ class Part:
             self.spoil(flat, bad)
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:
-        """NaN in all pieces if ``bad``."""
+        """Write NaN to all pieces if ``bad``."""
         for batch in self.batches:
             batch.spoil(flat, bad)
 
     def decode(self, message: Message, flat: Tensor, scale: float) -> None:
-        """``flat = scale * (sum over the rows of the message)``, with what the memories add to it."""
+        """Compute ``flat = scale * (sum over the rows of the message)``, with the additions of the memories."""
         for batch in self.batches:
             batch.deliver(batch.payload(message), flat, scale)
 
     def add_decoded(self, message: Message, flat: Tensor, scale: float) -> None:
-        """``flat += scale * (sum over the rows of the message)``."""
+        """Compute ``flat += scale * (sum over the rows of the message)``."""
         for batch in self.batches:
             batch.add_decoded(batch.payload(message), flat, scale)
 
     def settle(self, flat: Tensor) -> None:
-        """The mean is complete: let the compressors turn it into what the optimizer gets."""
+        """Let the compressors convert the complete mean to the optimizer's gradient."""
         for batch in self.batches:
             batch.settle(flat)
 
     def close_gaps(self, message: Message, send: Tensor) -> int:
-        """Copy what is used of a message into ``send``, the payloads at multiples of ``ALIGNMENT``; its length."""
+        """Copy the used bytes of a message to ``send``, with payloads at multiples of
+        ``ALIGNMENT``; return the length.
+        """
         send[:ALIGNMENT].copy_(message.buffer[:ALIGNMENT])
         end, start = ALIGNMENT, ALIGNMENT
         for piece, layout in zip(self.pieces, self.packing.layouts, strict=True):
@@ -430,7 +434,7 @@ class Part:
 
 
 def pack_states(states: Sequence[State], names: Iterable[str]) -> None:
-    """Move what several states have under these names into one tensor for each name, where they are views of it."""
+    """Move the tensors of these names in several states into one tensor for each name, of which they become views."""
     for name in names:
         old = [state[name] for state in states]
         if len(old) > 1 and all(each.dtype is old[0].dtype for each in old):
@@ -445,13 +449,13 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fill_nonfinite(views: Iterable[Tensor], bad: Tensor) -> None:
-    """NaN in every view if ``bad``, without asking the device."""
+    """Write NaN to every view if ``bad``, without waiting for the device."""
     for view in views:
         view.masked_fill_(bad, float("nan"))
 
 
 def nonfinite(tensor: Tensor) -> Tensor:
-    """Whether any element is NaN or infinite: one pass, nothing allocated, no wait for the device."""
+    """Return whether any element is NaN or infinite: one pass, nothing allocated, no wait for the device."""
     if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
         status = torch.zeros(1, dtype=torch.int32, device=tensor.device)
         ops.nonfinite(tensor.view(-1), status)

@@ -1,4 +1,4 @@
-"""Process groups that are used again, so that threads and sockets are bounded by the exchanges alive at one time.
+"""Pool of process groups that are reused, so that threads and sockets are bounded by the exchanges alive at one time.
 
 torch keeps a group, its two threads and its sockets, until ``destroy_process_group()``. One of a sub-group cannot be
 destroyed earlier: its successor would have the same name and meet its addresses.
@@ -52,24 +52,24 @@ class Lease:
         return found
 
     def known(self) -> bool:
-        """Whether torch has the group: it was not destroyed, alone or with all others."""
+        """Return whether torch knows the group: it was not destroyed, alone or with all others."""
         return (found := self.reference()) is not None and found in dist.distributed_c10d._world.pg_names
 
     def give_back(self) -> None:
-        """Let the group be lent again; a plain assignment, because it may happen in any thread, at any moment."""
+        """Make the group available again; a plain assignment, because it may happen in any thread at any moment."""
         self.lent = False
 
     def hold(self, channel: Channel) -> None:
-        """Lend the group until this channel is closed or nothing refers to it any more."""
+        """Keep the lease until this channel is closed or nothing refers to it any more."""
         channel.release = weakref.finalize(channel, self.give_back)
         channel.release.atexit = False
 
     def label(self) -> str:
-        """The group's name, which is the same on all ranks, and how many collectives were begun on it."""
+        """The group's name, which is the same on all ranks, and the number of collectives begun on it."""
         return f"{self.group.group_name}/{traffic_of(self.group).begun}"
 
     def free(self) -> bool:
-        """Whether nobody has it, and nothing is under way on it."""
+        """Return whether nobody uses the group, and nothing is under way on it."""
         traffic = traffic_of(self.group)
         return not self.lent and traffic.begun == traffic.ended
 
@@ -78,7 +78,7 @@ _pool: dict[tuple[tuple[int, ...], str, float], list[Lease]] = {}
 
 
 def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[], dist.ProcessGroup]) -> Lease:
-    """A group over these ranks that nobody else uses. All of them must call it, in the same order.
+    """Lease a group over these ranks that nobody else uses. All of them must call it, in the same order.
 
     Args:
         members: global ranks, this one among them.
@@ -105,7 +105,7 @@ def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[
 
 
 def common(members: Sequence[int], labels: Sequence[str], seconds: float) -> str | None:
-    """The first of these labels that all members bring, or None.
+    """Find the first of these labels that all members bring, or None.
 
     Raises:
         GroupError: not all of them came in time.

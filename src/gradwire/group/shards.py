@@ -1,4 +1,4 @@
-"""Pieces of a bucket, cut into shards of nearly equal size: one for each rank that works on them."""
+"""Shards of a bucket: its pieces, cut into parts of nearly equal size, one for each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["cut"]
 
 
 def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:
-    """Split whole units into ``world`` shards of nearly equal element counts, where methods and memories allow."""
+    """Split whole units into ``world`` shards of nearly equal element counts, as far as methods and memories allow."""
     total = sum(piece.numel for piece in pieces)
     shards: list[list[Piece]] = [[] for _ in range(world)]
     begin = 0
@@ -27,7 +27,7 @@ def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:
 
 
 def edge(piece: Piece, wanted: int) -> int:
-    """The offset nearest to ``wanted`` at which this piece may be cut; its ends always are."""
+    """The offset nearest to ``wanted`` at which this piece may be cut; its ends are always allowed."""
     if wanted <= 0 or wanted >= piece.numel:
         return max(0, min(wanted, piece.numel))
     # What cannot be cut goes to one shard as a whole.

@@ -35,7 +35,7 @@ class SubsetChannel(Channel):
         self.rank, self.world = self.ranks.index(whole.rank), len(self.ranks)
 
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
-        """``sends[j]`` goes to the rank numbered j here, ``receives[j]`` comes from it."""
+        """Send ``sends[j]`` to the rank numbered j here, and receive ``receives[j]`` from it."""
         if self.world == 1:
             return
         # A message without elements is not posted.
@@ -48,9 +48,9 @@ class SubsetChannel(Channel):
         self.metrics.local_bytes += self.metrics.bytes_sent - before if self.local else 0
 
     def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
-        """Refuse: the backend sums over whole groups only."""
+        """Refuse, because the backend sums over whole groups only."""
         raise ConfigError("sums of payloads need a whole process group: use strategy='allgather' or 'two_phase'")
 
     def broadcast(self, rows: Tensor) -> None:
-        """Refuse: the backend broadcasts to whole groups only."""
+        """Refuse, because the backend broadcasts to whole groups only."""
         raise ConfigError("broadcasts need a whole process group: use strategy='allgather' or 'two_phase'")

@@ -1,1 +1,1 @@
-"""One framework in each file; importing gradwire imports none of them."""
+"""Integrations, one in each file; importing gradwire imports none of the frameworks."""

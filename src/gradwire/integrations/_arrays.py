@@ -37,7 +37,7 @@ class Spec(NamedTuple):
 
 
 class ArrayState(BucketState):
-    """The exchange of gradients that are not torch's.
+    """The state of an exchange of gradients that are not torch's.
 
     Args:
         specs: the parameters, by name, in the same order on all ranks.
@@ -96,7 +96,7 @@ class ArrayState(BucketState):
 
     @property
     def factor(self) -> float:
-        """The factor by which a step that divides by a mean of squares is too short; 1 where it is not measured."""
+        """The factor by which a step that divides by a mean of squares is too short; 1 if it is not measured."""
         moment = self.exchange.second_moment
         return 1.0 if moment is None else moment.factor
 
@@ -112,13 +112,13 @@ class ArrayState(BucketState):
         self.exchange.compared["variance_correction"] = True
 
     def check(self, exchange: Exchange) -> None:
-        """Refuse what set-up would refuse."""
+        """Refuse a choice that set-up would refuse."""
         super().check(exchange)
         if self.exchange.second_moment is not None:
             check_noise(exchange)
 
     def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The mean over the ranks of each gradient; all ranks must call it.
+        """Average each gradient over the ranks; all ranks must call it.
 
         Args:
             grads: in the order of the parameters, on CPU; None counts as zero if another process has a gradient.
@@ -142,7 +142,7 @@ class ArrayState(BucketState):
 
 
 def without_data(name: str, spec: Spec) -> nn.Parameter:
-    """A torch parameter that takes no memory."""
+    """Make a torch parameter that takes no memory."""
     allowed = ("float32", "float16", "bfloat16")
     require(spec.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", spec.dtype)
     return nn.Parameter(torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta"), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Gradients that are exchanged all at once: copied into buckets, averaged on one thread, copied out again.
+"""Exchange of all gradients at once: copied into buckets, averaged on one thread, copied out again.
 
 Law: a parameter without a gradient on some ranks counts as zero there; one without a gradient on all of them stays
 without, and what is kept for it stays as it was. A rank cannot know alone which of the two it is, so each step begins
@@ -42,7 +42,7 @@ class Bucket:
         """Whether, for each parameter, no rank had a gradient in the last step."""
 
     def gather(self, grads: Sequence[Tensor | None]) -> None:
-        """Copy the gradients in; a parameter that got none on this rank counts as zero."""
+        """Copy the gradients in; a gradient that is missing on this rank counts as zero."""
         for view, grad, (name, _) in zip(self.views, grads, self.named, strict=True):
             if grad is None:
                 view.zero_()
@@ -53,7 +53,7 @@ class Bucket:
 
 
 def as_stored(flat: Tensor, param: Tensor) -> Tensor:
-    """A view of ``flat`` in the parameter's shape, its elements in the order in which the parameter's lie in memory."""
+    """View ``flat`` in the parameter's shape, with elements in the order in which the parameter's lie in memory."""
     stored = in_memory(param)
     view = flat.view(stored.shape)
     if stored is param:
@@ -82,7 +82,9 @@ class BucketState(ExchangeState):
     def average(
         self, grads: Callable[[Bucket], Sequence[Tensor | None]], done: Callable[[Bucket], None] = lambda _: None
     ) -> None:
-        """One step: fill each bucket, average it while the next is filled, and say when it is done, in order."""
+        """Exchange all gradients of a step: fill each bucket, average it while the next is filled, and yield each when
+        it is done.
+        """
         self.exchange.begin_step()
         self.exchange.open()
         self.units.follow(self.exchange, *self.units.read())
@@ -104,7 +106,7 @@ class BucketState(ExchangeState):
             done(bucket)
 
     def _begin(self, job: Callable[[], Tensor]) -> Callable[[], object]:
-        """Start an exchange; what waits for its end."""
+        """Start an exchange; return the function that waits for its end."""
         if self.exchange.channel.is_nccl:
             # It is only queued, and a thread of its own would have another current stream and device.
             job()
@@ -112,7 +114,7 @@ class BucketState(ExchangeState):
         return partial(self._worker.result, self._worker.submit(job))
 
     def _tell(self, used: Tensor) -> Tensor:
-        """The parameters of which any rank has a gradient."""
+        """The parameters that have a gradient on any rank."""
         self.exchange.any_rank(used)
         return used
 
@@ -123,7 +125,9 @@ class BucketState(ExchangeState):
 
 
 def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[list[tuple[str, nn.Parameter]]]:
-    """Consecutive parameters of at most ``bucket_mb`` MB in float32; a larger one is alone."""
+    """Divide consecutive parameters into buckets of at most ``bucket_mb`` MB in float32; a larger
+    parameter is alone.
+    """
     buckets: list[list[tuple[str, nn.Parameter]]] = [[]]
     room = bucket_mb * 2**20
     for name, param in params:

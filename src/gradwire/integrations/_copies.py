@@ -21,7 +21,7 @@ log = logging.getLogger("gradwire")
 
 
 class CopiedState:
-    """A stand-in of a copy for the state of the model that was copied: a name, and nothing that exchanges."""
+    """The stand-in for the state in a copy of the model: it has a name, and exchanges nothing."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -34,7 +34,7 @@ class CopiedState:
 
 
 class CopyNotice:
-    """A hook before the forward pass of a DDP model: does nothing in the original, and tells of a copy that trains.
+    """A hook before the forward pass of a DDP model: it does nothing in the original, and reports a copy that trains.
 
     Args:
         method: of the original.
@@ -59,13 +59,13 @@ class CopyNotice:
 
 
 def note_copies(model: nn.Module, method: str) -> None:
-    """Have copies of this DDP model say that they are."""
+    """Make copies of this DDP model report that they are copies."""
     if isinstance(model, DistributedDataParallel):
         model.register_forward_pre_hook(CopyNotice(method))
 
 
 def forget_copied(model: nn.Module) -> None:
-    """Take from a DDP model whatever it was given as the copy of another."""
+    """Remove from a DDP model all attributes that mark it as the copy of another."""
     if isinstance(model, DistributedDataParallel):
         model._comm_hooks = [each for each in model._comm_hooks if not isinstance(each[1], CopiedState)]
         for key, hook in list(model._forward_pre_hooks.items()):

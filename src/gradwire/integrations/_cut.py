@@ -1,4 +1,4 @@
-"""How parameters are cut by rows, and the states of models that are: of one shard each, and cut anew for others.
+"""Division of parameters by rows, and checkpoints of models that are divided: of one shard each, and divided anew.
 
     {"version", "world": R, "step", "shards": S, "parts": {"0": {"ranks": {"0": ..., ...}}, ...}}
 
@@ -28,7 +28,7 @@ Entry = Mapping[str, Any]
 
 
 class Sharded:
-    """A parameter as FSDP cuts it.
+    """A parameter as FSDP divides it among ranks.
 
     Args:
         name: in the model.
@@ -46,16 +46,16 @@ class Sharded:
         self.padded = world * self.chunk
 
     def among(self, world: int) -> Sharded:
-        """The same parameter in another number of shards."""
+        """Return the same parameter in another number of shards."""
         return Sharded(self.name, self.whole, world, self.dim)
 
     @property
     def chunk(self) -> int:
-        """Elements of one shard."""
+        """The number of elements of one shard."""
         return torch.Size(self.shape).numel()
 
     def room(self, form: StoredForm) -> int:
-        """Elements that are stored of one shard: those of codes begin a block of their own."""
+        """The number of elements stored of one shard: those of codes begin a block of their own."""
         return align(self.chunk, form.grain)
 
     def taken(self, tensor: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Sharded:
         return rooms[:, : self.chunk].reshape(-1)
 
     def stored(self, flat: Tensor, form: StoredForm) -> Tensor:
-        """The tensor from which ``taken`` takes these elements from."""
+        """Store elements in a tensor from which ``taken`` returns them."""
         if not form.block:
             return flat
         rooms = flat.new_zeros(self.world, self.room(form))
@@ -77,7 +77,7 @@ class Sharded:
         return stored
 
     def pad(self, flat: Tensor, before: int) -> Tensor:
-        """The elements of ``flat`` that are no padding, and the padding for these shards.
+        """Remove the padding of ``flat``, and add the padding of these shards.
 
         Args:
             flat: one shard after the other.
@@ -95,7 +95,7 @@ class Sharded:
 
 
 def of_shard(state: Mapping[str, Any], shard: int, shards: int, parts: int = 1) -> dict[str, Any]:
-    """The state of a rank of one shard's replica group, as one of a checkpoint of all shards.
+    """The state of a rank in one shard's replica group, as a checkpoint of all shards has it.
 
     Args:
         parts: into how many parts tensor parallelism has cut the parameters before; the shards of all of them are
@@ -107,7 +107,7 @@ def of_shard(state: Mapping[str, Any], shard: int, shards: int, parts: int = 1) 
 
 
 def repadded(state: Mapping[str, Any], cuts: Mapping[str, Sharded]) -> dict[str, Any]:
-    """A state whose ranks keep whole parameters, with the padding of these cuts; names it does not know stay.
+    """Convert a state whose ranks keep whole parameters to the padding of these cuts; unknown names stay.
 
     Raises:
         ConfigError: tensors of a rank are missing.
@@ -130,7 +130,8 @@ def recut(
     on_resize: OnResize,
     parts: int = 1,
 ) -> Mapping[str, Any]:
-    """The state of one shard's replica group out of those that ``of_shard`` made, of as many shards or of others.
+    """Make the state of one shard's replica group from the states of ``of_shard``, of the same or another number of
+    shards.
 
     Args:
         shards: of all parts together, as ``of_shard`` counts them.
@@ -184,7 +185,7 @@ def ranks_of(state: Mapping[str, Any], shard: int) -> Mapping[str, Entry]:
 
 
 def joined(entries: Sequence[Entry], fit: Callable[[str, Sequence[Tensor]], Tensor]) -> Entry:
-    """The buffers of one rank, each out of what it is in the entries."""
+    """Join the buffers of one rank from those in the entries."""
     worker = {
         buffer: {name: fit(name, [entry["worker"][buffer][name] for entry in entries]) for name in tensors}
         for buffer, tensors in entries[0].get("worker", {}).items()

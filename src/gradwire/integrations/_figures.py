@@ -1,4 +1,4 @@
-"""What a dashboard shows of an exchange: its metrics, for the steps since the last row.
+"""Figures of an exchange for a dashboard: its metrics, for the steps since the last row.
 
 Law: counters are sums since the start, or since a state was loaded, and a curve of a sum shows nothing; so traffic and
 times are means for a step of the interval, the ratio is the interval's, and only what is a state or an alarm is written
@@ -22,13 +22,15 @@ COUNTED = ("bytes_sent", "bytes_received", "dense_bytes")
 
 
 class Measured(Protocol):
-    """Anything with gradwire's metrics: the states of integrations, an ``Exchange``, the optimizers."""
+    """The interface of anything with gradwire's metrics: the states of integrations, an
+    ``Exchange``, the optimizers.
+    """
 
     def metrics(self) -> dict[str, Any]: ...
 
 
 class MetricsWriter(ABC):
-    """Writes a row of figures every so many steps.
+    """A writer of a row of figures at intervals.
 
     Args:
         state: what ``compress_ddp`` and the others return.
@@ -44,7 +46,7 @@ class MetricsWriter(ABC):
         self._calls, self._before = 0, state.metrics()
 
     def step(self) -> bool:
-        """Call it after every optimizer step; whether a row was written."""
+        """Count an optimizer step; return whether a row was written."""
         self._calls += 1
         if self._calls % self.every:
             return False
@@ -64,7 +66,7 @@ class MetricsWriter(ABC):
 
 
 def figures(before: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> dict[str, float]:
-    """A row: what happened between two readings of the metrics, for each of the steps between them.
+    """Make a row: the difference of two readings of the metrics, for each of the steps between them.
 
     >>> reading = {"bytes_sent": 0, "bytes_received": 0, "dense_bytes": 0, "seconds": {"encode": 0.0}}
     >>> reading |= {"residual_norm": 0.5, "nonfinite_steps": 0}

@@ -1,4 +1,4 @@
-"""A state beside a framework's checkpoint: one file for each rank."""
+"""Files with an exchange's state beside a framework's checkpoint, one for each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save_rank(state: ExchangeState, folder: str | os.PathLike[str], told: int = 
 def load_rank(
     state: ExchangeState, folder: str | os.PathLike[str], on_resize: OnResize = "error", told: int = 0, model: int = 0
 ) -> None:
-    """Continue from the files of ``save_rank``. All ranks must call it; what one of them misses, all of them hear of.
+    """Continue from the files of ``save_rank``. All ranks must call it; an error on one of them is raised on all.
 
     Args:
         state: of the model that goes on.
@@ -58,7 +58,7 @@ def load_rank(
 
 
 def read(folder: Path, rank: int, on_resize: OnResize, told: int, model: int) -> dict[str, Any]:
-    """The state of one rank, or the merged states of all."""
+    """Read the state of one rank, or the merged states of all."""
     first = read_one(folder / name_of(rank if on_resize == "error" else 0, model), told)
     # The folder may have files of an earlier run on more ranks: how many there are is not how many were saved.
     rest = range(1, first["world"]) if on_resize == "reshard" else ()

@@ -1,4 +1,4 @@
-"""The states of all ranks on one of them, for frameworks that write one file."""
+"""Collection of the states of all ranks on one of them, for frameworks that write one file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["gathered"]
 
 
 def gathered(state: ExchangeState) -> dict[str, Any] | None:
-    """The merged states of all ranks, on CPU; None on every rank but the first. All ranks must call it, between steps.
+    """Merge the states of all ranks on CPU; None on every rank but the first. All ranks must call it, between steps.
 
     It travels as torch saves it, because views of one storage would be sent once for each view otherwise.
     """

@@ -1,4 +1,4 @@
-"""How the ranks of a sharded model lie: which of them hold other rows, which the same ones, which other parts.
+"""Grid of the ranks of a sharded model: which of them hold other rows, which the same ones, which other parts.
 
 Law: a rank has a line of ranks along which the rows of a parameter are cut, perhaps one along which they are repeated,
 and perhaps others along which tensor parallelism has cut the parameter before. Gradients are reduced along the first
@@ -32,7 +32,7 @@ __all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of"
 
 @dataclass(frozen=True)
 class RankGrid:
-    """The place of this rank in a grid.
+    """The place of this rank in the grid.
 
     Args:
         shard: the mesh of one dimension over whose ranks the rows are cut.
@@ -84,18 +84,18 @@ def grid_of(
 
 
 def one_line(mesh: DeviceMesh, dim: int) -> DeviceMesh:
-    """One dimension of a mesh as a mesh of its own."""
+    """View one dimension of a mesh as a mesh of its own."""
     names = mesh.mesh_dim_names
     return mesh if mesh.ndim == 1 else mesh[cast(Any, names)[dim]]
 
 
 def cut_of(name: str, param: Any, world: int) -> Sharded:
-    """How FSDP cuts a parameter, of which tensor parallelism may have left this rank a part."""
+    """Describe how FSDP divides a parameter, of which tensor parallelism may have left this rank a part."""
     return Sharded(name, tuple(param._orig_size), world, param.fsdp_placement.dim)
 
 
 def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGroup], device: torch.device) -> Exchange:
-    """The exchange of this rank's line, once those of the lines beside it have made the same one.
+    """Make the exchange of this rank's line, after those of the lines beside it have made the same one.
 
     Without that, a mistake that one rank makes would be heard of by the ranks of its line only, and the others would
     train on, or wait for them.
@@ -131,7 +131,7 @@ def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGrou
 
 
 class InnerReduceScatter:
-    """FSDP's own reduce-scatter, with the reductions that the backend of the group does not have.
+    """A reduce-scatter like FSDP's own, with the reductions that the backend of the group does not have.
 
     FSDP asks for a sum with a factor (``PREMUL_SUM``) where ``set_gradient_divide_factor`` was called; only NCCL has
     it. Here the sum is multiplied by the factor where it is.
@@ -144,13 +144,13 @@ class InnerReduceScatter:
         self.theirs = theirs
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for FSDP's gradients."""
+        """Allocate memory for FSDP's gradients."""
         return cast(Tensor, self.theirs.allocate(size, dtype=dtype, device=device))
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
-        """Reduce as FSDP's own would, if it could."""
+        """Reduce as FSDP's own function would."""
         missing = op == dist.ReduceOp.PREMUL_SUM and dist.get_backend(group) == "gloo"
         if not missing:
             return self.theirs(output_tensor, input_tensor, group, op, async_op)

@@ -1,4 +1,4 @@
-"""Which ranks a sharded model lies on: mistakes that would mix up replicas, or leave them apart, are said at set-up.
+"""Meshes of a sharded model: mistakes that would mix up replicas, or leave them separate, are reported at set-up.
 
 Law: the ranks of a model's mesh hold different rows, those of ``replicate`` the same ones. A rank that is in neither
 trains something else, such as a stage of a pipeline, or a replica that nobody averages: only the names of the mesh's
@@ -34,7 +34,7 @@ def ranks_of(mesh: DeviceMesh) -> list[int]:
 
 
 def line_of(replicate: Any) -> bool:
-    """Whether this is a mesh of one dimension with this rank in it, so that its group can be asked for."""
+    """Return whether this is a mesh of one dimension with this rank in it, so that its group can be asked for."""
     from torch.distributed.device_mesh import DeviceMesh
 
     return isinstance(replicate, DeviceMesh) and replicate.ndim == 1 and dist.get_rank() in ranks_of(replicate)
@@ -92,7 +92,7 @@ def check_replicas(replicate: Any, mesh: DeviceMesh) -> None:
 
 
 def replicas_left_out(mesh: DeviceMesh, replicate: DeviceMesh | None) -> str | None:
-    """Say what to do where ranks of the job take no part and may hold replicas.
+    """Advise what to do if ranks of the job take no part and may hold replicas.
 
     Returns:
         A sentence; None: all ranks take part, or those that do not hold other parameters.
@@ -125,13 +125,13 @@ def replicas_left_out(mesh: DeviceMesh, replicate: DeviceMesh | None) -> str | N
 
 
 def root_of(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that this one was sliced from, or the mesh itself."""
+    """The mesh from which this one was sliced, or the mesh itself."""
     find = getattr(mesh, "_get_root_mesh", None)
     return find() if find is not None else mesh
 
 
 def uncovered(root: DeviceMesh, ours: Container[int]) -> list[str]:
-    """Names of the dimensions along which other ranks than ours are found from here."""
+    """The names of the dimensions along which there are other ranks than those of this mesh."""
     here = (root.mesh == dist.get_rank()).nonzero()
     if not root.mesh_dim_names or len(here) != 1:
         return []
@@ -146,5 +146,5 @@ def uncovered(root: DeviceMesh, ours: Container[int]) -> list[str]:
 
 
 def words(name: str) -> set[str]:
-    """The parts of a dimension's name: ``dp_replicate`` is of ``dp`` and ``replicate``."""
+    """Split the name of a dimension into parts: ``dp_replicate`` is of ``dp`` and ``replicate``."""
     return set(re.split(r"[^a-z]+", name.lower()))

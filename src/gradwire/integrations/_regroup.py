@@ -1,4 +1,4 @@
-"""The first steps after a checkpoint, in the buckets of the run that wrote it.
+"""Regrouping of the first steps after a checkpoint into the buckets of the run that wrote it.
 
 Law: DDP rebuilds its buckets after the first step, so a fresh model begins with others than the run had that it
 continues, and what depends on a bucket's ends (the shards of ``two_phase``, the order of a sum in a ring) would round
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 class Regroup:
-    """Takes the buckets of a step, and exchanges them as those of the saved run.
+    """A collector that takes the buckets of a step, and exchanges them as those of the saved run.
 
     Args:
         buckets: names of the parameters in each bucket of the saved run, all that DDP has.
@@ -36,12 +36,14 @@ class Regroup:
         self._all: Future[None] = Future()
 
     def needed(self, names: Sequence[str]) -> bool:
-        """Whether this step needs it; asked once in each step, with the names of its first bucket."""
+        """Return whether this step needs regrouping; to be asked once in each step, with the names
+        of its first bucket.
+        """
         self._left -= 1
         return self._left >= 0 and list(names) != list(self.buckets[0])
 
     def hold(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
-        """Keep a bucket; the future has it when all of the step are exchanged."""
+        """Hold a bucket; its future is set when all buckets of the step are exchanged."""
         if not self._views:
             self._all = Future(devices=[] if buffer.device.type == "cpu" else [buffer.device])
         views = torch.split(buffer, [torch.Size(shape).numel() for _, shape in params])
@@ -61,7 +63,7 @@ class Regroup:
         self._views = {}
 
     def settle(self, exchanged: Future[None]) -> None:
-        """End every bucket that was held as the exchange ended."""
+        """Set the futures of all held buckets to the outcome of the exchange."""
         try:
             self._all.set_result(exchanged.wait())
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A compressed reduce-scatter: every rank sends each owner its part, and the owner has the mean of its own.
+"""Compressed reduce-scatter: every rank sends each owner its part, and the owner computes the mean.
 
 Law: the cut is the caller's, so that whole rows of a parameter go to one owner. Each message carries the status of its
 sender's whole gradient, so all ranks learn from the messages alone whether the step counts. Traffic of a rank:
@@ -23,7 +23,7 @@ __all__ = ["ScatterSession"]
 
 
 class ScatterSession:
-    """Messages and buffers of one cut.
+    """The messages and buffers of one division of a bucket.
 
     Args:
         shards: for each owner the pieces that it gets, with ``lo`` in the whole gradient.
@@ -42,7 +42,7 @@ class ScatterSession:
         self.wishes = DenseSession([], self.channel, site.device, advised)
 
     def run(self, flat: Tensor, out: Tensor, key: Key, scale: float) -> Tensor:
-        """``out`` becomes ``scale`` times the sum over the ranks of this rank's part.
+        """Set ``out`` to ``scale`` times the sum over the ranks of this rank's part.
 
         Args:
             flat: the whole gradient, contiguous float32; overwritten.
@@ -75,7 +75,9 @@ class ScatterSession:
             message.status.fill_(status)
 
     def _take_back(self, flat: Tensor, bad: Tensor) -> None:
-        """On the CPU a branch, on an accelerator a select, so that nothing waits for the device."""
+        """Undo the encoding: on the CPU by a branch, on an accelerator by a select, so that nothing waits for the
+        device.
+        """
         on_cpu = flat.device.type == "cpu"
         for part in self.parts if not on_cpu or bool(bad) else ():
             if on_cpu:

@@ -1,9 +1,9 @@
-"""What both forms of FSDP share: one module's gradients, cut by rows, each part to its owner."""
+"""Base of both forms of FSDP: one module's gradients, divided by rows, each part sent to its owner."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -36,7 +36,7 @@ log = logging.getLogger("gradwire")
 
 
 class ShardedState(ExchangeState):
-    """Base of the states of sharded models; they set what ``ExchangeState`` wants.
+    """Base of the states of sharded models; they set the attributes of ``ExchangeState``.
 
     Where shards are averaged over replicas, they set ``shard``, this rank's, and ``shards``, how many there are; else
     that is 0, and every rank keeps residuals of whole parameters, or of its part of them where tensor parallelism has
@@ -48,24 +48,24 @@ class ShardedState(ExchangeState):
         self.tensor_part, self.tensor_parts = 0, 1
         self.several = False
         self.cuts: dict[str, Sharded] = {}
-        self._seen: set[int] = set()
+        self._seen: set[str] = set()
         self.scratch = Scratch()
         self.sizes: dict[str, int] = {}
 
-    def begin(self, index: int) -> None:
-        """A module's turn; one that had its turn in this step begins the next."""
+    def begin(self, names: Collection[str]) -> None:
+        """Begin the turn of these parameters of a module; one that had its turn in this step begins the next."""
         require(
             not self.closed,
             "state of the model",
             "open when gradients are reduced: compress the model anew after state.close()",
             "a closed one",
         )
-        if index in self._seen or not self._seen:
+        if not self._seen.isdisjoint(names) or not self._seen:
             self._seen.clear()
             self.exchange.begin_step()
             self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
-        self._seen.add(index)
+        self._seen |= set(names)
 
     def check_scatter(self) -> None:
         """Refuse methods that a reduce-scatter cannot carry, at set-up.
@@ -80,7 +80,7 @@ class ShardedState(ExchangeState):
             raise
 
     def steer(self, *, one_mesh: bool) -> None:
-        """Tell the pilot, where there is one, that gradients are reduced to their owners.
+        """Tell the pilot, if there is one, that gradients are reduced to their owners.
 
         Where modules lie on several meshes not all ranks see the same buckets, and cannot decide together: bfloat16 is
         what they take.
@@ -101,13 +101,13 @@ class ShardedState(ExchangeState):
             log.warning("auto cannot decide for a model whose modules are sharded over different ranks: it is bf16")
 
     def close(self) -> None:
-        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        """Stop exchanging: the model must be compressed anew before the next backward pass."""
         self.closed = True
         self.stop_correcting()
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that DDP's saves; between replicas each rank's is that of its own shard."""
+        """Return the same state as DDP's; between replicas each rank's is that of its own shard."""
         state = super().state_dict()
         if not self.shards and self.tensor_parts == 1:
             return state
@@ -115,12 +115,12 @@ class ShardedState(ExchangeState):
 
     @property
     def place(self) -> int:
-        """The place in a checkpoint at which the state of this rank's line of ranks is."""
+        """The place in a checkpoint of the state of this rank's line of ranks."""
         return self.tensor_part * max(self.shards, 1) + self.shard
 
     @property
     def places(self) -> int:
-        """How many lines of ranks have a place in a checkpoint."""
+        """The number of lines of ranks that have a place in a checkpoint."""
         return self.tensor_parts * max(self.shards, 1)
 
     @property
@@ -128,7 +128,7 @@ class ShardedState(ExchangeState):
         return 1 if self.shards else self.exchange.channel.world
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
-        """The part of a state of other shards that concerns this rank's."""
+        """The part of a state of other shards that concerns this rank's shard."""
         if self.shards:
             return recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
         if self.tensor_parts > 1:
@@ -145,73 +145,94 @@ class ShardedState(ExchangeState):
 
 
 class ReduceScatter:
-    """The function that FSDP calls in place of ``reduce_scatter_tensor``, for one module.
+    """A function that FSDP calls in place of ``reduce_scatter_tensor``, for one module.
 
     Args:
-        trained: gives the parameters of the module that are trained now, in the order of FSDP's buffer.
+        trained: gives the parameters of the module whose gradients are reduced now, in the order of FSDP's buffer.
         later: gives the number by which FSDP divides what it reduced in this dtype.
         channel: over the ranks of the module's mesh, where they are fewer than those of the exchange; it is used after
             these have compared what they are about to do.
+        own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
     """
 
     def __init__(
         self,
         state: ShardedState,
         trained: Callable[[], Sequence[Sharded]],
-        index: int,
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
         channel: Channel | None = None,
+        own: Callable[[Tensor, Tensor, dist.ProcessGroup, Any], object] | None = None,
     ) -> None:
-        self.state, self.trained, self.index, self.later = state, trained, index, later
-        self.inner = channel
+        self.state, self.trained, self.later = state, trained, later
+        self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
-        self.session: ScatterSession | None = None
-        self.made_for: tuple[object, ...] = ()
+        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], ScatterSession | None]] = {}
 
     @property
     def channel(self) -> Channel:
-        """Over which the module's gradients are reduced."""
+        """The channel over which the module's gradients are reduced."""
         return self.inner if self.inner is not None else self.state.exchange.channel
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for FSDP's gradients."""
+        """Allocate memory for FSDP's gradients."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        """The sum of the own part, multiplied as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
-        state, exchange = self.state, self.state.exchange
-        channel, out = self.channel, output_tensor
+        """Sum this rank's part, and multiply it as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
+        state, exchange, channel = self.state, self.state.exchange, self.channel
         world = channel.world
         scale, shards = multiplier(op, world), self.trained()
         check_size(input_tensor, sum(each.padded for each in shards))
-        state.begin(self.index)
         names = [each.name for each in shards]
+        state.begin(names)
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
-        flat = state.scratch.float32(input_tensor)
-        if out.dtype != torch.float32:
-            out = torch.empty_like(out, dtype=torch.float32)
         if channel is not exchange.channel:
             exchange.channel.settle()
-        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
-        exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
+        exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         if exchange.pilot is not None:
-            self._watch(flat, shards)
+            self._watch(state.scratch.float32(input_tensor), shards)
         session = self._current(shards)
-        exchange.remember(names)
-        compare = self._measure(session, flat)
-        exchange.note(session.run(flat, out, key, scale))
-        if compare is not None:
-            compare(out, exchange.channel.rank * out.numel(), scale * world)
+        if session is None:
+            assert self.own is not None
+            channel.scatter_beside(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
+            exchange.note(nonfinite(output_tensor))
+        else:
+            self._exchange(session, input_tensor, output_tensor, scale)
         if exchange.pilot is not None:
-            exchange.pilot.after(out, scale * world)
-        if out is not output_tensor:
-            exchange.note(nonfinite(output_tensor.copy_(out)))
+            exchange.pilot.after(output_tensor.float(), scale * world)
+
+    def _exchange(self, session: ScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
+        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted."""
+        exchange, channel = self.state.exchange, self.channel
+        flat = self.state.scratch.float32(given)
+        out = wanted if wanted.dtype == torch.float32 else torch.empty_like(wanted, dtype=torch.float32)
+        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
+        exchange.remember([each.name for each in self.shards])
+        compare = self._measure(session, flat)
+        drained = self._drain(flat)
+        exchange.note(bad := session.run(flat, out, key, scale))
+        for name in drained:
+            exchange.drained(name, bad)
+        if compare is not None:
+            compare(out, exchange.channel.rank * out.numel(), scale * channel.world)
+        if out is not wanted:
+            exchange.note(nonfinite(wanted.copy_(out)))
+
+    def _drain(self, flat: Tensor) -> list[str]:
+        """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
+        rows, lo, found = flat.view(self.channel.world, -1), 0, []
+        for each in self.shards:
+            if (waits := self.state.exchange.left_over(each.name)) is not None:
+                rows[:, lo : lo + each.chunk].add_(each.taken(waits).view(self.channel.world, -1))
+                found.append(each.name)
+            lo += each.chunk
+        return found
 
     def _watch(self, flat: Tensor, shards: Sequence[Sharded]) -> None:
-        """Let the pilot see the part of the first owner, which is like the others, and that of this rank."""
+        """Let the pilot observe the part of the first owner, which is like the others, and that of this rank."""
         exchange, part = self.state.exchange, sum(each.chunk for each in shards)
         named = [(each.name, tuple(each.shape)) for each in shards]
         rank = self.channel.rank
@@ -219,7 +240,7 @@ class ReduceScatter:
         exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part])
 
     def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
-        """Measure as ``Exchange`` does for whole gradients; a rank sees what arrives of its own part only."""
+        """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
         if moment is None or self.inner is not None or not moment.due(exchange.step):
             return None
@@ -232,24 +253,34 @@ class ReduceScatter:
         spans = list(chain.from_iterable(parts))
         return moment.begin(flat, spans, exchange.step, exchange.channel, owned) if spans else None
 
-    def _current(self, shards: Sequence[Sharded]) -> ScatterSession:
-        """The session for the compressor of this step, over what is kept now; None is the dense warm-up."""
-        exchange = self.state.exchange
+    def _current(self, shards: Sequence[Sharded]) -> ScatterSession | None:
+        """The session for the compressor of this step, over what is kept now; None: the framework's own reduction.
+
+        A session for the main compressor None is that of the dense warm-up.
+        """
+        exchange, self.shards = self.state.exchange, shards
         warm = exchange.step <= exchange.policy.start_after
         main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
-        wanted = (exchange.epoch, main, [each.name for each in shards])
-        if self.session is None or wanted != self.made_for:
-            if self.made_for and self.made_for[1] != main and exchange.second_moment is not None:
+        names = tuple(each.name for each in shards)
+        waits = [name for name in names if exchange.left_over(name) is not None]
+        known, wanted = self._made.get(names), (main, exchange.epoch, waits)
+        if known is None or known[0] != wanted:
+            if known is not None and known[0][0] != main and exchange.second_moment is not None:
                 exchange.second_moment.changed(exchange.step)
-            self.made_for, self.shards = wanted, shards
-            self.session = ScatterSession(self._pieces(main), site_of(exchange, self.channel))
-        return self.session
+            chosen = [self._chosen(each, main) for each in shards]
+            plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
+            # A value that is not finite reaches one owner alone then, and all ranks would have to take the step back.
+            own = plain and not waits and self.own is not None and not exchange.skips_steps
+            # What is kept of a parameter has one place, that of the newest session.
+            self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
+            session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
+            self._made[names] = wanted, session
+        return self._made[names][1]
 
-    def _pieces(self, main: Compressor | None) -> list[list[Piece]]:
-        """A piece of every parameter for each owner, as they lie in FSDP's buffer."""
+    def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
+        """Make a piece of every parameter for each owner, as they lie in FSDP's buffer."""
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange, self.channel), []
-        chosen = [self._chosen(each, main) for each in self.shards]
         rooms = [each.world * each.room(memory.form) for each, (_, memory) in zip(self.shards, chosen, strict=True)]
         kept = site.kept.keep_all(
             [
@@ -301,7 +332,7 @@ def site_of(exchange: Exchange, channel: Channel) -> Site:
 
 
 def check_scatter(exchange: Exchange) -> None:
-    """Refuse methods that one message to each owner cannot carry.
+    """Refuse methods that cannot work in one message to each owner.
 
     Raises:
         ConfigError
@@ -322,7 +353,7 @@ def check_method(exchange: Exchange, compressor: Compressor) -> None:
 
 
 def check_size(tensor: Tensor, numel: int) -> None:
-    """Refuse the gradients of some of a module's parameters: nobody could say of which.
+    """Refuse the gradients of only some of a module's parameters, because it is not known of which.
 
     Raises:
         ConfigError

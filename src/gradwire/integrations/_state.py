@@ -1,4 +1,4 @@
-"""What the state of every integration offers: figures, a checkpoint, another compressor, the unit of its residuals.
+"""State of every integration: figures, a checkpoint, another compressor, and the unit of its residuals.
 
 Law: a residual is in the unit of the gradients in which it arose, which is the loss scale, and is applied with the
 learning rate of the step in which it is sent. Whoever gives the scaler, or the optimizer, has it follow both. What
@@ -34,7 +34,7 @@ Reading = tuple[float | None, dict[str, float]]
 
 
 class Units:
-    """Follows a loss scale and learning rates.
+    """The unit of residuals, which follows a loss scale and learning rates.
 
     Args:
         scaler: of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
@@ -56,18 +56,20 @@ class Units:
         self._ahead: list[Reading] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of a model, whose hooks refer to this, follows nothing: least of all a copy of the optimizer."""
+        """Pickle as a unit that follows nothing, because a copy of a model must not follow a scaler or a copied
+        optimizer.
+        """
         return Units, (None, None, {})
 
     @staticmethod
     def told(scaler: Any, lr_correction: object) -> dict[str, Any]:
-        """The facts that ranks must agree on: one that follows alone would keep its residual in a unit of its own."""
+        """The facts on which ranks must agree: one that follows alone would keep its residual in a unit of its own."""
         enabled = getattr(scaler, "is_enabled", lambda: scaler is not None)
         return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
 
     @staticmethod
     def check(scaler: Any, lr_correction: Any, params: Iterable[Tensor] | None = None) -> None:
-        """Refuse what is not a scaler or not an optimizer.
+        """Refuse an object that is not a scaler or not an optimizer.
 
         Args:
             params: of the model; None: the optimizer's are not compared with them.
@@ -85,7 +87,9 @@ class Units:
             require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
 
     def read_ahead(self, model: nn.Module, device: torch.device) -> None:
-        """On a GPU read the scale before each forward pass: in the middle of a backward pass reading would wait."""
+        """Read the scale before each forward pass on a GPU, because reading it in the middle of a backward pass would
+        wait.
+        """
         if self.scaler is not None and device.type == "cuda":
             # The scaler has waited for the device at its last step.
             model.register_forward_pre_hook(self._before_forward)
@@ -94,11 +98,11 @@ class Units:
         self._ahead[:] = [self.now()]
 
     def read(self) -> Reading:
-        """Give what was read ahead, or else the scale and the rates of now."""
+        """Return the values that were read ahead, or else the present scale and rates."""
         return self._ahead.pop() if self._ahead else self.now()
 
     def now(self) -> Reading:
-        """The scale and the rates; a scale on a GPU is waited for."""
+        """Read the scale and the rates; it waits for a scale on a GPU."""
         groups = self.optimizer.param_groups if self.optimizer is not None else []
         rates = {
             self.names[id(param)]: float(group["lr"])
@@ -109,7 +113,7 @@ class Units:
         return (self.scaler.get_scale() if self.scaler is not None else None), rates
 
     def follow(self, exchange: Exchange, scale: float | None, rates: Mapping[str, float]) -> None:
-        """Multiply what waits by the new scale over the old one, and by the old rate over the new one."""
+        """Multiply the residuals by the new scale over the old one, and by the old rate over the new one."""
         if scale is not None:
             if self.scale is not None and self.scale != scale:
                 exchange.rescale(scale / self.scale)
@@ -125,7 +129,7 @@ class Units:
                 exchange.scale_residuals(factor, names)
 
     def follow_divisor(self, exchange: Exchange, names: Sequence[str], divisor: float) -> None:
-        """Multiply what is kept for these parameters by the new divisor over the old one.
+        """Multiply the tensors kept for these parameters by the new divisor over the old one.
 
         So what waits still counts as it would have when it arose. Call it before the parameters' exchange in a step.
 
@@ -141,11 +145,11 @@ class Units:
                 exchange.residuals.rescale(factor, changed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The unit of what is saved, in numbers."""
+        """Return the unit of the saved tensors, in numbers."""
         return {"scale": self.scale, "rates": dict(self.rates), "divisors": dict(self.divisors)}
 
     def check_scale(self, state: Mapping[str, Any], waits: bool) -> None:
-        """Refuse what waits in a unit that is not known, or that could not be followed.
+        """Refuse residuals whose unit is not known, or could not be followed.
 
         Args:
             state: what ``state_dict`` gave.
@@ -164,7 +168,7 @@ class Units:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the unit of what was saved and checked."""
+        """Continue in the unit of a saved state that was checked."""
         self.scale = state.get("scale") if self.scaler is not None else None
         self.rates = dict(state.get("rates", {}))
         self.divisors = dict(state.get("divisors", {}))
@@ -185,7 +189,7 @@ class ExchangeState:
     """Elements of parameters that are not trained now: what waits for them is kept until they are."""
 
     def correct(self, optimizer: Optimizer | None) -> None:
-        """Let the learning rates of an optimizer follow the noise of the code from now on; None: of none.
+        """Make the learning rates of an optimizer follow the noise of the code from now on; None stops that.
 
         Raises:
             ConfigError: a method whose error is not noise.
@@ -213,11 +217,11 @@ class ExchangeState:
             self.variance.close()
 
     def metrics(self) -> dict[str, Any]:
-        """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
+        """Return bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
         return self.exchange.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
+        """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
 
         With ``torch.distributed.checkpoint`` pass the state itself; read it with ``gradwire.read_checkpoint``.
         """
@@ -225,11 +229,11 @@ class ExchangeState:
 
     @property
     def stored_parts(self) -> int:
-        """In how many parts, the shards of all ranks, what is kept of a parameter is stored."""
+        """The number of parts, the shards of all ranks, in which a kept tensor of a parameter is stored."""
         return 1
 
     def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it, between steps.
+        """Continue from a ``state_dict``, and forget everything else. All ranks must call it, between steps.
 
         Args:
             state: this rank's own, or those of all ranks (``gradwire.merge_states``, ``gradwire.read_checkpoint``).
@@ -254,7 +258,7 @@ class ExchangeState:
         return whole
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
-        """The state as this rank's exchange takes it."""
+        """Convert a state to the form that this rank's exchange takes."""
         return state
 
     def change(
@@ -267,7 +271,7 @@ class ExchangeState:
         force: bool | None = None,
         **params: Any,
     ) -> None:
-        """Go on with another compressor or other settings from the next step on. All ranks must call it.
+        """Continue with another compressor or other settings from the next step on. All ranks must call it.
 
         What waits in residuals is sent by the new method. "auto" decides nothing any more.
 
@@ -348,13 +352,13 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 class Scratch:
-    """Room in float32 for one 16-bit tensor at a time; it grows to the largest."""
+    """A float32 buffer for one 16-bit tensor at a time, which grows to the largest."""
 
     def __init__(self) -> None:
         self._room: Tensor | None = None
 
     def float32(self, tensor: Tensor) -> Tensor:
-        """The flat tensor itself, or a copy in float32 that holds until the next call."""
+        """Return the flat tensor itself, or a copy in float32 that is valid until the next call."""
         if tensor.dtype == torch.float32:
             return tensor
         if self._room is None or self._room.numel() < tensor.numel():

@@ -65,7 +65,7 @@ class Arrivals(BucketState):
             param.register_post_accumulate_grad_hook(partial(self.arrived, number))  # type: ignore[no-untyped-call]
 
     def arrived(self, number: int, param: Tensor) -> None:
-        """Traced: a gradient is complete; with the last one all are exchanged."""
+        """Note, in traced code, that a gradient is complete; with the last one all are exchanged."""
         if not self.model.require_backward_grad_sync or param.grad is None:
             return
         if number in self.there:
@@ -78,7 +78,7 @@ class Arrivals(BucketState):
             self.grads.clear()
 
     def refuse(self) -> None:
-        """Nothing was exchanged in the pass before, because somebody's gradient did not come."""
+        """Raise an error, because the pass before was not exchanged: a gradient did not come."""
         raise ConfigError(
             f"every parameter must get a gradient in every backward pass under 'python_reducer', but only "
             f"{len(self.there)} of {len(self.names)} did; use optimize_ddp='ddp_optimizer'"
@@ -101,7 +101,9 @@ class Arrivals(BucketState):
 
 @cache
 def watch_optimizers() -> None:
-    """Before any optimizer applies gradients that were not exchanged, say so: the next backward pass is too late."""
+    """Report, before any optimizer applies them, gradients that were not exchanged: the next
+    backward pass is too late.
+    """
     register_optimizer_step_pre_hook(before_step)
 
 

@@ -24,7 +24,7 @@ __all__ = ["exchange_used", "run_without"]
 def exchange_used(
     exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None
 ) -> None:
-    """Do what ``Exchange.run`` does, but what no rank used sends nothing."""
+    """Exchange as ``Exchange.run`` does, but parameters that no rank used send nothing."""
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     used = torch.stack([view.any() for view in views]).to(torch.uint8)
     exchange.any_rank(used)
@@ -43,7 +43,7 @@ def run_without(
     itemsize: int = 4,
     ready: Any = None,
 ) -> None:
-    """Do what ``Exchange.run`` does, but parameters that no rank used get zero, and what is kept for them stays.
+    """Exchange as ``Exchange.run`` does, but parameters that no rank used get zero, and their kept tensors stay.
 
     Args:
         unused: for parameters that may be unused, by their place in ``params``: bool of one element, the same on all

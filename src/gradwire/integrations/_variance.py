@@ -1,4 +1,4 @@
-"""Adam's learning rate for gradients that carry a code's noise.
+"""Correction of Adam's learning rate for gradients that carry a code's noise.
 
     p = p - factor lr m / (sqrt(v) + eps),  factor = |what arrives| / |the exact mean|
 
@@ -30,7 +30,7 @@ _SAID = 1.1
 
 
 class VarianceCorrection:
-    """Multiplies the learning rates of an optimizer by the measured factor, during each of its steps.
+    """A correction that multiplies the learning rates of an optimizer by the measured factor, during each of its steps.
 
     Args:
         exchange: that averages the gradients; it measures from now on.
@@ -66,7 +66,7 @@ class VarianceCorrection:
         )
 
     def close(self) -> None:
-        """Leave the optimizer alone; not to be called within its step."""
+        """Stop the correction; not to be called within a step of the optimizer."""
         for hook in self._hooks:
             hook.remove()
         optimizer = self._optimizer()

@@ -1,4 +1,4 @@
-"""FSDP2's all-gather of weights, compressed.
+"""Compressed all-gather of weights for FSDP2.
 
 Law: all ranks decode the same bytes, the owner of a shard its own, so all compute with the same weights; what the
 optimizer updates is never touched. A module is gathered twice in a step, for the forward and for the backward pass,
@@ -55,7 +55,7 @@ def weight_code(weights: Any) -> Compressor | None:
 
 
 class WeightWire:
-    """The common part of the modules of a model: the method, the group and the counters.
+    """The common state of a model's modules: the method, the group and the counters.
 
     Args:
         group: over whose ranks the weights are sharded.
@@ -80,7 +80,7 @@ class WeightWire:
         self._room = torch.empty(0, dtype=torch.uint8, device=device)
 
     def room(self, nbytes: int) -> Tensor:
-        """One buffer for the messages of all modules, a row for each rank: it is as large as the largest needs."""
+        """The buffer for the messages of all modules, a row for each rank, as large as the largest module needs."""
         size = self.channel.world * nbytes
         if self._room.numel() < size:
             self._room = torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -88,7 +88,7 @@ class WeightWire:
 
 
 class WeightGather:
-    """The function that FSDP calls in place of its all-gather, for one module.
+    """A function that FSDP calls in place of its all-gather, for one module.
 
     Args:
         cuts: the module's parameters, in the order of FSDP's buffer.
@@ -102,14 +102,14 @@ class WeightGather:
         self._rows: Message | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for FSDP's weights."""
+        """Allocate memory for FSDP's weights."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
-        """Put the weights of all ranks into the output; the input, a part of it, is the own shard."""
+        """Write the weights of all ranks to the output; the input, a part of it, is this rank's shard."""
         channel, numel = self.wire.channel, input_tensor.numel()
         whole = numel == sum(cut.chunk for cut in self.cuts)
         if group is not self.group or not whole or input_tensor.dtype not in EXACT or channel.world == 1:

@@ -1,4 +1,4 @@
-"""The hook on what a framework has made of a model: DDP's, or that of FSDP2.
+"""Hook on a model that a framework has wrapped: in DDP, or by FSDP2.
 
 Law: the framework decides how a model is distributed, and its adapter attaches what belongs to that. A model that is
 neither wrapped nor sharded would train without compression, so it is an error.
@@ -23,13 +23,13 @@ Attached = GradwireState | FSDPState
 
 
 def exchanged(model: object) -> TypeGuard[nn.Module]:
-    """Whether the gradients of this model are averaged by DDP, or reduced by FSDP2 in any of its modules."""
+    """Return whether the gradients of this model are averaged by DDP, or reduced by FSDP2 in any of its modules."""
     from torch.distributed.fsdp import FSDPModule
 
     inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         return True
-    return isinstance(inner, nn.Module) and any(isinstance(each, FSDPModule) for each in inner.modules())
+    return isinstance(model, nn.Module) and any(isinstance(each, FSDPModule) for each in model.modules())
 
 
 def attach(model: nn.Module, compressor: Any, options: Mapping[str, Any]) -> Attached:

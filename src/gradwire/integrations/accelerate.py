@@ -104,7 +104,7 @@ class Loaded:
         }
 
     def number_of(self, model: nn.Module) -> int | None:
-        """The number of a model; None if nothing was loaded into it."""
+        """The number of a model; None if no checkpoint was loaded into it."""
         found = ((number, ref()) for number, ref in self._models.items())
         return next((number for number, each in found if each is not None and is_of(each, model)), None)
 
@@ -114,7 +114,7 @@ _compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def noting(load_state: Callable[..., None]) -> Callable[..., None]:
-    """Make ``Accelerator.load_state`` take a note of what was loaded."""
+    """Make ``Accelerator.load_state`` note each checkpoint that it loads."""
 
     @functools.wraps(load_state)
     def load(self: Any, *arguments: Any, **options: Any) -> None:
@@ -138,7 +138,7 @@ Accelerator.load_state = noting(Accelerator.load_state)
 
 
 def catch_up(state: Attached, folder: Path, number: int, on_resize: OnResize) -> None:
-    """Take the residuals of a checkpoint that was loaded before. All ranks must call it."""
+    """Load the residuals of a checkpoint that was loaded before. All ranks must call it."""
     channel = state.exchange.channel
     there = any(folder.glob("gradwire*.pt"))
     anywhere = torch.tensor([there], dtype=torch.uint8, device=state.exchange.device)
@@ -158,13 +158,13 @@ def loaded_into(accelerator: Any, models: Sequence[nn.Module]) -> Sequence[nn.Mo
 
 
 def is_of(listed: nn.Module, model: nn.Module) -> bool:
-    """Whether what Accelerate lists is this model."""
+    """Return whether an entry of Accelerate's list is this model."""
     given = model.module if isinstance(model, DistributedDataParallel) else model
     return listed is given or uncompiled(listed) is model
 
 
 def places(model: nn.Module, models: Sequence[nn.Module]) -> list[int]:
-    """The number of the model among those that Accelerate saves; none, with a warning, if it does not save it."""
+    """The numbers of the model among those that Accelerate saves; none, with a warning, if it does not save it."""
     # Accelerate lists what it was given; a model that was prepared a second time is listed as it came out.
     found = [number for number, each in enumerate(models) if is_of(each, model)][:1]
     if not found:

@@ -1,4 +1,4 @@
-"""One warning where error feedback meets an optimizer that divides gradients by the size of those before.
+"""Warning, given once, about error feedback with an optimizer that divides gradients by the size of earlier ones.
 
 Law: Adam's step is lr m / sqrt(v), where m and v are means of what arrives and of its square. A residual arrives late
 and in one piece: what waited for T steps is T times as large as a gradient, and v becomes T times as large. So it
@@ -76,7 +76,7 @@ _NOISY = (
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:
-    """Whether an optimizer divides by a mean of squares; one of another package shows it after its first step.
+    """Return whether an optimizer divides by a mean of squares; one of another package shows it after its first step.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> is_adaptive(torch.optim.AdamW([weight])), is_adaptive(torch.optim.SGD([weight], lr=0.1))
@@ -87,12 +87,12 @@ def is_adaptive(optimizer: Optimizer) -> bool:
 
 
 def is_adaptive_class(optimizer: type[Optimizer]) -> bool:
-    """Whether it is one of torch's that divide by a mean of squares, or derived from one."""
+    """Return whether a class is one of torch's optimizers that divide by a mean of squares, or derived from one."""
     return issubclass(optimizer, _CLASSES)
 
 
 def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optimizer") -> None:
-    """Refuse what is no optimizer, or one of other parameters; None is no answer yet.
+    """Refuse an object that is not an optimizer, or one of other parameters; None is allowed.
 
     Args:
         name: of the option.
@@ -108,7 +108,7 @@ def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optim
 
 
 class AdaptiveWatch:
-    """Looks at each optimizer of an exchange's parameters once, at its first step.
+    """A watch that looks at each optimizer of an exchange's parameters once, at its first step.
 
     Args:
         exchange: whose methods are meant.
@@ -140,7 +140,7 @@ class AdaptiveWatch:
         self.check()
 
     def check(self) -> None:
-        """Warn once, on rank 0 of the group, if a method keeps much back of what such an optimizer trains.
+        """Warn once, on rank 0 of the group, if a method delays much of the gradients that such an optimizer uses.
 
         Or if it adds much noise, to which no learning rate is adapted.
         """
@@ -162,7 +162,7 @@ class AdaptiveWatch:
             return
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Some optimizer has stepped, perhaps ours."""
+        """Check an optimizer, which may be of these parameters, at its step."""
         if optimizer in self._seen:
             return
         self._seen.add(optimizer)
@@ -174,12 +174,14 @@ class AdaptiveWatch:
             self.check()
 
     def bears(self) -> bool:
-        """Whether an optimizer of these parameters has stepped, and none that did divides by a mean of squares."""
+        """Return whether an optimizer of these parameters has stepped, and none that did divides by
+        a mean of squares.
+        """
         return self._plain and not self._adaptive
 
 
 def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
-    """Let the pilot of an exchange, if it has one, know what its optimizers bear."""
+    """Tell the pilot of an exchange, if it has one, which errors its optimizers tolerate."""
     if isinstance(exchange.pilot, AutoPilot):
         known = weakref.ref(watch)
         exchange.pilot.bears = lambda: (found := known()) is not None and found.bears()
@@ -191,7 +193,9 @@ _WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()
 
 @cache
 def listen() -> None:
-    """Hear of every step of every optimizer, once a process: torch cannot bear that a hook goes while hooks run."""
+    """Register one hook for every step of every optimizer, once a process: torch cannot remove a
+    hook while hooks run.
+    """
     register_optimizer_step_post_hook(_stepped)
 
 
@@ -202,7 +206,7 @@ def _stepped(optimizer: Optimizer, *_: Any) -> None:
 
 
 def methods_of(exchange: Exchange, params: Iterable[Named]) -> Iterator[tuple[Compressor, Memory]]:
-    """The methods in use for these parameters, in any step of a schedule that is looked at, with their memories."""
+    """The methods of these parameters, in the steps of a schedule that are looked at, with their memories."""
     policy, main = exchange.policy, exchange.compressor
     later = SAMPLED if policy.schedule else ()
     for method in dict.fromkeys([main, *(policy.at(policy.start_after + step, main) for step in later)]):
@@ -214,11 +218,11 @@ def methods_of(exchange: Exchange, params: Iterable[Named]) -> Iterator[tuple[Co
 
 
 def keeps_much(compressor: Compressor, memory: Memory) -> str | None:
-    """A method that sends much of a gradient later, in words; None: it does not."""
+    """Describe in words why a method sends much of a gradient later; None if it does not."""
     late = memory.late and not compressor.fine
     return f"{compressor.name!r} with memory {memory.name!r}" if late else None
 
 
 def warn(kept: str, optimizer: str) -> None:
-    """Say what such a method does to such an optimizer, and what to use."""
+    """Warn what such a method does to such an optimizer, and what to use."""
     log.warning(_HARMFUL, kept, optimizer)

@@ -1,4 +1,4 @@
-"""Read back what ``torch.distributed.checkpoint`` saved of a state."""
+"""Reading of states that ``torch.distributed.checkpoint`` saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["read_checkpoint"]
 
 
 def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
-    """The states of all ranks out of a checkpoint that ``torch.distributed.checkpoint`` wrote.
+    """Read the states of all ranks from a checkpoint that ``torch.distributed.checkpoint`` wrote.
 
     Its own ``load`` fills the tensors that a state has already, and a fresh state has none before its first step.
 
@@ -61,7 +61,7 @@ def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
 
 
 def nested(flat: dict[tuple[Any, ...], Any]) -> dict[str, Any]:
-    """Dicts in dicts from values by path."""
+    """Nest values by path into dicts in dicts."""
     root: dict[str, Any] = {}
     for path, value in flat.items():
         place = root

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a communication hook.
+"""Communication hook for DistributedDataParallel.
 
 Law: DDP launches buckets in the order of their indices on all ranks, so one thread that works them off in that order
 may issue as many dependent collectives for each as it likes. The hook hands over the bucket and returns a future;
@@ -140,7 +140,7 @@ class GradwireState(ExchangeState):
         note_copies(model, repr(self.exchange.compressor))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, or of this state, exchanges nothing: see ``integrations/_copies.py``."""
+        """Copy nothing that exchanges, neither of the model nor of this state: see ``integrations/_copies.py``."""
         return CopiedState, (repr(self.exchange.compressor),)
 
     def close(self) -> None:
@@ -154,11 +154,11 @@ class GradwireState(ExchangeState):
         self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that every integration saves, and the parameters of each bucket of the next step."""
+        """Return the state that every integration saves, and the parameters of each bucket of the next step."""
         return {**super().state_dict(), "buckets": json.dumps(self._buckets)}
 
     def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue as every state does; the first steps are exchanged in the buckets of the run that goes on."""
+        """Continue as every state does; the first steps are exchanged in the buckets of the resumed run."""
         super().load_state_dict(state, on_resize)
         buckets = json.loads(state.get("buckets", "[]"))
         same = state["world"] == self.exchange.channel.world
@@ -166,7 +166,7 @@ class GradwireState(ExchangeState):
         self._buckets, self._regroup = (buckets, Regroup(buckets)) if same else ([], None)
 
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-        """Begin the exchange of one bucket."""
+        """Start the exchange of one bucket."""
         buffer, first = bucket.buffer(), bucket.index() == 0
         params = [self._name(param) for param in bucket.parameters()]
         names = [name for name, _ in params]
@@ -192,7 +192,7 @@ class GradwireState(ExchangeState):
         return future
 
     def _first(self, names: list[str], device: torch.device) -> None:
-        """A step begins: its first bucket has these parameters."""
+        """Begin a step, whose first bucket has these parameters."""
         self._check_model()
         self._buckets = []
         if self._regroup is not None and not self._regroup.needed(names):
@@ -245,18 +245,21 @@ class GradwireState(ExchangeState):
         self.units.follow(self.exchange, *reading)
 
     def _plain(self, device: torch.device) -> bool:
-        """Whether all buckets are averaged where they lie; what Gloo sums of a GPU's goes by the thread."""
-        served = device.type == "cpu" or self.exchange.channel.is_nccl
-        return served and all(map(self.exchange.plain, self._dtypes))
+        """Return whether all buckets are averaged in place; those that Gloo sums for a GPU go through the thread."""
+        return self._served(device) and all(map(self.exchange.plain, self._dtypes))
+
+    def _served(self, device: torch.device) -> bool:
+        """Return whether the channel sums tensors on a device without a copy."""
+        return device.type == "cpu" or self.exchange.channel.is_nccl
 
     def _mean(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         return self.exchange.begin_mean(buffer)
 
     def _reduce(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
-        """Do what DDP does without a hook, and note how long it takes: ``auto`` watches uncompressed steps."""
+        """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
         exchange, pilot = self.exchange, self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        run = pilot.note(params, moment(buffer.device))
+        run = pilot.note(params, moment(buffer.device), buffer.itemsize)
         group = None if self._group is None else self._group()
         exchange.counters.dense_bytes += 2 * (exchange.channel.world - 1) * buffer.nbytes // exchange.channel.world
 
@@ -273,9 +276,11 @@ class GradwireState(ExchangeState):
             self.exchange.channel.settle()
             return mean.wait()
         flat = self._scratch.float32(buffer)
-        unused = getattr(self._model(), "find_unused_parameters", False)
-        run = partial(exchange_used, self.exchange) if unused else self.exchange.run
-        run(flat, params, buffer.itemsize, ready)
+        if getattr(self._model(), "find_unused_parameters", False):
+            exchange_used(self.exchange, flat, params, buffer.itemsize, ready)
+        else:
+            given = buffer if flat is not buffer and self._served(buffer.device) else None
+            self.exchange.run(flat, params, buffer.itemsize, ready, given)
         if flat is not buffer:
             # A mean that float32 holds may be infinite in 16 bits.
             self.exchange.note(nonfinite(buffer.copy_(flat)))
@@ -296,7 +301,7 @@ def gradwire_hook(
     state: GradwireState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """The plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
+    """The hook in plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
     if isinstance(bucket, tuple):
         # The Python reducer's call for one parameter, whose own hook sees to it.
         require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Told("its module"))
@@ -305,7 +310,7 @@ def gradwire_hook(
 
 
 def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:
-    """Refuse a DDP model that would not run the hook, or not over these ranks.
+    """Refuse a DDP model that would not run the hook, or runs over other ranks.
 
     Raises:
         ConfigError
@@ -335,7 +340,7 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
 
 
 def not_wrapped(model: object) -> ConfigError:
-    """Say what to do with what is no DDP model."""
+    """Say what to do with an object that is no DDP model."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "for a plain training loop use gradwire.compress_optimizer"
     if any(map(is_sharded, params)):

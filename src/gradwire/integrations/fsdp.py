@@ -1,4 +1,4 @@
-"""FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
+"""Integration of FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
 
 Law: FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, and calls in the
 order of backward, the same on all ranks. Residuals are kept by parameter, one rank's rows after the other's, padded to
@@ -31,6 +31,7 @@ from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_alo
 from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
+from gradwire.integrations._turns import Turns
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
@@ -73,8 +74,9 @@ class FSDPState(ShardedState):
         self._gathers = Metrics()
         self._wires: dict[tuple[int, ...], WeightWire] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
-        model = uncompiled(model)
-        groups, sharded = managed(model), sharded_in(model)
+        # Where the compiled model was sharded, and not what is in it, its wrapper is the module that reduces.
+        groups, model = managed(model), uncompiled(model)
+        sharded = sharded_in(model)
         if not sharded:
             params = model.parameters() if isinstance(model, nn.Module) else iter(())
             device = next((param.device for param in params), torch.device("cpu"))
@@ -141,11 +143,11 @@ class FSDPState(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
-        for index, (module, group) in enumerate(groups):
-            self._attach(module, group, names, index, grid)
+        for module, group in groups:
+            self._attach(module, group, names, grid)
 
     def close(self) -> None:
-        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        """Stop exchanging: the model must be compressed anew before the next backward pass."""
         super().close()
         for hook in self._hooks:
             hook.leave()
@@ -155,24 +157,25 @@ class FSDPState(ShardedState):
             channel.close()
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name."""
+        """Return the figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name."""
         told = super().metrics()
         return told if self._weights is None else {**told, "weights": self._gathers.as_dict()}
 
     def check(self, exchange: Exchange) -> None:
-        """Refuse what set-up would refuse."""
+        """Refuse a choice that set-up would refuse."""
         super().check(exchange)
         if self._scatters:
             check_scatter(exchange)
 
-    def between_replicas(self, output: Tensor, named: Sequence[Named], index: int, scale: float, later: float) -> None:
+    def between_replicas(self, output: Tensor, named: Sequence[Named], scale: float, later: float) -> None:
         """Replace a module's shard of the gradient by its mean over the replicas, multiplied by ``scale``.
 
         Args:
             later: by what FSDP divides it afterwards.
         """
-        self.begin(index)
-        self.units.follow_divisor(self.exchange, [name for name, _ in named], later / scale)
+        names = [name for name, _ in named]
+        self.begin(names)
+        self.units.follow_divisor(self.exchange, names, later / scale)
         flat = self.scratch.float32(output)
         self.exchange.run(flat, named, output.itemsize)
         if scale != 1:
@@ -182,7 +185,9 @@ class FSDPState(ShardedState):
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
-    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int, grid: RankGrid) -> None:
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankGrid) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
         detach(module, group)
         shards = shard_group(group)
         cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
@@ -192,22 +197,26 @@ class FSDPState(ShardedState):
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
+        turns = Turns(group) if len(group.modules) > 1 else None
+
         def trained() -> list[Sharded]:
             pairs = zip(cuts, group.fsdp_params, strict=True)
-            return [cut for cut, each in pairs if each.sharded_param.requires_grad]
+            ready = turns.ready() if turns is not None else group.fsdp_params
+            return [cut for cut, each in pairs if each.sharded_param.requires_grad and each in ready]
 
         if self._scatters:
             # Not by the module's own method: it refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
-            group._reduce_scatter_comm = ReduceScatter(self, trained, index, later, channel)
+            own = InnerReduceScatter(DefaultReduceScatter())
+            group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own)
             return
         module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
         native = take_over(group, grid) if grid.native else None
-        self._hooks.append(Between(self, group, trained, index, native))
+        self._hooks.append(Between(self, group, trained, native))
         module.set_all_reduce_hook(self._hooks[-1])
 
     def _wire(self, group: dist.ProcessGroup) -> WeightWire:
-        """Make or find what carries the weights of modules that are sharded over this group."""
+        """Find or make the function that carries the weights of modules that are sharded over this group."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._wires:
             code, policy, device = cast(Compressor, self._weights), self.exchange.policy, self.exchange.device
@@ -215,7 +224,7 @@ class FSDPState(ShardedState):
         return self._wires[ranks]
 
     def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
-        """The channel of modules that are sharded over some of the ranks; None: over all."""
+        """The channel of modules that are sharded over some of the ranks; None if over all."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if len(ranks) == grid.shard.size():
             return None
@@ -228,20 +237,20 @@ class FSDPState(ShardedState):
 
 
 class Between:
-    """FSDP's all-reduce hook for one module: its shards' mean over the replicas.
+    """An all-reduce hook of FSDP for one module: its shards' mean over the replicas.
 
     Args:
         native: where the module was, if FSDP averaged between the replicas before.
     """
 
     def __init__(
-        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int, native: Any = None
+        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], native: Any = None
     ) -> None:
-        self.state, self.group, self.trained, self.index, self.native = state, group, trained, index, native
-        self._waits: Tensor | None = None
+        self.state, self.group, self.trained, self.native = state, group, trained, native
+        self._waits: dict[tuple[str, ...], Tensor] = {}
 
     def leave(self) -> None:
-        """Put the module back to where FSDP reduces between the replicas, too."""
+        """Restore the module, so that FSDP reduces between the replicas, too."""
         if self.native is not None:
             place(self.group, self.native)
 
@@ -249,22 +258,22 @@ class Between:
     def __call__(self, output: Tensor) -> None:
         """Replace this rank's part of the gradient by its mean, or by the sum where a divide factor was set."""
         named = [(cut.name, cut.shape) for cut in self.trained()]
+        names = tuple(name for name, _ in named)
         check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
         if not self.group.all_reduce_grads:
             # As FSDP's own hybrid sharding does: micro-batches are added up, and nothing arrives before the last.
-            self._waits = output.clone() if self._waits is None else self._waits.add_(output)
+            self._waits[names] = self._waits[names].add_(output) if names in self._waits else output.clone()
             output.zero_()
             return
-        if self._waits is not None:
-            output.add_(self._waits)
-            self._waits = None
+        if names in self._waits:
+            output.add_(self._waits.pop(names))
         # A factor that was set stands in place of the number of all ranks, replicas included.
         scale = self.state.exchange.channel.world if self.group.gradient_divide_factor is not None else 1
-        self.state.between_replicas(output, named, self.index, scale, divided_later(self.group, output.dtype))
+        self.state.between_replicas(output, named, scale, divided_later(self.group, output.dtype))
 
 
 def detach(module: FSDPModule, group: Any) -> None:
-    """Take off what a closed state left."""
+    """Remove the hooks that a closed state left."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     if isinstance(group._reduce_scatter_comm, ReduceScatter):
@@ -272,6 +281,8 @@ def detach(module: FSDPModule, group: Any) -> None:
     elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
         module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
     give_back_gather(group)
+    if isinstance(group.post_backward, Turns):
+        group.post_backward.leave()
     if isinstance(group._all_reduce_hook, Between):
         group._all_reduce_hook.leave()
         module.set_all_reduce_hook(cast(Any, None))
@@ -289,13 +300,13 @@ def give_back_gather(group: Any) -> None:
 
 
 def info_of(group: Any) -> Any:
-    """Find where a module lies, as ``fully_shard`` was told, also while it reduces along the shards alone."""
+    """Find the mesh of a module as ``fully_shard`` was given it, also while it reduces along the shards alone."""
     hook = group._all_reduce_hook
     return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
 
 
 def take_over(group: Any, grid: RankGrid) -> Any:
-    """Let FSDP reduce a module's gradients along the shards alone.
+    """Restrict FSDP's reduction of a module's gradients to the shards.
 
     Returns:
         What ``place`` takes to undo it.
@@ -311,7 +322,7 @@ def take_over(group: Any, grid: RankGrid) -> Any:
 
 
 def place(group: Any, info: Any) -> None:
-    """Tell a module another mesh, for gathering its parameters after the forward pass, too, if it was the same."""
+    """Give a module another mesh, also for gathering its parameters after the forward pass if that was the same."""
     if group.post_forward_mesh_info is group.mesh_info:
         group.post_forward_mesh_info = info
     group.mesh_info = info
@@ -335,7 +346,7 @@ def divided_later(group: Any, dtype: torch.dtype) -> float:
 
 
 def not_sharded(model: object, compressor: object) -> ConfigError:
-    """Say what to do with what is no module after ``fully_shard``."""
+    """Say what to do with a module that ``fully_shard`` was not applied to."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "call fully_shard on it first, or use gradwire.compress_ddp or compress_optimizer"
     if isinstance(compressor, nn.Module):
@@ -368,7 +379,7 @@ def local_of(param: Any) -> Tensor:
 
 
 def managed(model: object) -> list[tuple[FSDPModule, Any]]:
-    """Every module that FSDP reduces gradients of, with its group of parameters, as they are registered now."""
+    """Every module whose gradients FSDP reduces, with its group of parameters, as they are registered now."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, nn.Module):
@@ -389,7 +400,7 @@ def check_model(
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse what would not be compressed, or not as it lies.
+    """Refuse parameters that would not be compressed, or not in the way they lie.
 
     Raises:
         ConfigError
@@ -434,7 +445,7 @@ def check_model(
 
 
 def check_hooks(comm: object, hook: object) -> None:
-    """Refuse a module whose gradients somebody else reduces, or an exchange of ours that was not closed.
+    """Refuse a module whose gradients another hook reduces, or an exchange of ours that was not closed.
 
     Raises:
         ConfigError

@@ -1,4 +1,4 @@
-"""FSDP1 (``FullyShardedDataParallel``): its communication hook, with a compressed reduce-scatter.
+"""Communication hook for FSDP1 (``FullyShardedDataParallel``), with a compressed reduce-scatter.
 
 Law: FSDP1 flattens the parameters of a module into one and cuts it into equal parts wherever that may be, so residuals
 are kept by module, not by parameter, and methods see vectors.
@@ -21,7 +21,7 @@ from gradwire.integrations._cut import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
 
@@ -72,11 +72,13 @@ class FSDP1State(ShardedState):
             group,
             CALLER,
             carrier=model,
+            embeddings=partial(edge_modules, model),
             fsdp=1,
             variance_correction=variance_correction is not None,
             **Units.told(scaler, None),
         )
         self.check_scatter()
+        self.steer(one_mesh=True)
         self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
         self.units = Units(scaler, None, {})
@@ -90,18 +92,16 @@ class FSDP1State(ShardedState):
             optimizer or variance_correction,
             corrected=variance_correction is not None,
         )
+        follow_optimizers(self.exchange, self.adaptive)
         self.units.read_ahead(model, self.exchange.device)
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
-        self.parts = {
-            name: ReduceScatter(self, partial(list, [cut]), index)
-            for index, (name, cut) in enumerate(self.cuts.items())
-        }
+        self.parts = {name: ReduceScatter(self, partial(list, [cut])) for name, cut in self.cuts.items()}
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
-        """Refuse what set-up would refuse."""
+        """Refuse a choice that set-up would refuse."""
         super().check(exchange)
         check_scatter(exchange)
 
@@ -112,18 +112,36 @@ def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
 
 
 def handled(model: object) -> dict[str, Any]:
-    """Every module that FSDP1 reduces the gradient of, by name."""
+    """Every module whose gradient FSDP1 reduces, by name."""
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     return {name or "root": module for name, module in modules if getattr(module, "_handle", None) is not None}
 
 
 def flat_parameters(model: object) -> dict[str, nn.Parameter]:
-    """This rank's shard of each module's flat parameter, by the module's name."""
+    """The shard of this rank of each module's flat parameter, by the module's name."""
     return {name: module._handle.flat_param for name, module in handled(model).items()}
 
 
+def edge_modules(model: nn.Module) -> list[str]:
+    """The wrapped modules whose flat parameters hold an embedding, or the first or the last matrix of the model.
+
+    A flat parameter has one method, so that of what bears the least is taken for all of it.
+    """
+    order = {id(module): place for place, module in enumerate(model.modules())}
+    matrices: list[tuple[int, str]] = []
+    found: list[str] = []
+    for name, flat in flat_parameters(model).items():
+        for info, shape in zip(cast(Any, flat)._param_infos, cast(Any, flat)._shapes, strict=True):
+            if isinstance(info.module, nn.Embedding | nn.EmbeddingBag):
+                found.append(name)
+            elif len(shape) > 1:
+                matrices.append((order[id(info.module)], name))
+    found += [each[1] for each in (min(matrices, default=None), max(matrices, default=None)) if each is not None]
+    return sorted(set(found))
+
+
 def not_wrapped(model: object, compressor: object) -> ConfigError:
-    """Say what to do with what is no module under FSDP1."""
+    """Say what to do with an object that is no module under FSDP1."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "wrap it first, or use gradwire.compress_ddp or compress_optimizer"
     if isinstance(compressor, nn.Module):
@@ -138,7 +156,7 @@ def not_wrapped(model: object, compressor: object) -> ConfigError:
 
 
 def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Refuse modules whose gradients no hook is asked for, or that go over other ranks or through another hook.
+    """Refuse modules whose gradients do not go through a hook, or go over other ranks or through another hook.
 
     Raises:
         ConfigError
@@ -166,7 +184,7 @@ def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def check_hook(module: Any) -> None:
-    """Refuse a module that has a hook, unless it is that of a closed state.
+    """Refuse a module that has a hook, unless it is the one of a closed state.
 
     Raises:
         ConfigError
@@ -183,7 +201,7 @@ def check_hook(module: Any) -> None:
 
 
 def warn_of_others(rank: int, group: dist.ProcessGroup) -> None:
-    """Say once, on rank 0, that other ranks of the job may train the same parameters."""
+    """Warn once, on rank 0, that other ranks of the job may train the same parameters."""
     ranks, world = dist.get_process_group_ranks(group), dist.get_world_size()
     if rank == 0 and len(ranks) < world:
         log.warning(
@@ -215,7 +233,8 @@ def compress_fsdp1(
 
     Args:
         model: the outermost FSDP module, FULL_SHARD or SHARD_GRAD_OP.
-        compressor: of one message and fixed size, by name or as an object.
+        compressor: of one message and fixed size, by name or as an object; or "auto", which measures and decides for
+            each wrapped module within ``budget``.
         scaler: a ``ShardedGradScaler``: residuals follow its scale.
         optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
         variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code

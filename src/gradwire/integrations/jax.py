@@ -1,4 +1,4 @@
-"""JAX: gradients averaged inside a compiled update, as the first link of an optax chain.
+"""Integration of JAX: gradients are averaged inside a compiled update, as the first link of an optax chain.
 
 Law: a transformation of optax is a pure function, and an exchange is not. So the callback is an ordered effect of the
 compiled program, which is neither dropped nor repeated nor moved past another, and the residuals are in the state of
@@ -96,7 +96,7 @@ def compress(
 
 
 def corrected(wire: GradwireTransformation, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``optax.chain(wire, optimizer)`` whose steps are as long as without the noise of the code.
+    """Make ``optax.chain(wire, optimizer)`` whose steps are as long as without the noise of the code.
 
     update = factor optimizer(mean gradient),  factor = |what arrives| / |the exact mean|
 
@@ -139,7 +139,7 @@ def corrected(wire: GradwireTransformation, optimizer: optax.GradientTransformat
 
 
 def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> Any:
-    """The first process's parameters on all of them. All processes must call it, with the same tree.
+    """Copy the first process's parameters to all. All processes must call it, with the same tree.
 
     Args:
         params: a tree of arrays.
@@ -156,7 +156,7 @@ def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> An
 
 
 def warned_if_repeated(number: int, last: int) -> int:
-    """The number of this update; if it is that of the last one, the last one was thrown away."""
+    """The number of this update; it warns if that is the last one's, whose result was thrown away then."""
     if number == last:
         log.warning(
             "what was exchanged in update %d was thrown away, and the optimizer was asked for it again: "
@@ -168,7 +168,7 @@ def warned_if_repeated(number: int, last: int) -> int:
 
 
 def specs_of(tree: Any) -> dict[str, Spec]:
-    """The leaves of a tree by their path."""
+    """The shapes and dtypes of a tree's leaves by their path."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): Spec(tuple(leaf.shape), str(leaf.dtype))
@@ -190,7 +190,7 @@ def check_tree(made_for: dict[str, Spec], given: dict[str, Spec]) -> None:
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """The tensor's memory as NumPy sees it; bfloat16, which torch does not hand over, by its bits."""
+    """View the tensor's memory as NumPy; bfloat16, which torch does not hand over, by its bits."""
     if tensor.dtype == torch.bfloat16:
         return cast(np.ndarray, tensor.view(torch.int16).numpy().view(jax.numpy.bfloat16))
     return tensor.numpy()

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a callback.
+"""Callback for PyTorch Lightning.
 
 Law: Lightning wraps the model in ``strategy.setup`` and trains right after ``on_fit_start``; there the hook is
 attached, on any device, while Lightning's own ``ddp_comm_hook`` is left out without a word wherever gradients are not
@@ -31,7 +31,7 @@ KEY = "gradwire"
 
 
 class GradwireCallback(Callback):
-    """Exchanges the gradients of ``trainer.fit`` compressed, and keeps the residuals in Lightning's checkpoints.
+    """A callback that compresses the gradients of ``trainer.fit``, and keeps the residuals in Lightning's checkpoints.
 
     The strategy must be DDP (``"ddp"``, ``"ddp_spawn"``, a ``DDPStrategy`` without a hook of its own), or a
     ``ModelParallelStrategy`` whose module calls ``fully_shard`` in ``configure_model``. The precision plugin's scaler
@@ -63,7 +63,7 @@ class GradwireCallback(Callback):
         self._logged = 0
 
     def metrics(self) -> dict[str, Any]:
-        """The bytes that went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
+        """Return the bytes that went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
 
         Raises:
             ConfigError: ``fit`` has not begun.
@@ -85,7 +85,7 @@ class GradwireCallback(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The model is wrapped: attach the hook, and go on with the checkpoint, or with what the last fit left."""
+        """Attach the hook, now that the model is wrapped, and continue from the checkpoint or from the last fit."""
         model = trainer.strategy.model
         allowed = "one that wraps the model into DistributedDataParallel, or a module that configure_model has sharded"
         require(exchanged(model), "strategy", allowed, type(model).__name__)
@@ -103,7 +103,7 @@ class GradwireCallback(Callback):
         self._logged = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Every so many steps write what went over the wire to Lightning's loggers."""
+        """Write the bytes that went over the wire to Lightning's loggers at intervals."""
         if self._writer is not None and trainer.global_step != self._logged:
             self._logged = trainer.global_step
             self._writer.step()
@@ -114,7 +114,7 @@ class GradwireCallback(Callback):
             checkpoint[KEY] = gathered(self.state)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep what was saved until the model is wrapped."""
+        """Keep the saved states until the model is wrapped."""
         if trainer.state.fn != "fit":
             return
         self._waiting, self._resumes = checkpoint.get(KEY), True
@@ -127,7 +127,7 @@ class GradwireCallback(Callback):
 
 
 class LoggerWriter(MetricsWriter):
-    """Writes rows to the loggers of a trainer, as often as it writes its own."""
+    """A writer of rows to the loggers of a trainer, as often as it writes its own."""
 
     def __init__(self, state: Measured, trainer: Trainer) -> None:
         super().__init__(state, trainer.log_every_n_steps)
@@ -140,7 +140,7 @@ class LoggerWriter(MetricsWriter):
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse what would train without compressing a bit.
+    """Refuse a strategy that would train without any compression.
 
     Raises:
         ConfigError: a strategy that is neither DDP nor ModelParallelStrategy, or DDP with a hook of its own.

@@ -1,4 +1,4 @@
-"""A plain training loop: gradients are exchanged just before the optimizer's step."""
+"""Integration into a plain training loop: gradients are exchanged just before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class OptimizerState(BucketState):
         self._closed = True
 
     def exchange_gradients(self) -> None:
-        """Replace every gradient by its mean over the ranks; a parameter that no rank used stays without.
+        """Replace every gradient by its mean over the ranks; a parameter that no rank used keeps none.
 
         The optimizer's step does this by itself. With a ``GradScaler`` call it before ``scaler.step(optimizer)``, so
         that all ranks see the same overflow and skip the same step.
@@ -112,7 +112,7 @@ class OptimizerState(BucketState):
         self.exchange.dropped = 0
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer's pre-step hook: exchange, unless it was done by hand since the last backward.
+        """Exchange before the optimizer's step, unless it was done by hand since the last backward.
 
         Raises:
             ConfigError: a closure, whose gradients nobody would exchange, a parameter that was frozen or unfrozen, a
@@ -165,7 +165,7 @@ class OptimizerState(BucketState):
         require(not frozen, "optimizer", allowed, Told(f"{len(frozen)} frozen since: make a new state without them"))
 
     def _refuse(self, error: ConfigError) -> None:
-        """Raise what is wrong on this rank, on the others too where they wait for it in an exchange."""
+        """Raise this rank's error, and on the other ranks too if they wait for it in an exchange."""
         if self._done or self.units.scaler is not None:
             raise error
 
@@ -178,7 +178,7 @@ class OptimizerState(BucketState):
         raise error
 
     def computed(self, param: Tensor) -> None:
-        """A gradient was computed: whatever was exchanged before does not count for it.
+        """Note that a gradient was computed, so that an earlier exchange does not count for it.
 
         Accumulation adds to the tensor once. If it is another tensor by now, or was written to in between, what had
         been accumulated since the last exchange was dropped. That is how a rank is known that leaves out an exchange
@@ -198,7 +198,7 @@ class OptimizerState(BucketState):
         self._seen[id(param)] = now
 
     def _dropped(self, param: Tensor, now: tuple[int, int], others: bool) -> bool:
-        """Whether a gradient that had been accumulated is not there any more: this parameter's, or one of all."""
+        """Return whether an accumulated gradient is gone: this parameter's, or any one."""
         for key, (start, version) in self._seen.items() if others else ():
             other = self._known[key]
             # Those on another device are accumulated by another thread, just now.
@@ -211,13 +211,13 @@ class OptimizerState(BucketState):
 
 
 def fresh(state: weakref.ref[OptimizerState], param: Tensor) -> None:
-    """A gradient was computed, and the state hears of it if there is still one."""
+    """Note that a gradient was computed, if the state still exists."""
     if (known := state()) is not None:
         known.computed(param)
 
 
 def scaler_at_work() -> torch.amp.GradScaler | None:
-    """The enabled ``GradScaler`` in whose ``step`` this thread is, if it is in one."""
+    """The enabled ``GradScaler`` in whose ``step`` this thread is, if any."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is torch.amp.GradScaler.step.__code__:
@@ -228,7 +228,7 @@ def scaler_at_work() -> torch.amp.GradScaler | None:
 
 
 def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) -> None:
-    """Refuse what only this rank may have got wrong.
+    """Refuse arguments that only this rank may have got wrong.
 
     Raises:
         ConfigError: no optimizer or no module, a bucket without room, or an optimizer whose parameters are not the

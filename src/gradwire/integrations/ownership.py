@@ -1,4 +1,4 @@
-"""Who averages a parameter's gradient: never two at once over the same ranks.
+"""Ownership of gradients: no parameter's gradient is averaged twice over the same ranks.
 
 Law: a gradient that is averaged twice is paid for twice, and the second exchange compresses what the first has made
 equal everywhere. So an exchange owns the parameters it was prepared for until its state is closed or forgotten, and
@@ -28,7 +28,7 @@ Ranks = frozenset[int]
 
 
 class Caller(NamedTuple):
-    """Whoever wants to exchange, as error messages name it.
+    """The caller that wants to exchange, as error messages name it.
 
     Args:
         name: the user's call.
@@ -74,7 +74,7 @@ def release(exchange: Exchange) -> None:
 
 
 def refuse_owned(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier: object | None = None) -> None:
-    """Refuse parameters whose gradients somebody else averages already.
+    """Refuse parameters whose gradients are averaged already.
 
     Args:
         ranks: over which the caller wants to average.
@@ -93,7 +93,7 @@ def refuse_owned(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, car
 
 
 def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier: object | None) -> str | None:
-    """Say what is wrong, in a sentence; it must hold no reference to whoever is in the way."""
+    """Describe a conflict in a sentence, which must hold no reference to the other owner."""
     start = f"{caller.name} must be given parameters whose gradients nobody else averages, got "
     for name, param in params.items():
         if caller.under != "fsdp" and is_sharded(param):
@@ -130,7 +130,7 @@ def owners_of(param: Tensor) -> list[Owner]:
 
 
 def is_sharded(param: Tensor) -> bool:
-    """Whether either form of FSDP has it: a DTensor, or one that was flattened."""
+    """Return whether either form of FSDP has the parameter: a DTensor, or one that was flattened."""
     return hasattr(param, "device_mesh") or getattr(param, "_fsdp_flattened", False)
 
 
@@ -139,13 +139,13 @@ def overlap(one: Ranks, other: Ranks) -> bool:
 
 
 def averaged_by_ddp(params: Iterable[Tensor]) -> bool:
-    """Whether a DDP model that lives averages the gradient of one of these."""
+    """Return whether a living DDP model averages the gradient of one of these."""
     ids = {id(param) for param in params}
     return any(not ids.isdisjoint(reduced) for reduced, _ in wrapped())
 
 
 def wrapped() -> Iterator[tuple[set[int], Ranks]]:
-    """The DDP models that live: ids of the parameters that each averages, and over which ranks."""
+    """The living DDP models: ids of the parameters that each averages, and its ranks."""
     # A parameter does not know of the reducer that waits for it, and torch keeps no list of DDP models.
     for each in gc.get_objects():
         if issubclass(type(each), DistributedDataParallel) and hasattr(each, "reducer"):

@@ -1,4 +1,4 @@
-"""A process group that compresses large floating-point collectives, under whatever issues them.
+"""Process group that compresses large floating-point collectives, whatever code issues them.
 
 Law: what is compressed goes over a private group, by one thread, in the order in which it was issued, because its
 second phase must not be overtaken by anything else on any rank; what is not goes to the wrapped group at once. Sums are
@@ -49,31 +49,31 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Stateless:
-    """Keeps nothing from one collective to the next."""
+    """A store that keeps nothing from one collective to the next."""
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """No memory has tensors."""
+        """Return no tensors, because no memory has any."""
         return {}
 
     def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """No memory has tensors."""
+        """Return no tensors, because no memory has any."""
         return [{} for _ in units]
 
     def remember(self, unit: Unit) -> State:
-        """No method has a state."""
+        """Return no state, because no method has one."""
         return {}
 
     def recall(self, unit: Unit, fresh: State) -> State:
-        """Give back what is fresh."""
+        """Return ``fresh``, because nothing is kept."""
         return fresh
 
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
-        """No owner keeps anything."""
+        """Return no tensors, because no owner keeps any."""
         return [{} for _ in pieces]
 
 
 class Started(dist.Work):
-    """A collective that was started; who waits for it hears of its failure, which torch's own work of a future hides.
+    """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
 
     Args:
         worker: that runs it, and knows what failed.
@@ -85,24 +85,24 @@ class Started(dist.Work):
         self._worker, self._done = worker, done
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait until it is done; on an accelerator the current stream does."""
+        """Wait until it is done; on an accelerator the current stream waits."""
         self._worker.result(self._done)
         return True
 
     def synchronize(self) -> None:
-        """Do the same."""
+        """Do the same as ``wait``."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done, or has failed."""
+        """Return whether it is done, or has failed."""
         return bool(self._done.done())
 
     def result(self) -> list[Tensor]:
-        """The tensors that are made."""
+        """Return the tensors of the result."""
         return cast(list[Tensor], self._worker.result(self._done))
 
     def get_future(self) -> Any:
-        """A future that is told when it is done."""
+        """Return a future that is set when it is done."""
         return self._done
 
 
@@ -223,7 +223,7 @@ class CompressingGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """The name under which torch knows it; the backends keep that of the wrapped group."""
+        """The name under which torch knows the group; the backends keep that of the wrapped group."""
         return self.own_name
 
     @property
@@ -232,15 +232,17 @@ class CompressingGroup(dist.ProcessGroup):
         return "gradwire"
 
     def getGroupName(self) -> str:  # noqa: N802
-        """The name, where C++ asks for it."""
+        """Return the name, under the name of the method in C++."""
         return self.own_name
 
     def metrics(self) -> dict[str, Any]:
-        """Figures of what was compressed: bytes sent and received, what they would have been, and seconds by phase."""
+        """Return figures of compressed collectives: bytes sent and received, uncompressed bytes,
+        and seconds by phase.
+        """
         return {"collectives": self._carrier.step, **self._carrier.channel.metrics.as_dict()}
 
     def close(self) -> None:
-        """Compress nothing any more; everything goes to the wrapped group. All ranks must call it."""
+        """Stop compressing; everything goes to the wrapped group. All ranks must call it."""
         if not self._closed:
             self._closed = True
             self._carrier.worker.close()
@@ -272,7 +274,7 @@ class CompressingGroup(dist.ProcessGroup):
         return self._inner.reduce_scatter_single(output, given, opts)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
-        """Gather a tensor of each rank; compressed only where a code was given for that."""
+        """Gather a tensor of each rank; compressed only if a code was given for that."""
         fits = output.numel() == self.size() * given.numel() and given.dtype == output.dtype
         if not (self._gathers and fits and self._takes(given) and output.is_contiguous()):
             return self._inner.all_gather_single(output, given, *([opts] if opts is not None else []))
@@ -341,7 +343,7 @@ for _name in PASSED:
 
 
 def reduces(op: Any) -> bool:
-    """Whether a reduction is a sum with a factor."""
+    """Return whether a reduction is a sum with a factor."""
     return any(op == each for each in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM))
 
 
@@ -357,7 +359,7 @@ def wrap_group(
     timeout: float | None = None,
     default: bool = False,
 ) -> CompressingGroup:
-    """A process group over the same ranks whose large floating-point collectives are compressed.
+    """Make a process group over the same ranks whose large floating-point collectives are compressed.
 
         sum_i x_i  becomes  D(C(sum_i D(C(x_i)))),  the inner sum in float32
 
@@ -438,7 +440,7 @@ def wrap_group(
 
 
 def described(code: Compressor, gathered: Compressor | None, min_numel: int, default: bool) -> str:
-    """Describe what must be the same on all ranks, as JSON."""
+    """Describe the settings that must be the same on all ranks, as JSON."""
     import json
 
     return json.dumps(
@@ -452,7 +454,7 @@ def described(code: Compressor, gathered: Compressor | None, min_numel: int, def
 
 
 def code_of(given: Any, name: str) -> Compressor:
-    """The method, if it can be used without any memory.
+    """Make the method, if it can be used without any memory.
 
     Raises:
         ConfigError

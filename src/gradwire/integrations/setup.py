@@ -1,4 +1,4 @@
-"""What every integration does before the first gradient: make a group, compare the ranks, say what will happen."""
+"""Set-up of every integration before the first gradient: make a group, compare the ranks, announce the methods."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ AUTO = "auto"
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The module's trainable parameters by name, refusing what cannot be exchanged.
+    """Find the module's trainable parameters by name, and refuse those that cannot be exchanged.
 
     Raises:
         ConfigError: sparse gradients, a dtype that is not a 16- or 32-bit float, nothing to train.
@@ -99,7 +99,7 @@ def prepare(
     carrier: object | None = None,
     **told: Any,
 ) -> Prepared:
-    """The exchange that all ranks agree on, on a process group of its own. All ranks must call it.
+    """Make the exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
         caller: as error messages name it.
@@ -127,7 +127,7 @@ def prepare(
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
-    """Raise what is wrong with this rank's arguments, in the other ranks too, which wait in ``prepare``."""
+    """Raise this rank's error about its arguments, on the other ranks too, which wait in ``prepare``."""
 
     def select() -> dict[str, nn.Parameter]:
         raise error
@@ -138,17 +138,17 @@ def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, 
 
 
 def kind_of(value: object) -> str:
-    """Say what somebody gave, as an error message says it."""
+    """Describe a given object for an error message."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def uncompiled(model: Any) -> Any:
-    """Find what ``torch.compile`` was put around, or the object itself."""
+    """Unwrap an object from ``torch.compile``; any other is returned unchanged."""
     return getattr(model, "_orig_mod", model)
 
 
 def frozen_in(module: nn.Module) -> dict[str, int]:
-    """Elements of the parameters that are not trained, by name."""
+    """The numbers of elements of parameters that are not trained, by name."""
     return {name: param.numel() for name, param in module.named_parameters() if not param.requires_grad}
 
 
@@ -163,7 +163,7 @@ def prepare_named(
     embeddings: Callable[[], Iterable[str]] | None = None,
     **told: Any,
 ) -> Prepared:
-    """Do what ``prepare`` does for the parameters that ``select`` names; if it raises, all ranks hear of it."""
+    """Prepare as ``prepare`` does the parameters that ``select`` names; an error on one rank is raised on all."""
     if not dist.is_initialized():
         select()
         raise ConfigError(
@@ -204,7 +204,7 @@ def prepare_alone(
     options: Mapping[str, Any],
     caller: Caller,
 ) -> Prepared:
-    """Do what ``prepare_named`` does for an exchange that goes over no process group: a group of one.
+    """Prepare as ``prepare_named`` does an exchange over no process group: a group of one.
 
     Raises:
         ConfigError: a wrong option.
@@ -221,7 +221,7 @@ def prepare_alone(
 
 @torch.no_grad()
 def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, device: torch.device | None = None) -> None:
-    """All ranks start from rank 0's values, as under DDP; they travel as bytes, because Gloo knows few dtypes.
+    """Broadcast rank 0's values to all ranks, as under DDP; they travel as bytes, because Gloo knows few dtypes.
 
     Args:
         device: that the group's backend serves; None: where the tensors are.
@@ -234,12 +234,12 @@ def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, devi
 
 
 def shapes_of(params: Mapping[str, torch.Tensor]) -> list[Named]:
-    """The parameters' names, each with its shape in this process's memory."""
+    """Map the parameters' names to their shapes in this process's memory."""
     return [(name, tuple(in_memory(param).shape)) for name, param in params.items()]
 
 
 def in_memory(param: torch.Tensor) -> torch.Tensor:
-    """The parameter with its dimensions in the order in which they lie in memory, a view.
+    """View the parameter with its dimensions in the order in which they lie in memory.
 
     DDP lays a gradient into its bucket as the parameter lies in memory: a channels-last weight is not a matrix of
     shape[0] rows there unless its dimensions are named in that order.
@@ -251,7 +251,7 @@ def in_memory(param: torch.Tensor) -> torch.Tensor:
 
 
 def memory_order(param: torch.Tensor) -> list[int]:
-    """The dimensions from the slowest to the fastest."""
+    """Order the dimensions from the slowest to the fastest."""
     return sorted(range(param.dim()), key=lambda dim: (-param.stride()[dim], dim))
 
 
@@ -259,7 +259,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> Lease:
-    """A process group over the same ranks, on which nobody else issues collectives.
+    """Make a process group over the same ranks, on which nobody else issues collectives.
 
     Its backend follows the gradients' device, because a default group may hold one for each device. A timeout that
     is not valid is refused later, when all ranks can hear of it.
@@ -294,7 +294,7 @@ def new_group(
 
 
 def even_out(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Let all ranks of a sub-group have made equally many groups.
+    """Let all ranks of a sub-group create equally many groups.
 
     torch names a group that not all processes make by its ranks and by how many groups a process is in; ranks that
     are in different numbers of them would wait for each other under different names.
@@ -319,7 +319,7 @@ def steered(
     shapes: list[Named],
     embeddings: Callable[[], Iterable[str]] | None,
 ) -> Exchange:
-    """The exchange of these settings; that of "auto" is uncompressed until its pilot decides.
+    """Make the exchange of these settings; that of "auto" is uncompressed until its pilot decides.
 
     Raises:
         ConfigError: a wrong option, or one that "auto" decides itself.
@@ -331,7 +331,8 @@ def steered(
         return settings.exchange(compressor, rest, group, device)
     if embeddings is None:
         raise ConfigError(
-            f"compressor must be a method here, got {AUTO!r}: compress_ddp and compress_optimizer take it"
+            f"compressor must be a method here, got {AUTO!r}: compress_ddp, compress_optimizer, compress_fsdp and "
+            "compress_fsdp1 take it"
         )
     given = {name: value for name, value in registry.named_of(compressor).items() if name != "name"}
     unknown = [name for name in (*given, *rest) if name != "budget"]
@@ -357,7 +358,7 @@ def embeddings_of(model: nn.Module) -> list[str]:
 
 
 def announce(exchange: Exchange, shapes: list[Named]) -> None:
-    """Say once, on rank 0, what is compressed; warn where nothing is."""
+    """Announce once, on rank 0, what is compressed; warn if nothing is."""
     if exchange.channel.rank != 0:
         return
     if isinstance(exchange.pilot, AutoPilot):

@@ -1,4 +1,4 @@
-"""TensorBoard: the metrics of an exchange as scalars."""
+"""Metrics of an exchange as TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ScalarWriter(Protocol):
 
 
 class TensorBoardWriter(MetricsWriter):
-    """Writes bytes, ratio, residual norm, times and non-finite steps, below ``gradwire/``.
+    """A writer of bytes, ratio, residual norm, times and non-finite steps, below ``gradwire/``.
 
     Every rank has figures of its own; most people want those of rank 0.
 

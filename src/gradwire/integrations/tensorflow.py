@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow 2: an optimizer around an optimizer.
+"""Integration of Keras 3 on TensorFlow 2: an optimizer around an optimizer.
 
 Law: gradients are averaged before the inner optimizer sees them, in a Python function inside Keras's compiled step;
 they come through DLPack without a copy and go back as one. The processes form a group of ``torch.distributed`` over
@@ -37,7 +37,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class LossScale:
-    """The factor by which this step's loss was multiplied, as torch's scalers tell it."""
+    """The factor by which this step's loss was multiplied, in the form of torch's scalers."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -51,7 +51,7 @@ class LossScale:
 
 @keras.saving.register_keras_serializable(package="gradwire")
 class DistributedOptimizer(keras.optimizers.Optimizer):
-    """Averages gradients over the processes, exchanged compressed, and hands them to another Keras optimizer.
+    """An optimizer that averages gradients over the processes, compressed, and hands them to another Keras optimizer.
 
     All processes must make one, with the same arguments, and train the same model. When it is built it gives all of
     them the first process's trainable variables; statistics such as those of batch normalisation stay their own. A
@@ -122,7 +122,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def loss_scale_factor(self) -> float:
-        """1: if the loss is scaled, then by the inner optimizer."""
+        """Return 1, because a scaled loss is scaled by the inner optimizer."""
         return 1.0
 
     @loss_scale_factor.setter
@@ -134,7 +134,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         require(not inside, "optimizer", f"{allowed}compile(auto_scale_loss=False)", "LossScaleOptimizer(...)")
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Meet the other processes, and take the first one's variables."""
+        """Set up the exchange with the other processes, and copy the first one's variables."""
         half = keras.config.dtype_policy().compute_dtype == "float16"
         allowed = "a LossScaleOptimizer under mixed_float16, with compile(auto_scale_loss=False)"
         require(self._loss_scale is not None or not half, "optimizer", allowed, type(self.inner_optimizer).__name__)
@@ -159,7 +159,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Average, and let the inner optimizer step."""
+        """Average the gradients, and let the inner optimizer step."""
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if self.state is None:
             self.build(variables)
@@ -181,7 +181,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             self._lengthen([variable for _, variable in found], before)
 
     def _lengthen(self, variables: Sequence[Any], before: Sequence[Any]) -> None:
-        """Multiply the way that each variable went in this step."""
+        """Multiply the change of each variable in this step."""
         assert self.state is not None
         state = self.state
         if tf.executing_eagerly():
@@ -199,7 +199,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 variable.assign(constraint(variable))
 
     def _average(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """The mean of each gradient, None where no process has one; one call of Python for all of them."""
+        """Average each gradient, None if no process has one; one call of Python serves all of them."""
         missing = [grad is None for grad in grads]
         pairs = zip(grads, self._trainable_variables, strict=True)
         dense = [tf.zeros(v.shape, v.dtype) if grad is None else tf.convert_to_tensor(grad) for grad, v in pairs]
@@ -213,7 +213,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         return [None if gone else mean for mean, gone in zip(means, missing, strict=True)]
 
     def _exchange_compiled(self, missing: Sequence[bool], *grads: Any) -> list[Any]:
-        """Exchange with zeros for what is missing: which gradients there are was decided when tracing."""
+        """Exchange with zeros for missing gradients, which were determined when tracing."""
         means = self._exchange(missing, *grads)
         given = [
             variable.path
@@ -241,12 +241,12 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """Its own and the inner optimizer's, which Keras saves."""
+        """Return its own variables and the inner optimizer's, which Keras saves."""
         return [*self._variables, *self.inner_optimizer.variables]
 
     @property
     def learning_rate(self) -> Any:
-        """The inner optimizer's."""
+        """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -255,7 +255,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """The inner optimizer's."""
+        """The inner optimizer's number of iterations."""
         return self.inner_optimizer.iterations
 
     def scale_loss(self, loss: Any) -> Any:
@@ -265,7 +265,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration that ``from_config`` takes; a process group is not saved."""
+        """Return the configuration for ``from_config``; a process group is not saved."""
         compressor = self.compressor.to_config() if isinstance(self.compressor, Compressor) else self.compressor
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         own = {"variance_correction": True} if self.variance_correction else {}
@@ -273,7 +273,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
-        """The inverse of ``get_config``."""
+        """Make an optimizer from the configuration of ``get_config``."""
         rest = dict(config)
         inner = keras.saving.deserialize_keras_object(rest.pop("optimizer"), custom_objects=custom_objects)
         compressor = rest.pop("compressor")
@@ -288,7 +288,7 @@ def inner_of(optimizer: Any) -> Any:
 
 
 def of_keras(optimizer: Any) -> bool:
-    """Whether the optimizer that makes the step is one of Keras's own, of which it is known what it divides by."""
+    """Return whether the inner optimizer is one of Keras's own, whose divisor is known."""
     return type(inner_of(optimizer)).__module__.startswith("keras")
 
 
@@ -301,7 +301,7 @@ def adaptive(optimizer: Any) -> str | None:
 
 
 def named(variables: Sequence[Any]) -> dict[str, Spec]:
-    """The variables by their paths; those of the same path are numbered."""
+    """Map the variables to their paths; those of the same path are numbered."""
     specs: dict[str, Spec] = {}
     for variable in variables:
         same = sum(name.partition("#")[0] == variable.path for name in specs)

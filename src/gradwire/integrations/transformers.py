@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: the hook under a ``Trainer``.
+"""Callback for Hugging Face Transformers: the hook under a ``Trainer``.
 
 Law: the Trainer wraps the model when ``train`` begins and tells callbacks neither the wrapped model nor the checkpoint
 it resumes from. So the callback holds the trainer, and is told the checkpoint as ``train`` is, for one ``train``.
@@ -28,7 +28,7 @@ __all__ = ["GradwireTrainerCallback", "compress_trainer"]
 
 
 class GradwireTrainerCallback(TrainerCallback):
-    """Attaches the hook when training begins, and keeps the residuals beside each checkpoint.
+    """A callback that attaches the hook when training begins, and keeps the residuals beside each checkpoint.
 
     Made by ``compress_trainer``. Before a further ``train`` that resumes, set ``resume_from_checkpoint``.
     """
@@ -48,7 +48,7 @@ class GradwireTrainerCallback(TrainerCallback):
         self._model: nn.Module | None = None
 
     def metrics(self) -> dict[str, Any]:
-        """The bytes that went over the wire, as the dashboards' writers ask for it.
+        """Return the bytes that went over the wire, as the dashboards' writers ask for it.
 
         Raises:
             ConfigError: training has not begun.
@@ -56,7 +56,9 @@ class GradwireTrainerCallback(TrainerCallback):
         return self._attached().metrics()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The model is wrapped: attach the hook, unless a ``train`` before did, and go on with what was saved."""
+        """Attach the hook, now that the model is wrapped, unless an earlier ``train`` did, and continue from the
+        checkpoint.
+        """
         model = uncompiled(self.trainer.model_wrapped)
         ways = "wrapped into DistributedDataParallel, or sharded by FSDP2"
         allowed = f"{ways}: start with torchrun on 2 or more processes"
@@ -76,7 +78,7 @@ class GradwireTrainerCallback(TrainerCallback):
             self.trainer.accelerator.wait_for_everyone()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Another ``train`` goes on with what waits, or is told a checkpoint of its own."""
+        """Keep the residuals for another ``train``, which continues with them or is given a checkpoint of its own."""
         self.resume_from_checkpoint = None
 
     def _attached(self) -> Attached:
@@ -85,7 +87,7 @@ class GradwireTrainerCallback(TrainerCallback):
         return self.state
 
     def _check(self, step: int) -> None:
-        """Refuse a checkpoint of which only one of us knows."""
+        """Refuse a checkpoint that only the Trainer or only gradwire has."""
         given = self.resume_from_checkpoint
         told = "what trainer.train is given, or False for residuals of zero"
         require((given is not None) == (step > 0) or given is False, "resume_from_checkpoint", told, given)
@@ -98,7 +100,7 @@ class GradwireTrainerCallback(TrainerCallback):
         self._model = model
 
     def _go_on(self, output: str, step: int) -> None:
-        """Take the residuals of the checkpoint that the Trainer has loaded."""
+        """Load the residuals of the checkpoint that the Trainer has loaded."""
         given, attached = self.resume_from_checkpoint, self._attached()
         if given is False:
             # What waits since a train before does not belong to the parameters of the checkpoint.

@@ -1,4 +1,4 @@
-"""Weights & Biases: the metrics of an exchange in a run's history."""
+"""Metrics of an exchange in the history of a Weights & Biases run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["WandbWriter"]
 
 
 class WandbWriter(MetricsWriter):
-    """Logs bytes, ratio, residual norm, times and non-finite steps, below ``gradwire/``, over ``gradwire/step``.
+    """A writer of bytes, ratio, residual norm, times and non-finite steps, below ``gradwire/``, over ``gradwire/step``.
 
     It has an axis of its own, because a run's step counts the calls of ``log`` and must not go back.
 

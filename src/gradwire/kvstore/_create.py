@@ -30,7 +30,8 @@ TYPES: dict[str, type[LocalStore | DistStore]] = {
 
 
 def create(name: str = "local", **options: Any) -> KVStore:
-    """A store by its type. In a process that MXNet's tracker started as a server or scheduler it is that, and ends.
+    """Create a store by its type. In a process that MXNet's tracker started as a server or scheduler, run that role and
+    exit.
 
     Args:
         name: "local" (also "local_update_cpu", "local_allreduce_cpu") sums what the senders of this process push;

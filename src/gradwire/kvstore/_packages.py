@@ -1,4 +1,4 @@
-"""What the extra ``kvstore`` brings, imported before anything that needs it: a package that is missing has a remedy."""
+"""Packages of the extra ``kvstore``, imported before anything that needs them, so that a missing one has a remedy."""
 
 from gradwire._extras import needs
 

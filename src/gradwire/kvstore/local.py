@@ -1,4 +1,4 @@
-"""The store of one process: "local" adds up what several senders of this process push, "device" also compresses it."""
+"""Stores of one process: "local" sums what several senders of this process push, "device" also compresses it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DeviceStore", "LocalStore"]
 
 @dataclass
 class LocalKey:
-    """A key: its value, and what its senders and its sums keep."""
+    """A key: its value, and the state of its senders and of its sums."""
 
     value: Tensor
     sparse: bool
@@ -35,7 +35,7 @@ class LocalKey:
 
 
 class LocalStore(KVStore):
-    """Values of this process; sums of uncompressed gradients."""
+    """A store in this process that sums uncompressed gradients."""
 
     compresses = False
 
@@ -156,7 +156,7 @@ class LocalStore(KVStore):
 
 
 class DeviceStore(LocalStore):
-    """Values of this process; each sender's gradients are compressed before they are summed, as MXNet's "device"."""
+    """A store in this process that compresses each sender's gradients before they are summed, as MXNet's "device"."""
 
     compresses = True
 
@@ -166,12 +166,12 @@ class DeviceStore(LocalStore):
 
 
 def all_rows(grad: Tensor) -> Tensor:
-    """A dense gradient as a row-sparse one with every row."""
+    """Convert a dense gradient to a row-sparse one with every row."""
     return row_sparse(torch.arange(len(grad), device=grad.device), grad, grad.shape)
 
 
 def averaged(compressor: MultiRound, senders: Sequence[Sender], grads: Sequence[Tensor]) -> Tensor:
-    """The mean over the senders by a method of several rounds, all of whose sides are in this process."""
+    """Compute the mean over the senders by a method of several rounds, with all senders in this process."""
     running: list[Iterator[tuple[tuple[Tensor, ...], int, str]]]
     running = [sender.rounds(grad) for sender, grad in zip(senders, grads, strict=True)]
     payload: tuple[Tensor, ...] = ()

@@ -1,4 +1,4 @@
-"""A meeting of workers that come and go: rounds over a ``torch.distributed`` store, without a process group."""
+"""Meeting of workers that come and go: rounds over a ``torch.distributed`` store, without a process group."""
 
 from gradwire.meeting.place import Meeting
 

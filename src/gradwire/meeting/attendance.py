@@ -47,7 +47,7 @@ class Attendance:
     # Coming and going --------------------------------------------------------------------------------------------
 
     def agree(self, description: str) -> None:
-        """Compare the configuration with that of the first who came.
+        """Compare the configuration with that of the worker that came first.
 
         Raises:
             ConfigError: it is another one.
@@ -62,7 +62,7 @@ class Attendance:
             )
 
     def come(self, at: int, mark: str = "") -> tuple[int, Closed] | None:
-        """Take the name, and wait until the meeting is open.
+        """Register the name, and wait until the meeting is open.
 
         Args:
             at: the round whose state this worker holds, 0 if it has trained nothing yet.
@@ -94,7 +94,7 @@ class Attendance:
 
     @property
     def mark(self) -> str:
-        """The mark of the open meeting, unlike that of any other."""
+        """The mark of the open meeting, which no other meeting has."""
         return str(self.board.read("open")["mark"])
 
     @property
@@ -103,17 +103,19 @@ class Attendance:
         return int(self.board.read("open")["base"])
 
     def holds(self, at: int, mark: str) -> bool:
-        """Whether the state after round ``at`` of a meeting is one that was here, too."""
+        """Return whether the state after round ``at`` of a meeting belongs to this meeting, too."""
         opened = self.board.read("open")
         return at > 0 and (mark == opened["mark"] or (at == opened["base"] and mark == opened["from"]))
 
     def announce(self, at: int, mark: str = "") -> int:
-        """Say that this worker holds the state after round ``at`` and takes part from there on; -1: it needs one."""
+        """Announce that this worker holds the state after round ``at`` and takes part from there on; -1 means that it
+        needs one.
+        """
         self._asked = self.newest() if at < 0 else None
         return self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
 
     def leave(self, at: int) -> None:
-        """Take no part in the rounds after ``at``; those who wait for this worker go on."""
+        """Leave the rounds after ``at``; workers that wait for this one continue."""
         self.board.append("joins", {"name": self.name, "left": True})
         if self._arrived(at + 1) and self._complete(at + 1):
             self._close(at + 1)
@@ -158,7 +160,7 @@ class Attendance:
         return found
 
     def is_closed(self, t: int) -> bool:
-        """Whether round ``t`` is."""
+        """Return whether round ``t`` is closed."""
         return self.board.read(f"closed/{t}") is not None
 
     def closed(self, t: int) -> Closed:
@@ -170,7 +172,7 @@ class Attendance:
         return Closed.read(self.board.read(f"closed/{t}"))
 
     def hand_in(self, t: int, payload: bytes) -> Closed:
-        """Hand in for round ``t`` and wait until it closes: at the latest when this worker's deadline has passed.
+        """Hand in for round ``t`` and wait until it closes, at the latest at this worker's deadline.
 
         Args:
             payload: empty to come and send nothing.
@@ -189,7 +191,7 @@ class Attendance:
         return self.closed(t)
 
     def payloads(self, t: int, closed: Closed) -> list[bytes] | None:
-        """Collect what was sent in a round, in order; None if it does not hang there any more."""
+        """Collect the payloads of a round, in order; None if any is not there any more."""
         found = []
         for nbytes, token in map(closed.came.__getitem__, closed.sent):
             data = self.board.take(f"payload/{t}/{token}", nbytes)
@@ -199,12 +201,12 @@ class Attendance:
         return found
 
     def publish(self, t: int, state: bytes) -> None:
-        """Put up the state after round ``t``."""
+        """Publish the state after round ``t``."""
         self.board.hang(f"state/{t}", state)
         self.board.put(f"state/{t}", len(state))
 
     def fetch(self, nbytes: int) -> tuple[int, bytes]:
-        """Ask for the state, and wait for the round that is under way to end; that round, and the state after it.
+        """Ask for the state, and wait for the current round to end; return that round, and the state after it.
 
         Raises:
             GroupError: no round ended in time, or nobody put up its state; or everybody has left.
@@ -228,7 +230,8 @@ class Attendance:
         )
 
     def state(self, t: int, nbytes: int, seconds: float) -> bytes | None:
-        """The state after round ``t``, which may take longer than a deadline to put up; None if nobody does.
+        """The state after round ``t``, which may take longer than a deadline to be published; None if nobody publishes
+        it.
 
         Args:
             seconds: after which nobody does; or rounds later, when it would not hang there any more.
@@ -246,16 +249,16 @@ class Attendance:
         return self.board.take(f"state/{t}", nbytes)
 
     def counted(self, closed: Closed) -> bool:
-        """Whether what this process handed in counts."""
+        """Return whether the payload of this process counts."""
         return closed.came.get(self.name, (0, ""))[1] == self.token
 
     def sent_by_another(self, closed: Closed) -> bool:
-        """Whether what an earlier process of this name handed in counts."""
+        """Return whether the payload of an earlier process of this name counts."""
         nbytes, token = closed.came.get(self.name, (0, ""))
         return nbytes > 0 and token != self.token
 
     def _arrived(self, t: int) -> dict[str, list[Any]]:
-        """Collect what workers handed in, by name: the first of several, where one died and came back."""
+        """Collect the payloads of workers, by name: the first of several, if one was restarted."""
         notes = self.board.entries(f"arrivals/{t}")
         return {note["name"]: note["handed"] for note in reversed(notes) if note}
 
@@ -263,7 +266,7 @@ class Attendance:
         return self.board.entries("joins", after=seen)
 
     def _ends(self, t: int, until: float) -> bool:
-        """Whether round ``t`` closes in time; for a worker that waits for the state after it.
+        """Return whether round ``t`` closes in time; for a worker that waits for the state after it.
 
         Raises:
             GroupError: after a deadline, nobody is there who could end it.
@@ -280,7 +283,7 @@ class Attendance:
         return True
 
     def _expected(self, t: int) -> set[str]:
-        """Say who takes part in round ``t``, as far as was said."""
+        """The workers that take part in round ``t``, as far as they are known."""
         before = self.closed(t - 1)
         expected = set(before.roster)
         for note in filter(None, self._announced(before.seen)):
@@ -294,7 +297,7 @@ class Attendance:
         return self._expected(t) <= self._arrived(t).keys()
 
     def _close(self, t: int) -> None:
-        """Close round ``t`` with those who came; nothing happens if somebody has."""
+        """Close round ``t`` with the workers that came, unless it is closed already."""
         before, came = self.closed(t - 1), self._arrived(t)
         roster, need, notes = set(came), set(), self._announced(before.seen)
         for note in filter(None, notes):

@@ -1,4 +1,4 @@
-"""A store of ``torch.distributed`` as a board: notes that all can read, lists that all can add to, and bytes.
+"""Board over a store of ``torch.distributed``: notes that all can read, lists that all can add to, and bytes.
 
 Law: nothing here waits without a deadline, and a place that is gone is a ``GroupError`` that names it. A note that was
 put up ``first`` stays: whoever comes second finds the other's. A place in a list whose writer was killed before its
@@ -45,22 +45,22 @@ class Board:
             raise GroupError(f"the meeting place {self.place} does not answer: {error}") from error
 
     def first(self, name: str, note: Any) -> Any:
-        """Put up a note unless there is one; the one that hangs there now."""
+        """Put up a note unless there is one; return the one that is there now."""
         with self._there():
             return json.loads(self.store.compare_set(name, "", json.dumps(note)))
 
     def put(self, name: str, note: Any) -> None:
-        """Put up a note in place of another."""
+        """Put up a note, replacing another one."""
         with self._there():
             self.store.set(name, json.dumps(note))
 
     def read(self, name: str) -> Any:
-        """The note, or None."""
+        """Read a note; None if there is none."""
         with self._there():
             return json.loads(self.store.get(name)) if self.store.check([name]) else None
 
     def wait(self, name: str, seconds: float) -> bool:
-        """Whether the note is there, or comes within so many seconds."""
+        """Return whether a note is there, or comes within so many seconds."""
         try:
             self.store.wait([name], timedelta(seconds=max(seconds, 0.001)))
         except DistStoreError:
@@ -71,7 +71,7 @@ class Board:
         return True
 
     def append(self, name: str, note: Any) -> int:
-        """Add to a list; the note's number, from 1."""
+        """Append a note to a list; return its number, from 1."""
         while True:
             with self._there():
                 number = int(self.store.add(f"{name}/count", 1))
@@ -79,7 +79,7 @@ class Board:
                 return number
 
     def entries(self, name: str, after: int = 0) -> list[Any]:
-        """The notes of a list behind number ``after``; None where a place was counted and no note hung there yet."""
+        """The notes of a list after number ``after``; None for a place that was counted and had no note yet."""
         with self._there():
             count = int(self.store.add(f"{name}/count", 0))
         return [self.first(f"{name}/{number}", None) for number in range(after + 1, count + 1)]
@@ -91,7 +91,7 @@ class Board:
                 self.store.set(key, data[i * PIECE : (i + 1) * PIECE])  # type: ignore[arg-type]
 
     def take(self, name: str, nbytes: int) -> bytes | None:
-        """Bytes that somebody put up, or None if they were taken down."""
+        """Read bytes that somebody put up; None if they were taken down."""
         found = []
         for i, key in enumerate(pieces(name, nbytes)):
             piece = self._now(key, "?" if nbytes - i * PIECE > 1 else "??")
@@ -101,7 +101,7 @@ class Board:
         return b"".join(found)
 
     def _now(self, key: str, never: str) -> bytes | None:
-        """Read what hangs there now, or None; for what nobody waits for, because a ``TCPStore`` wakes those who do.
+        """Read the present value, or None; without waiting, because a ``TCPStore`` wakes all waiters of a key.
 
         In one question to the store: where somebody takes it down between a look and the reading, a reader would wait
         until the store's deadline.

@@ -1,4 +1,4 @@
-"""The note that ends a round: who came, and who takes part in the next one."""
+"""Note that ends a round: the workers that came, and those that take part in the next one."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Closed:
 
     @property
     def speaker(self) -> str:
-        """The worker that puts up the state."""
+        """The worker that publishes the state."""
         return in_order(self.came)[0]
 
 
 def order(name: str) -> tuple[int, str]:
-    """Numbers first, as numbers.
+    """The sort key by which numbers come first, as numbers.
 
     >>> sorted(["paris", "10", "9"], key=order)
     ['9', '10', 'paris']
@@ -61,5 +61,5 @@ def order(name: str) -> tuple[int, str]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names sorted as ``order`` says."""
+    """Sort names by ``order``."""
     return sorted(names, key=order)

@@ -1,4 +1,4 @@
-"""Everything that a worker is told about the meeting that it takes part in."""
+"""Description of a meeting, as a worker that takes part is given it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST = 1e6
 
 @dataclass(frozen=True)
 class Meeting:
-    """A place where workers meet once a round, with none that everybody depends on but the place itself.
+    """A meeting place for workers in rounds; no worker is indispensable, only the place itself is.
 
     The place is a store of ``torch.distributed``; ``gradwire meeting`` keeps one that outlives all workers. It is not
     encrypted and asks for no password: let it listen where only the workers are, on a private network or a tunnel.
@@ -63,7 +63,7 @@ class Meeting:
             )
 
     def open(self) -> Board:
-        """The board of this place.
+        """Open the board of this place.
 
         Raises:
             GroupError: nobody answers there.
@@ -80,7 +80,7 @@ class Meeting:
 
 
 def parts(place: str) -> tuple[str, str, str]:
-    """Host, port and name.
+    """The host, the port and the name.
 
     >>> parts("[::1]:7100/gpt")
     ('::1', '7100', 'gpt')

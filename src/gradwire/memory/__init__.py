@@ -1,1 +1,1 @@
-"""One memory in each file; the file's name is the memory's name. The contract is in ``base``."""
+"""Memories, one in each file, which has the memory's name. The contract is in ``base``."""

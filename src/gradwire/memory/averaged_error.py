@@ -1,4 +1,4 @@
-"""A running mean of errors, in 8 bits: one byte an element in place of four."""
+"""Memory of a running mean of errors, in 8 bits: one byte an element in place of four."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import StoredForm, keep_unless, write
+from gradwire.ops.stored import StoredForm
 from gradwire.types import Key, Payload, State
 
 __all__ = ["AveragedError"]
@@ -85,13 +86,10 @@ class AveragedError(Memory):
         return scale == 1.0
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        if when is None:
-            write(kept["residual"], grad)
-        else:
-            keep_unless(~when, grad, kept["residual"])
+        ops.write_codes(grad.view(-1), kept["residual"].view(-1), self.block, when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse: when errors are forgotten is known from the step's key.
+        """Refuse, because the time to forget errors follows from the step's key, which is not known here.
 
         Raises:
             ConfigError: always.

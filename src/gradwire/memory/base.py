@@ -1,4 +1,4 @@
-"""The contract of a memory: what a worker does with the part of its gradient that it did not send.
+"""Contract of a memory, which decides what becomes of the part of a gradient that was not sent.
 
 Law, in the survey's words: phi compensates the gradient, psi keeps what its payload does not say. ``encode`` is both
 in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and ``update`` are the halves.
@@ -27,14 +27,14 @@ __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
 
 
 def default_memory(compressor: Compressor) -> str:
-    """The method's own; else ``residual`` where it needs or contains error feedback, else ``none``."""
+    """The default memory: the method's own; else ``residual`` if it needs or contains error feedback, else ``none``."""
     if compressor.memory is not None:
         return compressor.memory
     return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
 def check_rounds(memory: Memory, compressor: Compressor) -> None:
-    """Refuse a memory that wants to know what one payload says, where a result comes of several rounds.
+    """Refuse a memory that needs the decoded payload, for a result of several rounds.
 
     Raises:
         ConfigError: with the memory to use.
@@ -113,7 +113,8 @@ class Memory(Configuration, ABC):
             cls.compensate_each = Memory.compensate_each  # type: ignore[method-assign]
 
     def takes_pieces(self, scale: float) -> bool:
-        """Whether ``encode`` with this scale, ``rollback``, ``update`` and ``begin`` take ``gradwire.ops.Pieces``.
+        """Return whether ``encode`` with this scale, ``rollback``, ``update`` and ``begin`` take
+        ``gradwire.ops.Pieces``.
 
         Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always. A subclass that does
         any of these in its own way says it anew.
@@ -122,12 +123,12 @@ class Memory(Configuration, ABC):
 
     @property
     def form(self) -> StoredForm:
-        """How the tensors of ``buffers`` are stored."""
+        """The form in which the tensors of ``buffers`` are stored."""
         return FLOAT32
 
     @property
     def dense(self) -> Memory | None:
-        """The memory that serves parameters which travel uncompressed; None: there is nothing to do for them.
+        """The memory for parameters that travel uncompressed; None if there is nothing to do for them.
 
         Its ``buffers`` are among this memory's, so that a parameter may begin dense and go on compressed.
         """
@@ -157,7 +158,7 @@ class Memory(Configuration, ABC):
     def encoded(
         self, compressor: Compressor, x: Tensor, payload: Payload, state: State, key: Key, scale: float
     ) -> None:
-        """Write the payload of ``scale * x``, where ``x`` is not multiplied for nothing."""
+        """Write the payload of ``scale * x``; a scale of 1 costs no multiplication."""
         if scale == 1.0:
             compressor.encode(x, payload, state, key)
         else:
@@ -165,23 +166,25 @@ class Memory(Configuration, ABC):
 
     @abstractmethod
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Restore ``kept`` from what ``encode`` left in ``grad``."""
+        """Restore ``kept`` from the values that ``encode`` left in ``grad``."""
 
     @abstractmethod
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """``grad`` becomes what is compressed; ``kept`` stays. For methods of several rounds, which then ``update``."""
+        """Replace ``grad`` by the compensated gradient; ``kept`` stays. For methods of several rounds, which then call
+        ``update``.
+        """
 
     def compensate_each(self, grads: Sequence[Tensor], kept: Sequence[Mapping[str, Tensor]]) -> None:
-        """``compensate`` for every tensor of a bucket."""
+        """Call ``compensate`` for every tensor of a bucket."""
         for grad, each in zip(grads, kept, strict=True):
             self.compensate(grad, each)
 
     @abstractmethod
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        """Keep ``unsent``, the compensated gradient less its decoded payload, unless ``bad`` (bool, one element)."""
+        """Keep ``unsent``, the compensated gradient minus its decoded payload, unless ``bad`` (bool, one element)."""
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
-        """Keep again what a payload of exact entries said in vain: nobody got it.
+        """Keep the values of a payload of exact entries again, because nobody received it.
 
         A strategy that may drop entries of payloads refuses a balanced memory without this.
 
@@ -198,16 +201,16 @@ class Memory(Configuration, ABC):
         ops.fill_where(out.view(-1), 0.0)
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        """See what was made of ``out``; ``kept`` must stay as it is where ``bad`` (bool, one element)."""
+        """Observe the result in ``out``; ``kept`` must not change if ``bad`` (bool, one element)."""
         return
 
     def to_config(self) -> dict[str, Any]:
-        """The configuration as plain JSON values."""
+        """Return the configuration as plain JSON values."""
         return registry.to_config(self)
 
 
 def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None:
-    """Refuse a memory with which the method is another one, loses what it does not send, or diverges.
+    """Refuse a memory with which the method would be a different one, lose unsent values, or diverge.
 
     Args:
         force: the user knows; what can never work is refused in any case.

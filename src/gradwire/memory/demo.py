@@ -1,4 +1,4 @@
-"""Decoupled momentum: each worker's own, from which is taken what was sent."""
+"""Memory of a decoupled momentum: each worker has its own, from which the sent part is subtracted."""
 
 from __future__ import annotations
 

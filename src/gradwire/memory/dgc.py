@@ -1,4 +1,4 @@
-"""Momentum before compression, and both momentum and velocity forgotten where something was sent.
+"""Memory with momentum before compression; momentum and velocity are reset where an element was sent.
 
 Law: the optimizer has no momentum of its own, so what travels dense (small parameters, excluded ones, everything during
 a dense warm-up) gets the same momentum here. A mean of u_i = momentum u_i + g_i over the ranks is the momentum of the
@@ -104,7 +104,7 @@ class DGCMemory(Memory):
         kept["momentum"].copy_(kept["undo"])
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
-        """The velocity is what it was, and the momentum what the step has made of it."""
+        """Add values that were sent in vain back to the velocity, and restore the momentum there."""
         before, momentum = grad.view(-1)[places], kept["undo"].view(-1)[places]
         kept["residual"].view(-1).index_add_(0, places, values)
         momentum_now = values - before
@@ -114,7 +114,7 @@ class DGCMemory(Memory):
         kept["momentum"].view(-1)[places] = momentum_now
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse: who only compensates does not say what was sent.
+        """Refuse, because ``compensate`` alone does not tell which elements were sent.
 
         Raises:
             ConfigError: always.
@@ -127,7 +127,7 @@ class DGCMemory(Memory):
 
 @dataclass(frozen=True)
 class DenseMomentum(Memory):
-    """The momentum of ``DGCMemory`` for what travels dense: u = momentum u + g is sent in place of g.
+    """The momentum of ``DGCMemory`` for dense parameters: u = momentum u + g is sent in place of g.
 
     Args:
         momentum: as of ``DGCMemory``, and so are the others.
@@ -144,7 +144,7 @@ class DenseMomentum(Memory):
     transient = ("undo",)
 
     def accelerate(self, grad: Tensor, momentum: Tensor) -> None:
-        """Take a gradient into the momentum, and leave what a velocity grows by in its place."""
+        """Add a gradient to the momentum, and replace it by the growth of the velocity."""
         if self.clip is not None:
             # In float64: the squares of a gradient that is still finite overflow in float32.
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Error feedback by estimates: what is sent is the change of an estimate, and the optimizer gets their mean."""
+"""Error feedback by estimates: the change of an estimate is sent, and the optimizer gets the mean of the estimates."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EF21Memory(Memory):
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the tensors kept for each element: those of the running mean only where there is one."""
+        """The names of the tensors kept for each element: those of the running mean only if there is one."""
         return ("local", "mean") if self.eta == 1 else ("local", "mean", "momentum", "undo")
 
     def encode(

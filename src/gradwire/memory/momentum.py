@@ -1,4 +1,4 @@
-"""Momentum on the sender's side: what is compressed is a running mean of gradients."""
+"""Memory of a momentum on the sender's side: a running mean of gradients is compressed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
@@ -63,8 +64,12 @@ class Momentum(Memory):
         if scale != 1.0:
             compressor.encode_scaled(momentum.clone(), scale, payload, state, key)
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        kept["momentum"].copy_(grad)
+    def takes_pieces(self, scale: float) -> bool:
+        """Only where the mean itself is encoded."""
+        return scale == 1.0
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        ops.copy_where(grad.view(-1), kept["momentum"].view(-1), when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         raise ConfigError("memory 'momentum' serves methods of one round: use memory='residual'")

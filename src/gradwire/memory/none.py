@@ -1,4 +1,4 @@
-"""No memory: what is not sent is lost."""
+"""No memory: values that are not sent are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients in units of their own recent size, element by element: what a code adds is then as large as they deserve.
+"""Memory that scales gradients by their own recent size, element by element, so that a code's error is in proportion.
 
 Law: the scale s is made of what arrived, which is the same on all ranks, so all have the same bits of it, and the mean
 of what was sent is decoded by multiplying once: s mean_i C(g_i / s) = mean_i s C(g_i / s). A code whose noise is even

@@ -1,4 +1,4 @@
-"""Error feedback: what was not sent is added to the next gradient."""
+"""Error feedback: the part of a gradient that was not sent is added to the next one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Residual(Memory):
             swap_with(grad, residual)
 
     def takes_pieces(self, scale: float) -> bool:
-        """Only where one operation compensates, encodes and keeps the rest."""
+        """Return whether pieces can be encoded: one operation must compensate, encode and keep the rest."""
         return self.beta == self.gamma == scale == 1.0 and self.form == FLOAT32
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Send an element when its accumulated gradient stands out of its own noise."""
+"""Memory that sends an element when its accumulated gradient exceeds its own noise."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class VarianceMemory(Memory):
 
     @staticmethod
     def observe(variance: Tensor, squares: Tensor) -> None:
-        """Add the squared gradients of this step's samples; what is not finite is left out, as no step can undo it.
+        """Add the squared gradients of this step's samples; values that are not finite are left out, as no step can
+        undo them.
 
         Args:
             variance: the kept float32 tensor, ``residuals.worker["variance"][parameter name]`` of the exchange, which
@@ -106,7 +107,7 @@ class VarianceMemory(Memory):
         v.mul_(self.zeta).masked_fill_(went, 0.0)
 
     def _clear(self, r: Tensor, v: Tensor, out: Tensor) -> Tensor:
-        """Take out the elements that stand out, and leave 0 elsewhere.
+        """Extract the elements that exceed their noise, and leave 0 elsewhere.
 
         Squares of small gradients vanish: without a variance all stand out.
         """
@@ -128,7 +129,7 @@ class VarianceMemory(Memory):
         kept["variance"].view(-1)[places] = variance.mul_(self.zeta)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse: who only compensates does not say what was sent.
+        """Refuse, because ``compensate`` alone does not tell which elements were sent.
 
         Raises:
             ConfigError: always.

@@ -1,4 +1,4 @@
-"""Take a lab away: its processes, its namespaces and its record.
+"""A program that takes a lab away: its processes, its namespaces and its record.
 
 Law: this file imports the standard library alone. It is a module of the package, and also the script of the process
 that watches over a lab: that one must be there within milliseconds and stay small, and importing torch takes seconds.
@@ -30,7 +30,7 @@ _DEADLINE = 10.0
 
 
 def record(lab: str, facts: dict[str, Any]) -> None:
-    """Write down what a lab is and whose; it replaces what was there at once."""
+    """Record a lab and its owner, replacing an older record atomically."""
     RECORDS.mkdir(parents=True, exist_ok=True)
     draft = RECORDS / f".{lab}.{os.getpid()}"
     draft.write_text(json.dumps(facts), encoding="utf-8")
@@ -38,7 +38,7 @@ def record(lab: str, facts: dict[str, Any]) -> None:
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """Every lab that is recorded, by id."""
+    """Read the record of every lab, by id."""
     found = {}
     for file in sorted(RECORDS.glob("*.json")):
         try:
@@ -49,12 +49,12 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 def leftovers() -> list[str]:
-    """The labs whose owner has ended without taking them away; one that was made to stay has no owner."""
+    """The labs whose owner has ended without taking them away; a lab that was made to stay has no owner."""
     return [lab for lab, facts in records().items() if facts["owner"] and born(facts["owner"]) != facts["born"]]
 
 
 def born(pid: int) -> int | None:
-    """When a process began, in ticks since the machine's start; with its number it names a process for good.
+    """The time at which a process began, in ticks since the machine's start; with the process number it is unique.
 
     None where it has ended, whether or not anybody has asked how.
     """
@@ -67,7 +67,8 @@ def born(pid: int) -> int | None:
 
 
 def remove(lab: str) -> None:
-    """End every process inside a lab's namespaces, delete these, forget the lab; what is gone already is no error.
+    """End every process inside a lab's namespaces, delete these and the record; a part that is gone already is no
+    error.
 
     Raises:
         OSError: something is still there after 10 seconds.
@@ -98,7 +99,9 @@ def end_processes(namespace: str) -> None:
 
 
 def watch(lab: str, owner: int) -> None:
-    """Wait for the end of the process whose descriptor is ``owner``: no process number can be mistaken for it."""
+    """Wait for the end of the process whose descriptor is ``owner``; a descriptor, unlike a number, cannot mean another
+    process.
+    """
     watched = select.poll()
     watched.register(owner, select.POLLIN)
     watched.poll()

@@ -1,4 +1,4 @@
-"""Does the lab keep its word? TCP transfers over its links, beside the rate that was asked for.
+"""A check of the lab itself: TCP transfers over its links, beside the rate that was asked for.
 
 TCP's segments carry 1,448 bytes in frames of 1,514, so at best it reaches 95.6 % of the rate. A transfer keeps it if
 every receiver gets at least 90 % of that, and nobody more than the rate; and if the kernel's counters of the
@@ -38,7 +38,7 @@ Rates = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class LinkRow:
-    """One transfer.
+    """The measurements of one transfer.
 
     Args:
         link: as asked for.
@@ -62,7 +62,7 @@ class LinkRow:
 
     @property
     def verdict(self) -> str:
-        """``kept``, ``missed``, or whose fault it is that it cannot be told."""
+        """The verdict: ``kept``, ``missed``, or the reason why neither can be told."""
         if not 1.0 <= self.counted <= 1.1 or self.most > self.best * _FRAME / _SEGMENT:
             return "missed"
         if self.least >= _LEAST * self.best:
@@ -70,12 +70,12 @@ class LinkRow:
         return "missed" if self.unshaped > self.best else "beyond this machine"
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the row for JSON."""
         return asdict(self) | {"verdict": self.verdict}
 
 
 def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms") -> Iterator[LinkRow]:
-    """Transfers of every pattern at every rate; a row each.
+    """Measure transfers of every pattern at every rate, and yield a row for each.
 
     Args:
         workers: of the lab, at least 2.
@@ -98,7 +98,7 @@ def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms"
 
 
 def flows(pattern: str, workers: int) -> list[tuple[int, int]]:
-    """List who sends to whom.
+    """List the senders and receivers of a pattern.
 
     >>> flows("both ways", 4), flows("all to one", 4)
     ([(0, 1), (1, 0)], [(1, 0), (2, 0), (3, 0)])

@@ -86,7 +86,7 @@ class Netlab:
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """The number of workers."""
         return self.names.workers
 
     def shape(self, rate: str, delay: str = "0ms") -> None:
@@ -104,13 +104,14 @@ class Netlab:
         self._record()
 
     def traffic(self) -> list[LabTraffic]:
-        """What each worker's interface has sent and received since the lab was made."""
+        """The bytes that each worker's interface has sent and received since the lab was made."""
         return traffic_of(self.names)
 
     def popen(
         self, rank: int, command: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a process on a worker, told what ``torch.distributed`` needs (``RANK``, ``MASTER_ADDR``, ...).
+        """Start a process on a worker with the environment that ``torch.distributed`` needs (``RANK``, ``MASTER_ADDR``,
+        ...).
 
         Args:
             rank: of the worker.
@@ -130,7 +131,7 @@ class Netlab:
     def run(
         self, command: Sequence[str], *, timeout: float = 60.0, env: Mapping[str, str] | None = None
     ) -> list[subprocess.CompletedProcess[str]]:
-        """Run the same command on every worker until all have ended; their outputs in the order of ranks.
+        """Run the same command on every worker until all have ended; return their outputs in the order of ranks.
 
         Args:
             command: and its arguments.
@@ -163,7 +164,7 @@ class Netlab:
         return [subprocess.CompletedProcess(command, 0, *output.result()) for output in outputs]
 
     def close(self) -> None:
-        """End what runs inside, and take the lab away; a second time it does nothing."""
+        """End the processes inside, and take the lab away; a second call does nothing."""
         # One that was started just now may not be inside yet, and would run on there when the namespace has no name.
         for process in self._started:
             if process.poll() is None:
@@ -185,7 +186,7 @@ class Netlab:
         _warden.record(self.names.id, {"owner": self._owner, "born": born, **facts})
 
     def _dismiss(self) -> None:
-        """The warden of a lab that needs none any more."""
+        """Dismiss the warden of a lab that has been taken away."""
         if self._warden is not None:
             self._warden.kill()
             self._warden.wait()
@@ -224,7 +225,7 @@ class Netlab:
         hosts.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n", encoding="utf-8")
 
     def _ports(self) -> Iterator[tuple[str, str, bool]]:
-        """Both ends of every cable: namespace, device, and whether it is the worker's."""
+        """The two ends of every cable: namespace, device, and whether it is the worker's end."""
         for rank in range(self.workers):
             yield self.names.worker(rank), INTERFACE, True
             yield self.names.hub, self.names.port(rank), False
@@ -237,7 +238,7 @@ class Netlab:
 
 
 def lab_for(workers: int, link: Link) -> AbstractContextManager[Netlab | None]:
-    """A lab with these links; None where they are the loopback.
+    """Make a lab with these links; None if they are the loopback.
 
     Raises:
         ConfigError, NetlabError: as ``Netlab``.
@@ -248,7 +249,7 @@ def lab_for(workers: int, link: Link) -> AbstractContextManager[Netlab | None]:
 
 
 def traffic_of(names: LabNames) -> list[LabTraffic]:
-    """What the interfaces of a lab's workers have counted; nothing of one that was not finished, or is going away."""
+    """Counters of the interfaces of a lab's workers; empty for a lab that is incomplete or being taken away."""
     found = []
     for rank in range(names.workers):
         with suppress(NetlabError, KeyError):
@@ -258,7 +259,7 @@ def traffic_of(names: LabNames) -> list[LabTraffic]:
 
 
 def remove_leftovers() -> list[str]:
-    """Take away the labs whose owners have ended without doing so; their ids."""
+    """Take away the labs whose owners have ended without doing so, and return their ids."""
     found = _warden.leftovers()
     for lab in found:
         _warden.remove(lab)
@@ -266,7 +267,9 @@ def remove_leftovers() -> list[str]:
 
 
 def watch_over(lab: str) -> subprocess.Popen[bytes]:
-    """A process that takes the lab away as soon as this one has ended, and hears no signal meant for this one."""
+    """Start a process that takes the lab away as soon as this process has ended, and that ignores signals meant for
+    this one.
+    """
     owner = os.pidfd_open(os.getpid())
     try:
         return subprocess.Popen(
@@ -283,7 +286,7 @@ def watch_over(lab: str) -> subprocess.Popen[bytes]:
 
 
 def end(running: Sequence[subprocess.Popen[Any]]) -> None:
-    """Stop those that still run, each the leader of a group, with whatever they have started."""
+    """End the processes that still run, each the leader of a process group, with all that they have started."""
     for process in running:
         if process.poll() is None:
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A link: how many bits it carries in a second, and how long they are under way.
+"""A link: its rate in bits a second, and its delay.
 
 A port is shaped by a token bucket (``tc tbf``) that counts whole Ethernet frames, so TCP with segments of 1,448 bytes
 reaches 95.6 % of the rate, as on a real cable. The bucket holds a millisecond of the rate: what it holds passes at
@@ -37,7 +37,7 @@ TCP waits for them. With 20 ms a worker that sends to three peers at once lost o
 
 @dataclass(frozen=True)
 class Link:
-    """One worker's cable, the same in both directions.
+    """One worker's link, the same in both directions.
 
     Args:
         rate: bits a second, 1 Mbit/s to 100 Tbit/s; in a lab to 100 Gbit/s; None: not shaped.
@@ -73,7 +73,7 @@ class Link:
 
     @classmethod
     def read(cls, text: str) -> Link:
-        """The inverse of ``str``, of a link that a lab can have: what suites and records name.
+        """Read a link that a lab can have, as suites and records name it; the inverse of ``str``.
 
         Raises:
             ConfigError: as ``parse`` and ``in_lab``.
@@ -86,7 +86,7 @@ class Link:
         return cls.parse(rate, delay or "0ms").in_lab()
 
     def in_lab(self) -> Self:
-        """This link, for a lab.
+        """Return this link if a lab can have it.
 
         Raises:
             ConfigError: faster than a lab shapes.
@@ -95,7 +95,7 @@ class Link:
         return self
 
     def __str__(self) -> str:
-        """The link as on the command line.
+        """Format the link as on the command line.
 
         >>> str(Link.parse("1000mbit", "1ms")), str(Link())
         ('1gbit+1ms', 'none')
@@ -109,11 +109,11 @@ class Link:
 
     @property
     def bucket(self) -> int:
-        """Bytes that pass at once after a pause."""
+        """The bytes that may pass at once after a pause."""
         return max(_LEAST_BUCKET, round((self.rate or 0) / 8 * _BUCKET_SECONDS))
 
     def shaper(self, device: str, *, near: bool = False) -> list[str]:
-        """The lines for ``tc -batch`` that shape what leaves a device without a queueing discipline.
+        """Lines for ``tc -batch`` that shape the traffic leaving a device that has no queueing discipline.
 
         Args:
             device: its name.
@@ -132,7 +132,7 @@ class Link:
 
     @property
     def _in_flight(self) -> int:
-        """Packets that netem may hold: those of the delay and of the queue, at the full rate."""
+        """The number of packets that netem may hold: those of the delay and of the queue, at the full rate."""
         return 1000 + int((self.rate or _FASTEST_IN_LAB) / 8 * (self.delay + _HOST_QUEUE_SECONDS) / 1500)
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a lab are called, and where its workers are found."""
+"""Names of the parts of a lab, and addresses of its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_WORKERS = 250
 
 @dataclass(frozen=True)
 class LabNames:
-    """The names of one lab; enough for another process to join it.
+    """The names of one lab, which suffice for another process to join it.
 
     Args:
         id: of the lab.
@@ -42,7 +42,7 @@ class LabNames:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every namespace, that of the bridge first."""
+        """All namespaces, that of the bridge first."""
         return self.hub, *(self.worker(rank) for rank in range(self.workers))
 
     def worker(self, rank: int) -> str:
@@ -54,11 +54,11 @@ class LabNames:
         return f"port{rank}"
 
     def address(self, rank: int) -> str:
-        """A worker's address; that of another lab's worker may be the same, they never meet."""
+        """The address of a worker; workers of different labs may share one, because they never meet."""
         return f"10.77.0.{rank + 1}"
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What a process of ``torch.distributed`` must be told to form a group over the lab's links."""
+        """The environment that lets processes of ``torch.distributed`` form a group over the lab's links."""
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.workers),

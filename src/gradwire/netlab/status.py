@@ -1,4 +1,4 @@
-"""The labs of this machine, whoever made them."""
+"""Status of all labs of this machine, whoever made them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ __all__ = ["lab_of", "labs"]
 
 
 def labs() -> list[dict[str, Any]]:
-    """A row for each lab, ready for JSON."""
+    """Return a row for each lab, ready for JSON."""
     return [lab_of(lab) for lab in _warden.records()]
 
 
 def lab_of(lab: str) -> dict[str, Any]:
-    """One lab: its names, its link, who owns it (None: it was made to stay), whether that owner has ended."""
+    """Describe one lab: its names, its link, its owner (None if it was made to stay), and whether
+    the owner has ended.
+    """
     facts = _warden.records()[lab]
     names = LabNames(lab, facts["workers"])
     return {

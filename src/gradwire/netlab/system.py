@@ -21,7 +21,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class NetlabError(GradwireError):
-    """The machine refused a part of the network, or a transfer over it failed."""
+    """A part of the network, or a transfer over it, was refused by the machine or failed."""
 
 
 def require_system() -> None:
@@ -40,7 +40,7 @@ def require_system() -> None:
 
 
 def run(command: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """The output of a command that is given ``lines`` to read.
+    """Run a command that is given ``lines`` to read, and return its output.
 
     Raises:
         NetlabError: it failed; the text says with what.
@@ -63,7 +63,7 @@ def _complaint(command: Sequence[str], lines: Sequence[str], said: str) -> str:
 
 
 def enter(namespace: str) -> None:
-    """Move this thread, and threads that it will start, into a network namespace; sockets that are open stay behind.
+    """Move this thread, and threads that it will start, into a network namespace; open sockets stay in the old one.
 
     Raises:
         NetlabError: there is no such namespace, or this process may not enter it.
@@ -76,7 +76,7 @@ def enter(namespace: str) -> None:
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """This thread is inside a network namespace meanwhile; a socket made there belongs to it for good."""
+    """Enter a network namespace with this thread until the block ends; a socket made there belongs to it for good."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         enter(namespace)
@@ -102,7 +102,7 @@ def _set(handle: int) -> None:
 
 
 def settle(namespace: str, congestion: str | None) -> str:
-    """No IPv6, whose hellos would be counted; the congestion control of TCP as asked for, and what it is then.
+    """Disable IPv6, whose packets would be counted, set TCP's congestion control, and return the one in force.
 
     Raises:
         NetlabError: the kernel does not let a namespace have this congestion control.
@@ -122,20 +122,20 @@ def settle(namespace: str, congestion: str | None) -> str:
 
 
 def tune(key: str, value: str) -> None:
-    """Set a switch of the network namespace that this thread is in; one that the kernel does not have is left."""
+    """Set a sysctl of the network namespace that this thread is in; one that the kernel does not have is skipped."""
     path = Path("/proc/sys/net") / key
     if path.exists():
         path.write_text(value, encoding="utf-8")
 
 
 def counters(namespace: str) -> dict[str, tuple[int, int]]:
-    """Bytes received and sent so far by each interface of a namespace, as the kernel counts them."""
+    """Read the bytes received and sent so far by each interface of a namespace, as the kernel counts them."""
     with inside(namespace):
         return own_counters()
 
 
 def own_counters() -> dict[str, tuple[int, int]]:
-    """The same of the namespace that this thread is in."""
+    """Read the counters of the namespace that this thread is in, as ``counters`` does."""
     lines = Path("/proc/thread-self/net/dev").read_text(encoding="utf-8").splitlines()[2:]
     rows = ((name.strip(), figures.split()) for name, _, figures in (line.partition(":") for line in lines))
     return {name: (int(figures[0]), int(figures[8])) for name, figures in rows}

@@ -17,6 +17,7 @@ from gradwire.ops.shared import (
     precondition,
     precondition_update,
     swap,
+    write_codes,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "rice_decode",
     "rice_encode",
     "swap",
+    "write_codes",
 ]

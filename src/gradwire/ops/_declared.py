@@ -1,4 +1,4 @@
-"""What follows from a reference's annotated signature: the operator's schema, the check of its arguments, the call.
+"""Consequences of a reference's annotated signature: the operator's schema, the check of its arguments, the call.
 
 Law: the order of all of them is that of the signature. A kernel is called with what ``arguments`` says of each
 parameter, then with the tables that it needs besides, then with the symbols in the order of their definition, ``n`` as
@@ -98,7 +98,7 @@ class Declaration:
                 yield name, mark
 
     def _find_symbols(self) -> Iterator[tuple[str, str]]:
-        """(symbol, expression): sizes that only a tensor can tell."""
+        """List (symbol, expression) of the sizes that only a tensor can tell."""
         found: set[str] = set()
         flat = {mark.size for name, mark in self._tensors() if isinstance(mark, Flat) and name not in self.optional}
         for name, mark in self._tensors():
@@ -141,11 +141,11 @@ class Declaration:
         return parts
 
     def checked(self, call: Callable[..., None]) -> Callable[..., None]:
-        """A function that checks the arguments and calls ``call`` with them."""
+        """Make a function that checks the arguments and calls ``call`` with them."""
         return self._function(self._guarded([*self._checks(), f"call({', '.join(self._parameters)})"]), call=call)
 
     def kernel(self, kernels: Any, threads: bool) -> Callable[..., None]:
-        """A function that checks the arguments and calls the kernel of this name.
+        """Make a function that checks the arguments and calls the kernel of this name.
 
         Args:
             kernels: what has it as an attribute.
@@ -170,12 +170,12 @@ class Declaration:
 
     @cached_property
     def neutral(self) -> dict[str, Any]:
-        """For each number what it is in a call for many pieces where every piece has its own."""
+        """The neutral value of each number for calls in which every piece has a number of its own."""
         return {name: kind() for name, kind in self.types.items() if kind in (int, float, bool)}
 
     @cached_property
     def decisive(self) -> frozenset[str]:
-        """The numbers and words on which it depends what a table must be: sizes, and checks that need a tensor."""
+        """The numbers and words that determine the form of a table: sizes, and checks that need a tensor."""
         scalars = {name for name, kind in self.types.items() if kind in _SCALARS}
         written = [*self._tables, *self._symbols.values()]
         for name, mark in self.marks.items():
@@ -191,12 +191,14 @@ class Declaration:
         return frozenset(named & scalars)
 
     def _of_numbers(self, mark: Where) -> bool:
-        """Whether a condition is one on the numbers of a call alone."""
+        """Return whether a condition concerns only the numbers of a call."""
         names = {node.id for node in ast.walk(ast.parse(mark.condition)) if isinstance(node, ast.Name)}
         return all(self.types.get(name) in (int, float, bool) for name in names if name not in self._known)
 
     def row(self) -> Callable[..., tuple[int, ...]]:
-        """A function that checks the arguments of one piece and gives what the kernel is given, but for the threads."""
+        """Make a function that checks the arguments of one piece and returns the kernel's arguments, without the
+        threads.
+        """
         given = [argument for name in self._parameters for argument in self._given(name)]
         given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
@@ -211,7 +213,7 @@ class Declaration:
         return (*owned, *[""] * rest, *(["n"] if "n" in self._parameters else []))
 
     def kernel_of_many(self, kernels: Any, threads: bool) -> Callable[..., None] | None:
-        """A function of a table and the arguments that all rows share, which calls the kernel for many pieces."""
+        """Make a function of a table and the arguments that all rows share, which calls the kernel for many pieces."""
         if getattr(kernels, f"{self.name}_each", None) is None:
             return None
         given = [argument for name in self._parameters for argument in self._given(name)]
@@ -221,7 +223,7 @@ class Declaration:
         return self._function([call], first="each_row", kernels=kernels)
 
     def number_checks(self) -> dict[str, Callable[..., None]]:
-        """For each number with a condition on numbers alone, a function of all arguments that checks it."""
+        """Make a check for each number with a condition on numbers alone, a function of all arguments."""
         return {
             name: self._function([f"if not ({mark.condition}): refuse({self._told(name)}, f{mark.allowed!r}, {name})"])
             for name, mark in self.marks.items()
@@ -269,7 +271,7 @@ class Declaration:
                 yield f"for each in {name}:\n        {one}"
 
     def _guarded(self, lines: list[str]) -> list[str]:
-        """Lines that name the tensor that was not given where they meet with None; it costs the others nothing."""
+        """Yield lines that name a tensor that is None when they fail; they cost other calls nothing."""
         needed = [f"{self._told(name)}: {name}" for name, _ in self._tensors() if name not in self.optional]
         body = [f"    {line}".replace("\n", "\n    ") for line in lines]
         return ["try:", *body, "except AttributeError:", f"    refuse_none({{{', '.join(needed)}}})", "    raise"]
@@ -314,7 +316,7 @@ class Declaration:
         return f"({size})"
 
     def _constant(self, value: Any) -> str:
-        """A name for a value in what is compiled."""
+        """Name a value in the compiled code."""
         name = f"_{len(self._known)}"
         self._known[name] = value
         return name

@@ -1,4 +1,4 @@
-"""Marks in annotations that say what an argument must be: from them follow schema, checks and the call.
+"""Marks in annotations that describe an argument; schema, checks and the call follow from them.
 
 
     def sign_encode(x: Floats, codes: Annotated[Tensor, Flat(torch.uint8, "sign_bytes(n)", written=True)]) -> None
@@ -86,7 +86,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Names:
-    """One of some words; a kernel is given its place among them."""
+    """One of several words; the kernel gets its index among them."""
 
     known: tuple[str, ...]
 

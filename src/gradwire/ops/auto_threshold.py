@@ -1,4 +1,4 @@
-"""The threshold that lets a wanted share of the elements fire, from the values themselves."""
+"""Threshold that lets a wanted share of the elements fire, from the values themselves."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ def auto_threshold(
     target: Annotated[float, Where("0 < target <= 0.5", "in (0, 0.5]")],
     residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
 ) -> None:
-    """Choose what is sent, t, and the level from which elements fire, from a sample of x (+ residual).
+    """Choose the sent threshold t, and the level from which elements fire, from a sample of x (+ residual).
 
     q is the value that the share ``target`` of the |x_i| / d_i of the sample reaches, less 2^-22 of it (d: the dither
     of ``dithered_encode``; if fewer than twice that share are not 0, half of those). With A = agreed[0] / agreed[1]:
@@ -76,7 +76,7 @@ def auto_threshold(
 
 
 def _share_of(n: int, target: float) -> int:
-    """How many elements of the sample of ``n`` are to fire: at least one."""
+    """The number of elements of the sample of ``n`` that are to fire: at least one."""
     return max(1, round(target * min(n, SAMPLE)))
 
 

@@ -41,7 +41,7 @@ _library: Any = torch.library.Library("gradwire", "DEF")  # type: ignore[no-unty
 
 
 class Op(Generic[P]):
-    """An operation: call it, or reach its reference and register its kernels.
+    """An operation, which can be called, has its reference, and registers its kernels.
 
     Attributes:
         name: its name under ``torch.ops.gradwire``.
@@ -85,7 +85,7 @@ class Op(Generic[P]):
 
     @functools.cached_property
     def gpu_takes_many(self) -> bool:
-        """Whether the GPU kernel of this operation takes many pieces in one launch; it is not imported for that."""
+        """Return whether the GPU kernel takes many pieces in one launch; it is not imported for that."""
         folder = self.triton.rpartition(".")[0]
         found = importlib.util.find_spec(self.triton) if importlib.util.find_spec(folder) is not None else None
         if reference_forced or found is None or found.origin is None:
@@ -107,12 +107,12 @@ class Op(Generic[P]):
         return register
 
     def on_gpu(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run the GPU kernel, or the reference where there is none; nothing is checked."""
+        """Run the GPU kernel, or the reference if there is none; nothing is checked."""
         self._gpu(*args, **kwargs)
 
     @functools.cached_property
     def gpu_kernel(self) -> Callable[P, None] | None:
-        """Its Triton kernel, imported on first use; None where there is none, or no Triton."""
+        """The Triton kernel, imported on first use; None if there is none, or no Triton."""
         folder = self.triton.rpartition(".")[0]
         if any(importlib.util.find_spec(needed) is None for needed in ("triton", folder, self.triton)):
             return None
@@ -149,7 +149,7 @@ class Many:
         self._dispatch: Any = getattr(torch.ops.gradwire, name).default
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Do it to all pieces."""
+        """Run the operation on all pieces."""
         if kwargs:
             named = dict(zip(self.said.parameters, args, strict=False)) | kwargs
             args = tuple(named.get(name, self.said.defaults.get(name)) for name in self.said.parameters)
@@ -173,13 +173,15 @@ class Many:
         self._dispatch(table, *(self.shared(name, value) for name, value in given.items()))
 
     def shared(self, name: str, value: Any) -> Any:
-        """Select what all pieces share: the tensor in which they lie, 0 where each has a number of its own."""
+        """Select what all pieces share: the tensor in which they lie, and 0 for each number that differs."""
         if type(value) is Pieces:
             return value.base
         return self.said.neutral[name] if type(value) is Each else value
 
     def table(self, first: Pieces, given: dict[str, Any]) -> torch.Tensor:
-        """The table for these places; what it depends on is kept with it, so that no other object has its place."""
+        """The table for these places; the objects it depends on are kept with it, so that none is replaced at its
+        address.
+        """
         key: list[object] = [self.op.name]
         kept: list[object] = []
         for name, value in given.items():
@@ -203,6 +205,14 @@ class Many:
             self._forms[found[0]] = {name: form for name, form in forms if isinstance(form, Places | Each)}
         return found[0]
 
+    def sizes(self, table: torch.Tensor) -> dict[str, int]:
+        """Count the elements that all pieces have together, for each argument in which they lie: of one row of it.
+
+        Args:
+            table: one that this operation was called with.
+        """
+        return {name: sum(form.sizes) for name, form in self._forms[table].items() if isinstance(form, Places)}
+
     def _make(self, rows: int, given: dict[str, Any]) -> torch.Tensor:
         bases = {name: value.base if type(value) is Pieces else value for name, value in given.items()}
         table = []
@@ -215,7 +225,7 @@ class Many:
         return torch.tensor(table, dtype=torch.int64).view(rows, len(self.said.columns))
 
     def _added(self, name: str, number: Any, given: dict[str, Any], own: dict[str, Any], bases: dict[str, Any]) -> int:
-        """Compute what a row adds to the kernel's argument: nothing to what all pieces share."""
+        """Compute what a row adds to the kernel's argument: nothing for what all pieces share."""
         value = given.get(name)
         if not name:
             return int(number)
@@ -228,7 +238,7 @@ class Many:
         return 0
 
     def on_gpu(self, table: torch.Tensor, *shared: Any) -> None:
-        """Launch once for all pieces where the kernels of all are the same, else for each."""
+        """Launch once for all pieces if their kernels are the same, else once for each."""
         if table not in self._merged:
             self._merged[table] = self._merge([self._call(table, shared, i) for i in range(table.size(0))])
         merged = self._merged[table]
@@ -243,7 +253,7 @@ class Many:
             run(*self._call(table, shared, i))
 
     def _call(self, table: torch.Tensor, shared: tuple[Any, ...], i: int) -> tuple[Any, ...]:
-        """Select what piece ``i`` is given, of what all of them share."""
+        """Select the arguments of piece ``i`` from what all share."""
         form, named = self._forms[table], zip(self.said.parameters, shared, strict=True)
         return tuple(_of_piece(value, i, form.get(name)) for name, value in named)
 
@@ -261,7 +271,7 @@ MOST_TABLES = 64
 
 
 def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
-    """Select what a piece is given of an argument, or of what all pieces share and where they lie in it."""
+    """Select a piece's part of an argument, or of the tensor that all pieces share."""
     if type(value) is Pieces:
         value, form = value.base, value.places
     if isinstance(form, Places):
@@ -276,7 +286,7 @@ def _refused(_: Callable[P, None]) -> Callable[P, None]:
 
 
 def find(name: str) -> tuple[Op[Any], bool]:
-    """The operation that is called so under ``torch.ops.gradwire``, and whether it is its form for many pieces."""
+    """Find the operation of this name under ``torch.ops.gradwire``, and whether it is the form for many pieces."""
     single = name.removesuffix("_each")
     return OPERATIONS[single], single != name
 

@@ -1,4 +1,4 @@
-"""Checks of what must hold before a kernel is given an address."""
+"""Checks that must hold before a kernel is given an address."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ __all__ = ["check_rows", "check_status", "check_vector", "float32"]
 
 
 def float32(value: float) -> float:
-    """``value`` rounded to float32, as the kernels see it."""
+    """Round ``value`` to float32, as the kernels see it."""
     return ctypes.c_float(value).value
 
 

@@ -7,7 +7,7 @@ __all__ = ["code_bytes", "pack", "unpack"]
 
 
 def code_bytes(n: int, bits: int) -> int:
-    """How many bytes the codes of ``n`` elements take.
+    """The number of bytes of the codes of ``n`` elements.
 
     >>> code_bytes(17, 2), code_bytes(33, 1)
     (8, 8)
@@ -28,6 +28,6 @@ def pack(values: Tensor, bits: int, codes: Tensor) -> None:
 
 
 def unpack(codes: Tensor, bits: int, n: int) -> Tensor:
-    """The first ``n`` values, as uint8."""
+    """Unpack the first ``n`` values, as uint8."""
     values = codes.unsqueeze(1) >> _shifts(bits, codes.device)
     return values.bitwise_and_(2**bits - 1).view(-1)[:n]

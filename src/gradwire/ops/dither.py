@@ -1,4 +1,4 @@
-"""What a threshold that is chosen anew in every step shares: its dither, and the sample that it is chosen from.
+"""Dither, and the sample of a gradient, for thresholds that are chosen anew in every step.
 
 Element i fires from d_i times the level on, d_i in [1, 2): the fractional part of i times the golden ratio. It differs
 between neighbours as much as it can, so of equal elements just the wanted share fires, and it never changes, so
@@ -19,7 +19,7 @@ _WORD = 0xFFFFFFFF
 
 
 def dither(places: Tensor) -> Tensor:
-    """The factors d of the elements at ``places``, int64.
+    """Compute the factors d of the elements at ``places``, int64.
 
     >>> [round(factor, 4) for factor in dither(torch.arange(4)).tolist()]
     [1.0, 1.618, 1.2361, 1.8541]
@@ -29,13 +29,13 @@ def dither(places: Tensor) -> Tensor:
 
 
 def fires(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks of where x is at or above its level, and where at or below minus its level."""
+    """Masks of the elements at or above their level, and at or below minus their level."""
     least = level * dither(torch.arange(x.numel(), device=x.device))
     return x >= least, x <= -least
 
 
 def sampled_places(n: int, turn: Tensor) -> Tensor:
-    """One place in each of up to ``SAMPLE`` equal runs of n elements, another one in every turn.
+    """One index in each of up to ``SAMPLE`` equal runs of n elements, another one in every turn.
 
     Args:
         n: elements.

@@ -1,4 +1,4 @@
-"""The first step of error feedback, shared by the references of the fused operations."""
+"""First step of error feedback, shared by the references of the fused operations."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ __all__ = ["compensate"]
 
 
 def compensate(grad: Tensor, residual: Tensor, status: Tensor | None) -> Tensor:
-    """The sum residual + grad, in new memory.
+    """Compute the sum residual + grad, in new memory.
 
     With a status, the old residual goes to ``grad`` and bit 0 of the status is set where the sum is not finite.
     """

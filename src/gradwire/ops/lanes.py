@@ -8,7 +8,7 @@ _LANES = 16
 
 
 def lane_sums(parts: Tensor) -> Tensor:
-    """The sum of each row, in the order of a kernel with 16 lanes."""
+    """Compute the sum of each row, in the order of a kernel with 16 lanes."""
     lanes = parts.new_zeros(parts.size(0), _LANES)
     for step in parts.view(parts.size(0), parts.size(1) // _LANES, _LANES).unbind(1):
         lanes += step

@@ -1,4 +1,4 @@
-"""What others share with random rounding to levels: norms of blocks, packed codes, and uniform numbers."""
+"""Parts of random rounding to levels that other operations use: norms of blocks, packed codes, and uniform numbers."""
 
 import math
 
@@ -19,7 +19,7 @@ _LEAST_SQUARES = 2.0**-100
 
 
 def norms_of(x: Tensor, block: int, norm: str) -> Tensor:
-    """The stored norm of each block."""
+    """Compute the stored norm of each block."""
     blocks = _blocks(x, block)
     norms = _largest(blocks) if norm == "linf" else _length(blocks)
     return norms.masked_fill_(norms < TINY, 0.0)
@@ -33,7 +33,7 @@ def pack_levels(q: Tensor, bits: int, codes: Tensor) -> None:
 
 
 def unpack_levels(codes: Tensor, bits: int, n: int) -> Tensor:
-    """The first ``n`` levels, as float32."""
+    """Unpack the first ``n`` levels, as float32."""
     padded = torch.nn.functional.pad(codes, (0, -codes.numel() % bits)).view(-1, bits).to(torch.int64)
     words = (padded << _multiples(bits, 8, codes.device)).sum(dim=1, keepdim=True)
     raw = words >> _multiples(8, bits, codes.device) & (2**bits - 1)
@@ -43,7 +43,7 @@ def unpack_levels(codes: Tensor, bits: int, n: int) -> Tensor:
 
 
 def spread(values: Tensor, n: int, block: int) -> Tensor:
-    """The value of its block for each of ``n`` elements."""
+    """Repeat the value of each block for its elements, ``n`` in all."""
     return values.repeat_interleave(block, output_size=values.numel() * block)[:n]
 
 
@@ -57,7 +57,7 @@ def _largest(blocks: Tensor) -> Tensor:
 
 
 def _length(blocks: Tensor) -> Tensor:
-    """The root of the sum of squares; where these vanish or overflow, in units near the largest element."""
+    """Compute the root of the sum of squares; if these vanish or overflow, in units near the largest element."""
     squares = _squares(blocks)
     plain = (squares >= _LEAST_SQUARES) & (squares < math.inf)
     exponents = exponent_of(_largest(blocks))
@@ -67,7 +67,7 @@ def _length(blocks: Tensor) -> Tensor:
 
 
 def _squares(blocks: Tensor) -> Tensor:
-    """The sum of squares of each row, added in the same order everywhere."""
+    """Compute the sum of squares of each row, added in the same order everywhere."""
     return lane_sums(blocks * blocks)
 
 
@@ -77,7 +77,7 @@ def _root(x: Tensor) -> Tensor:
 
 
 def uniform(n: int, key: int, step: int, device: torch.device) -> Tensor:
-    """16 bits of Philox for each element, as the middles of 2**16 parts of (0, 1)."""
+    """Make uniform numbers from 16 bits of Philox for each element, as the middles of 2**16 parts of (0, 1)."""
     words = philox_words(0, -(-n // 8), key, step, device)
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=2).view(-1)[:n]
     return (halves.float() + 0.5) * 2.0**-16

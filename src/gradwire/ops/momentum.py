@@ -1,4 +1,4 @@
-"""The running mean of gradients, shared by the references of the operations that keep one."""
+"""Running mean of gradients, shared by the references of the operations that keep one."""
 
 import torch
 from torch import Tensor

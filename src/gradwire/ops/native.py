@@ -1,4 +1,4 @@
-"""The C++ kernels: loaded here or not, and why.
+"""Loading of the C++ kernels, and the reason if they are not loaded.
 
 Two environment variables, read on import:
 
@@ -39,7 +39,7 @@ _CHOICES = ("auto", "reference")
 
 
 def _load() -> tuple[Any, str | None]:
-    """The extension module, or None and the reason."""
+    """Load the extension module; return it, or None and the reason."""
     if reference_forced:
         return None, "GRADWIRE_KERNELS=reference"
     try:
@@ -82,7 +82,7 @@ problem = _find_problem()
 
 
 def check_environment() -> None:
-    """Refuse to go on where one of the two variables cannot work.
+    """Refuse to continue if one of the two environment variables has an invalid value.
 
     Raises:
         ConfigError: naming it.
@@ -102,7 +102,7 @@ OTHERWISE = "Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; c
 
 
 def remedy() -> str:
-    """Say what to do where the kernels are missing: the commands, for the place that this package was installed from.
+    """Say what to do about missing kernels: the commands, for the place from which this package was installed.
 
     >>> remedy().startswith("install a C++ compiler (")
     True
@@ -115,7 +115,7 @@ def remedy() -> str:
 
 @functools.cache
 def warn_without_kernels() -> None:
-    """Say once a process that plain torch does the work of kernels that are missing, unless the user asked for it."""
+    """Warn once a process that plain torch does the work of missing kernels, unless the user asked for it."""
     if kernels is not None or reference_forced:
         return
     # The line that is shown is the user's own, however deep in this package the call is made.

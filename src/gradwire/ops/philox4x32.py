@@ -1,4 +1,4 @@
-"""Philox4x32-10: four random 32-bit words for every counter, with no state to keep."""
+"""Philox4x32-10: four random 32-bit words for every counter, without any state."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox_words(first: int, count: int, key: int | Tensor, step: int | Tensor, device: torch.device) -> Tensor:
-    """The words of the counters ``first .. first + count - 1``, as int64 in [0, 2**32), shape (count, 4).
+    """Compute the words of the counters ``first .. first + count - 1``, as int64 in [0, 2**32), shape (count, 4).
 
     The 128-bit counter is (c, step), each in 64 bits; ``key`` and ``step`` count modulo 2**64;
     they may be int64 tensors of no dimension.

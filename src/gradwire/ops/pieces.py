@@ -1,4 +1,4 @@
-"""Many tensors for one call: pieces of a flat tensor that an operation works on together.
+"""Pieces of a flat tensor, on which an operation works together in one call.
 
 Law: an operation that is given ``Pieces`` in place of its first tensor does for piece i of all of them what it does for
 single tensors, with the same bits, in one call of its kernel: one launch or one parallel region, however many pieces
@@ -24,7 +24,7 @@ __all__ = ["Each", "Pieces", "Places"]
 
 
 class Each(tuple[Any, ...]):
-    """One number for every piece; tables are kept for as long as this very object is used again."""
+    """One number for every piece; tables are kept for as long as the same object is used again."""
 
     __slots__ = ()
 
@@ -56,7 +56,9 @@ class Places:
 
 @lru_cache(maxsize=4096)
 def places_of(length: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Places:
-    """The same object for the same places, so that tables are made once for views that are made in every step."""
+    """Return the same object for the same places, so that tables are made once for views that are
+    made in every step.
+    """
     return Places(length, offsets, sizes)
 
 
@@ -89,7 +91,7 @@ class Pieces:
 
     @classmethod
     def of(cls, views: Sequence[Tensor], block: int = 0) -> Pieces | None:
-        """These views as pieces of the tensor that they are views of; None where they are not of one, or have gaps.
+        """Make these views pieces of their common tensor; None if they have none, or have gaps.
 
         Args:
             views: contiguous tensors of one dimension; or all of shape (ranks, elements), with contiguous rows that
@@ -128,22 +130,22 @@ class Pieces:
 
     @staticmethod
     def like(x: object) -> Tensor:
-        """Room for as many elements as a tensor has, or for the pieces of another; what it holds is not defined."""
+        """Allocate as many elements as a tensor has, or pieces like those of another; their values are undefined."""
         return cast(Tensor, x.fresh()) if isinstance(x, Pieces) else torch.empty_like(cast(Tensor, x))
 
     def at(self, base: Tensor) -> Pieces:
-        """The same places of another tensor."""
+        """Return the same places of another tensor."""
         return Pieces(base, self.places)
 
     def fresh(self) -> Pieces:
-        """New elements for all pieces, at the same places; what they hold is not defined."""
+        """Allocate new elements for all pieces, at the same places; their values are undefined."""
         return Pieces(torch.empty_like(self.base), self.places)
 
     def __len__(self) -> int:
         return len(self.places.sizes)
 
     def each(self) -> list[Tensor]:
-        """The pieces one by one, as views."""
+        """Yield the pieces one by one, as views."""
         ends = zip(self.places.offsets, self.places.sizes, strict=True)
         return [self.base[..., lo : lo + size] for lo, size in ends]
 
@@ -154,24 +156,24 @@ class Pieces:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the tensor."""
+        """The dtype of the tensor."""
         return self.base.dtype
 
     def float(self) -> Pieces:
-        """The pieces themselves, which are float32."""
+        """Return the pieces themselves, which are float32."""
         require(self.dtype == torch.float32, "Pieces.float", "float32", Told(str(self.dtype)))
         return self
 
     def numel(self) -> Each:
-        """Elements of every piece."""
+        """The number of elements of all pieces."""
         return self.places.sizes
 
     def view(self, *shape: int) -> Pieces:
-        """The pieces themselves: each of them is flat."""
+        """Return the pieces themselves, because each of them is flat."""
         require(shape == (-1,), "Pieces.view", "-1", shape)
         return self
 
     def unsqueeze(self, dim: int) -> Pieces:
-        """The pieces as those of the only row."""
+        """Return the pieces as those of the only row."""
         require(dim == 0 and self.base.dim() == 1, "Pieces.unsqueeze", "0, of a flat tensor", dim)
         return Pieces(self.base.unsqueeze(0), self.places)

@@ -1,4 +1,4 @@
-"""Places of some elements between their forms: as in memory, and as smaller ones.
+"""Conversion of the indices of some elements between their form in memory and smaller ones.
 
 In memory they are blocks, see ``_topk``; as gaps they are Golomb-Rice codes, see ``_rice``; or a bit for each element.
 """
@@ -89,7 +89,7 @@ def rice_decode(stream: GivenStream, indices: Indices, counts: Counts, n: int) -
 
 @declared(check=_check, threads=False)
 def bitmap_encode(indices: GivenIndices, counts: GivenCounts, bitmap: Bitmap, n: int) -> None:
-    """Set the bits of the places: that of element i is bit i % 8 of byte i // 8.
+    """Set the bits of the indices: that of element i is bit i % 8 of byte i // 8.
 
     Args:
         indices: int16, k elements: the low 16 bits of increasing places, as ``topk_encode`` writes them.

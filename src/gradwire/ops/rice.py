@@ -14,7 +14,7 @@ __all__ = ["read_rice", "rice_bytes", "rice_shift", "write_rice"]
 
 
 def rice_shift(n: int, k: int) -> int:
-    """b: the one with which the bound is smallest, up to a bit for each place.
+    """The shift b with which the bound is smallest, which is at most a bit for each index.
 
     >>> rice_shift(1000, 10), rice_shift(1000, 600), rice_shift(7, 0)
     (6, 0, 0)
@@ -23,7 +23,7 @@ def rice_shift(n: int, k: int) -> int:
 
 
 def rice_bytes(n: int, k: int) -> tuple[int, int]:
-    """The bytes that the two streams of k places below n take at most.
+    """The largest number of bytes of the two streams of k indices below n.
 
     >>> rice_bytes(1000, 10)
     (8, 4)
@@ -42,7 +42,7 @@ def write_rice(places: Tensor, shift: int, low: Tensor, high: Tensor) -> None:
 
 
 def read_rice(low: Tensor, high: Tensor, k: int, shift: int, n: int) -> Tensor:
-    """Read at most ``k`` places, as int64: what the streams do not say is left out, and what is not below ``n``."""
+    """Read at most ``k`` indices, as int64; missing ones, and those not below ``n``, are left out."""
     ones = unpack_bits(high, 8 * high.numel()).nonzero().view(-1)[:k]
     # A hostile gap must not overflow: one that is n or more ends the list whatever it is.
     quotients = (ones.diff(prepend=ones.new_full((1,), -1)) - 1).clamp_(max=(n >> shift) + 1)

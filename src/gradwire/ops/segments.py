@@ -1,4 +1,4 @@
-"""How the places of some elements are written.
+"""Format of the indices of some elements.
 
 A place is a segment of 65536 elements and 16 bits within it: ``counts[s]`` says how many of the sorted indices lie in
 segment s, ``indices`` holds their low 16 bits, as the bits of an int16.
@@ -13,7 +13,7 @@ SEGMENT = 65536
 
 
 def segments(n: int) -> int:
-    """How many segments ``n`` elements take.
+    """The number of segments of ``n`` elements.
 
     >>> segments(0), segments(65536), segments(65537)
     (0, 1, 2)
@@ -22,18 +22,18 @@ def segments(n: int) -> int:
 
 
 def write_places(chosen: Tensor, indices: Tensor, counts: Tensor) -> None:
-    """Write sorted indices as places; of ``indices`` what is left becomes 0."""
+    """Write sorted indices as places; the remaining elements of ``indices`` become 0."""
     indices.zero_()[: chosen.numel()] = ((chosen & 0xFFFF) ^ 0x8000) - 0x8000
     ends = torch.arange(1, counts.numel() + 1, device=chosen.device) * SEGMENT
     counts.copy_(torch.searchsorted(chosen, ends).diff(prepend=ends.new_zeros(1)))
 
 
 def read_places(indices: Tensor, counts: Tensor) -> Tensor:
-    """The sorted indices that places stand for, as int64; the counts add up."""
+    """Read the sorted indices that places represent, as int64; the counts add up."""
     starts = torch.arange(counts.numel(), device=counts.device) * SEGMENT
     return starts.repeat_interleave(counts, output_size=indices.numel()) + low_bits(indices)
 
 
 def low_bits(indices: Tensor) -> Tensor:
-    """The 16 bits of each index within its segment, as int64."""
+    """Extract the 16 bits of each index within its segment, as int64."""
     return indices.to(torch.int64) & 0xFFFF

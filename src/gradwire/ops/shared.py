@@ -1,4 +1,6 @@
-"""Operations that all families share: sums, means and scales of gradients, random words, and what is not finite."""
+"""Operations that all families share: sums, means and scales of gradients, random words, and checks
+for finite values.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.momentum import advance
 from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.stored import keep_unless, row_bytes, write
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "precondition",
     "precondition_update",
     "swap",
+    "write_codes",
 ]
 
 Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
@@ -70,7 +74,7 @@ When = Annotated[Tensor | None, Flat(torch.bool, "1")]
 
 @declared
 def copy_where(source: Floats, target: Written, when: When = None) -> None:
-    """Copy a tensor where a flag on the device says so: target = source if when.
+    """Copy a tensor if a flag on the device is set: target = source if when.
 
     Nothing waits for the device, and where the flag is not set nothing is read or written.
 
@@ -92,7 +96,7 @@ def copy_where(source: Floats, target: Written, when: When = None) -> None:
 
 @declared
 def fill_where(out: Written, value: float, when: When = None) -> None:
-    """Fill a tensor where a flag on the device says so: out = value if when.
+    """Fill a tensor if a flag on the device is set: out = value if when.
 
     Args:
         out: float32, n elements.
@@ -115,7 +119,7 @@ def fill_where(out: Written, value: float, when: When = None) -> None:
 
 @declared
 def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status = None) -> None:
-    """Mix a gradient into the running mean: momentum = beta * momentum + (1 - beta) * grad.
+    """Update the running mean with a gradient: momentum = beta * momentum + (1 - beta) * grad.
 
     Args:
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old momentum.
@@ -140,7 +144,7 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
 
 @declared
 def nonfinite(x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)]) -> None:
-    """Set bit 0 of ``status`` where x has a NaN or an infinity: status |= any(!isfinite(x)).
+    """Set bit 0 of ``status`` if x has a NaN or an infinity: status |= any(!isfinite(x)).
 
     Args:
         x: float32, bfloat16 or float16, n elements.
@@ -182,12 +186,12 @@ def philox(out: Words, key: int, step: int, offset: int = 0) -> None:
 
 
 def _divisor(scale: Tensor) -> Tensor:
-    """The scale, or 1 where it is 0: there nothing has arrived yet."""
+    """The scale, or 1 where it is 0, because nothing has arrived there yet."""
     return torch.where(scale == 0, 1.0, scale)
 
 
 def _mean_magnitude(x: Tensor) -> Tensor:
-    """The mean of |x|, 0-dimensional, added in the order of the kernels."""
+    """Compute the mean of |x|, 0-dimensional, added in the order of the kernels."""
     return mean_of_sums(block_sums(x.abs(), SUM_BLOCK), x.numel())
 
 
@@ -221,7 +225,7 @@ def precondition_update(
     beta: Beta,
     floor: Annotated[float, Where("0 <= floor <= 1", "in [0, 1]")],
 ) -> None:
-    """Multiply by a scale, and let the scale follow: out = out scale, scale^2 = beta scale^2 + (1 - beta) out^2.
+    """Multiply by a scale, and update the scale: out = out scale, scale^2 = beta scale^2 + (1 - beta) out^2.
 
     Where all scales are 0 nothing has arrived before: ``out`` stays, and all scales become its mean magnitude. Later
     none is below ``floor`` times their mean, nor below 2^-100. Squares are made in units of a power of two that is near
@@ -279,3 +283,35 @@ def swap(a: Written, b: Written) -> None:
         kept = x.clone()
         x.copy_(y)
         y.copy_(kept)
+
+
+Codes = Annotated[Tensor, Flat(torch.uint8, "-(-n // block) * row_bytes(block)", written=True)]
+CodeBlock = Annotated[int, Where("16 <= block <= 1024 and block % 16 == 0", "a multiple of 16 from 16 to 1024")]
+
+
+@declared(native=False)
+def write_codes(values: Floats, stored: Codes, block: CodeBlock, when: When = None) -> None:
+    """Store numbers in codes of 8 bits where a flag on the device says so: stored = codes of values if when.
+
+    A code and a scale are those of ``gradwire.ops.stored``, so that numbers that were read there come back as the bytes
+    that they were. Nothing waits for the device, and where the flag is not set nothing is read or written.
+
+    Args:
+        values: float32, n elements; not changed.
+        stored: uint8, ceil(n / block) * (block + 4); what fills the last block becomes zeros.
+        block: elements that share a scale, a multiple of 16 from 16 to 1024.
+        when: bool, 1 element; None: always.
+
+    Raises:
+        ConfigError: a tensor or the block is not of this form.
+
+    >>> stored = torch.zeros(20, dtype=torch.uint8)
+    >>> write_codes(torch.tensor([127.0, -3.2]), stored, 16)
+    >>> stored.view(torch.int8)[:3].tolist()
+    [127, -3, 0]
+    """
+    rows = stored.view(-1, row_bytes(block))
+    if when is None:
+        write(rows, values)
+    else:
+        keep_unless(~when, values, rows)

@@ -1,4 +1,4 @@
-"""How a memory stores what it keeps for each element: as numbers, or as codes of 8 bits with a scale for each block.
+"""Forms in which a memory stores its tensors: as numbers, or as codes of 8 bits with a scale for each block.
 
 Law: what is kept of a parameter under one name is one plain tensor, which says itself how it is stored. So a copy, a
 select and a checkpoint need not know it, and whoever needs numbers reads and writes them here. Codes are a row of bytes
@@ -57,7 +57,7 @@ _CHUNK = 1 << 16
 
 
 def row_bytes(block: int) -> int:
-    """The bytes of a block of codes.
+    """The number of bytes of a block of codes.
 
     >>> row_bytes(256)
     260
@@ -67,7 +67,7 @@ def row_bytes(block: int) -> int:
 
 @dataclass(frozen=True)
 class StoredForm:
-    """How the tensors of a memory are stored.
+    """The form in which the tensors of a memory are stored.
 
     Args:
         dtype: of the numbers; uint8 where codes are stored.
@@ -83,11 +83,11 @@ class StoredForm:
 
     @property
     def grain(self) -> int:
-        """A tensor may be cut, and joined to another, at multiples of this many elements."""
+        """The multiple of elements at which a tensor may be cut, and joined to another."""
         return self.block or 1
 
     def nbytes(self, numel: int) -> int:
-        """The bytes of a tensor of ``numel`` elements.
+        """The number of bytes of a tensor of ``numel`` elements.
 
         >>> StoredForm().nbytes(1000), StoredForm(torch.uint8, 256).nbytes(1000)
         (4000, 1040)
@@ -95,7 +95,7 @@ class StoredForm:
         return -(-numel // self.block) * row_bytes(self.block) if self.block else numel * self.dtype.itemsize
 
     def zeros(self, numel: int, device: torch.device | str | None = None) -> Tensor:
-        """A tensor that holds ``numel`` zeros."""
+        """Make a tensor that holds ``numel`` zeros."""
         shape = (-(-numel // self.block), row_bytes(self.block)) if self.block else (numel,)
         return torch.zeros(shape, dtype=self.dtype, device=device)
 
@@ -114,7 +114,7 @@ def form_of(tensor: Tensor) -> StoredForm:
 
 
 def holds(tensor: Tensor, numel: int, parts: int = 1) -> bool:
-    """Whether a stored tensor is one of ``numel`` elements, in equal parts that each begin a block.
+    """Return whether a stored tensor has ``numel`` elements, in equal parts that each begin a block.
 
     >>> codes = StoredForm(torch.uint8, 8).zeros(20)
     >>> holds(torch.zeros(5), 5), holds(codes, 20), holds(codes, 25)
@@ -125,18 +125,18 @@ def holds(tensor: Tensor, numel: int, parts: int = 1) -> bool:
 
 
 def shaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers in the shape of the gradient; codes have none."""
+    """View numbers in the shape of the gradient; codes stay as they are."""
     return tensor if form_of(tensor).block else tensor.view(tuple(shape))
 
 
 def part_of(tensor: Tensor, lo: int, hi: int) -> Tensor:
-    """A view of the elements [lo, hi): ``lo`` is a multiple of the form's grain, and so is ``hi``, or it is the end."""
+    """View the elements [lo, hi): ``lo`` is a multiple of the form's grain, and so is ``hi``, or it is the end."""
     block = form_of(tensor).block
     return tensor[lo // block : -(-hi // block)] if block else tensor.view(-1)[lo:hi]
 
 
 def read(tensor: Tensor, numel: int | None = None) -> Tensor:
-    """The elements as flat float32: the tensor itself where it is that.
+    """Read the elements as flat float32; a tensor of that form is returned itself.
 
     Args:
         tensor: stored.
@@ -168,7 +168,7 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
 
 def copy_into(tensor: Tensor, other: Tensor, numel: int) -> None:
-    """Store what another stored tensor holds: its bytes where both have one form."""
+    """Store the elements of another stored tensor: its bytes if both have one form."""
     if form_of(tensor) == form_of(other):
         tensor.view(-1).copy_(other.reshape(-1))
     else:
@@ -176,7 +176,7 @@ def copy_into(tensor: Tensor, other: Tensor, numel: int) -> None:
 
 
 def swap_with(wide: Tensor, tensor: Tensor) -> None:
-    """Store float32 ``wide``, which becomes what was stored."""
+    """Exchange float32 ``wide`` with the stored elements."""
     for stored, values in _chunks(tensor, wide):
         before = _decoded(stored, values.numel()).clone()
         _encode(stored, values)
@@ -184,7 +184,7 @@ def swap_with(wide: Tensor, tensor: Tensor) -> None:
 
 
 def keep_unless(bad: Tensor, values: Tensor, tensor: Tensor) -> None:
-    """Store float32 ``values``, except where ``bad``, a bool of one element: without asking the device."""
+    """Store float32 ``values`` unless ``bad``, a bool of one element, without waiting for the device."""
     if tensor.dtype == values.dtype:
         torch.where(bad, tensor, values.view_as(tensor), out=tensor)
         return
@@ -195,13 +195,13 @@ def keep_unless(bad: Tensor, values: Tensor, tensor: Tensor) -> None:
 
 
 def accumulate_into(wide: Tensor, tensor: Tensor, weight: float) -> None:
-    """Add ``weight`` times what is stored to float32 ``wide``: wide = wide + weight * stored, rounded twice."""
+    """Add ``weight`` times the stored elements to float32 ``wide``: wide = wide + weight * stored, rounded twice."""
     for stored, values in _chunks(tensor, wide):
         values.add_(_decoded(stored, values.numel()).mul(weight))
 
 
 def mix_into(tensor: Tensor, share: float, wide: Tensor) -> None:
-    """Store ``share * stored + wide``, float32 and rounded twice; ``wide`` becomes what was stored."""
+    """Store ``share * stored + wide``, float32 and rounded twice; ``wide`` becomes the old stored elements."""
     for stored, values in _chunks(tensor, wide):
         before = _decoded(stored, values.numel()).clone()
         _encode(stored, before.mul(share).add_(values))
@@ -209,7 +209,7 @@ def mix_into(tensor: Tensor, share: float, wide: Tensor) -> None:
 
 
 def add_to(tensor: Tensor, lo: int, values: Tensor, alpha: float) -> None:
-    """Add ``alpha * values`` to the elements from ``lo`` on; of codes all are rounded anew."""
+    """Add ``alpha * values`` to the elements from ``lo`` on; codes are all rounded anew."""
     flat = read(tensor)
     flat[lo : lo + values.numel()].add_(values.view(-1), alpha=alpha)
     if flat.data_ptr() != tensor.data_ptr():
@@ -217,7 +217,7 @@ def add_to(tensor: Tensor, lo: int, values: Tensor, alpha: float) -> None:
 
 
 def stored_like(tensor: Tensor, values: Tensor) -> Tensor:
-    """A new tensor in the form of another one that holds these values, flat and floating-point."""
+    """Make a tensor in the form of another one that holds these values, flat and floating-point."""
     form = form_of(tensor)
     new = form.zeros(values.numel(), values.device)
     write(new, values)
@@ -225,7 +225,7 @@ def stored_like(tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def multiply(tensor: Tensor, factor: float) -> None:
-    """Multiply all elements: of codes the scales alone."""
+    """Multiply all elements; of codes only the scales change."""
     block = form_of(tensor).block
     if block:
         _scales(tensor).copy_(_seventeen_bits(_scales(tensor) * factor))
@@ -234,14 +234,14 @@ def multiply(tensor: Tensor, factor: float) -> None:
 
 
 def scale_of(largest: Tensor) -> Tensor:
-    """The scale of a block by its largest magnitude, both float32."""
+    """Compute the scale of a block from its largest magnitude, both float32."""
     usable = largest <= torch.finfo(torch.float32).max
     scale = _seventeen_bits(torch.where(largest < LEAST, 0.0, largest) / 127.0)
     return torch.where(usable, scale, torch.inf)
 
 
 def quantised(values: Tensor, scale: Tensor) -> Tensor:
-    """The codes of blocks, as float32.
+    """Compute the codes of blocks, as float32.
 
     Args:
         values: float32, (blocks, B).
@@ -272,17 +272,17 @@ def _decoded(stored: Tensor, numel: int) -> Tensor:
 
 
 def _scales(stored: Tensor) -> Tensor:
-    """A view of the scales, (blocks, 1)."""
+    """View the scales, (blocks, 1)."""
     return stored.view(torch.float32)[:, -1:]
 
 
 def _seventeen_bits(scale: Tensor) -> Tensor:
-    """The next number of 17 significant bits, away from zero; infinity stays."""
+    """Round away from zero to a number of 17 significant bits; infinity stays."""
     return (scale.contiguous().view(torch.int32) + 127 & ~127).view(torch.float32)
 
 
 def _chunks(tensor: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of a stored tensor, or of pieces, each with its values, flat."""
+    """Yield parts of a stored tensor, or of pieces, each with its values, flat."""
     block = form_of(tensor).block
     many: object = tensor
     if isinstance(many, Pieces):

@@ -12,7 +12,7 @@ _LANES = 32
 
 
 def block_sums(x: Tensor, block: int) -> Tensor:
-    """The sum of each block of ``x``; the last one may be short."""
+    """Compute the sum of each block of ``x``; the last one may be short."""
     blocks = torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block // _LANES, _LANES)
     lanes = x.new_zeros(blocks.size(0), _LANES)
     for part in blocks.unbind(1):
@@ -21,14 +21,14 @@ def block_sums(x: Tensor, block: int) -> Tensor:
 
 
 def mean_of_sums(sums: Tensor, n: int) -> Tensor:
-    """The sum of ``sums`` as a tree, divided by ``n``."""
+    """Compute the sum of ``sums`` as a tree, divided by ``n``."""
     size = 1 << max(0, sums.numel() - 1).bit_length()
     padded = torch.nn.functional.pad(sums, (0, size - sums.numel()))
     return _tree(padded.unsqueeze(0)).div(torch.full((1,), float(max(n, 1)), device=sums.device))
 
 
 def _tree(values: Tensor) -> Tensor:
-    """The sum of each row, a power of two long: neighbours at half the distance, then at half of that."""
+    """Compute the sum of each row, a power of two long: halves are added to each other until one element is left."""
     while values.size(1) > 1:
         half = values.size(1) // 2
         values = values[:, :half] + values[:, half:]

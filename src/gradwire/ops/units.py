@@ -7,7 +7,8 @@ __all__ = ["exponent_of", "power_of_two"]
 
 
 def exponent_of(magnitudes: Tensor) -> Tensor:
-    """The exponents of magnitudes (float32), as far as their negatives are those of normal numbers, too; int32.
+    """Compute the exponents of magnitudes (float32), limited so that their negatives are those of normal numbers;
+    int32.
 
     >>> exponent_of(torch.tensor([5.0, 1e-45, 3e38])).tolist()
     [2, -126, 126]
@@ -16,7 +17,7 @@ def exponent_of(magnitudes: Tensor) -> Tensor:
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """Powers of two in float32, of int32 exponents from -126 to 127.
+    """Compute powers of two in float32, from int32 exponents from -126 to 127.
 
     >>> power_of_two(torch.tensor([-1, 3], dtype=torch.int32)).tolist()
     [0.5, 8.0]

@@ -1,4 +1,6 @@
-"""Optimizers that send something better than gradients: momentum, or the way of several steps. One in each file."""
+"""Optimizers, one in each file, that send other quantities than gradients: momentum, or the change
+over several steps.
+"""
 
 from gradwire.optim.compressed_step import CompressedStep
 from gradwire.optim.diloco import DiLoCo

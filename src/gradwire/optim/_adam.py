@@ -1,4 +1,4 @@
-"""The common part of the compressed forms of Adam: moments in flat tensors, seen through the optimizer's state."""
+"""Base of the compressed forms of Adam: moments in flat tensors, seen through the optimizer's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["AdamLike"]
 
 
 class AdamLike(Exchanged):
-    """Flat float32 tensors named by ``kept``; ``state[param][name]`` are views of them.
+    """Base with flat float32 tensors named by ``kept``; ``state[param][name]`` are views of them.
 
     Args:
         arguments: of ``Exchanged``.
@@ -36,11 +36,13 @@ class AdamLike(Exchanged):
         self._show()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that any optimizer saves, and what the exchange keeps on this rank: each rank saves its own."""
+        """Return the state of any optimizer, and the tensors that the exchange keeps on this rank: each rank saves its
+        own.
+        """
         return {**super().state_dict(), "exchange": self.exchange.state_dict(), "progress": dict(self.progress)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from what ``state_dict`` gave on this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
             on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
@@ -80,7 +82,7 @@ class AdamLike(Exchanged):
         return [i for i, param in enumerate(self.params) if param.grad is None]
 
     def unused(self, idle: Sequence[int]) -> list[int]:
-        """The numbers of the parameters that are idle on all ranks, which must all call it.
+        """The numbers of the parameters that have no gradient on any rank; all ranks must call it.
 
         It takes an all-reduce of one byte for each parameter: a rank cannot know alone whether another used them.
         """
@@ -92,7 +94,7 @@ class AdamLike(Exchanged):
 
     @contextmanager
     def resting(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Leave these parameters, their moments, and what the exchange keeps for them as they are now."""
+        """Leave these parameters, their moments, and the tensors that the exchange keeps for them unchanged."""
         if numbers:
             self.exchange.plan(self.named)
         tensors = [
@@ -110,19 +112,19 @@ class AdamLike(Exchanged):
             tensor.copy_(copy)
 
     def spans(self) -> Iterator[tuple[dict[str, Any], slice, range]]:
-        """Each group, its elements in the flat tensors, and the numbers of its parameters."""
+        """Yield each group, its elements in the flat tensors, and the numbers of its parameters."""
         for group, (span, numbers) in zip(self.param_groups, self._spans, strict=True):
             yield group, span, numbers
 
     def learn_variance(self, grad: Tensor) -> None:
-        """Let v follow the squared gradient: v = beta2 v + (1 - beta2) grad^2."""
+        """Update v by the squared gradient: v = beta2 v + (1 - beta2) grad^2."""
         v = self.flats["exp_avg_sq"].data
         for group, span, _ in self.spans():
             beta2 = group["betas"][1]
             v[span].mul_(beta2).addcmul_(grad[span], grad[span], value=1 - beta2)
 
     def write_denominator(self, updates: int) -> None:
-        """``scratch`` becomes sqrt(v / (1 - beta2^updates)) + eps, and infinite where v is 0 and has no scale."""
+        """Set ``scratch`` to sqrt(v / (1 - beta2^updates)) + eps, and to infinity where v is 0 and has no scale."""
         v = self.flats["exp_avg_sq"].data
         out = torch.sqrt(v, out=self.scratch.data)
         for group, span, _ in self.spans():

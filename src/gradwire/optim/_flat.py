@@ -14,7 +14,7 @@ __all__ = ["FlatParameters", "any_nonfinite"]
 
 
 class FlatParameters:
-    """One tensor with a slot for each parameter, in order.
+    """A flat tensor with a slot for each parameter, in order.
 
     Args:
         params: dense floating-point tensors on one device; their values are not copied.
@@ -48,6 +48,6 @@ class FlatParameters:
 
 
 def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether an element of any tensor is NaN or infinite; waits for the device."""
+    """Return whether an element of any tensor is NaN or infinite; it waits for the device."""
     found = [nonfinite(tensor) for tensor in tensors if tensor is not None]
     return bool(found) and bool(torch.stack(found).any())

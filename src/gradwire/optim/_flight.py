@@ -1,4 +1,4 @@
-"""An exchange under way while its rank trains on.
+"""Exchange that is under way while its rank trains on.
 
 Law: there is one at most. Until it has landed a thread of its own has the exchange and ``mean``, and nobody else may
 touch either; ``own`` is what this rank handed in and still has in its parameters alone.
@@ -21,7 +21,7 @@ __all__ = ["Flight"]
 
 
 class Flight:
-    """The way that a rank handed in, and what becomes of it.
+    """An exchange in the background: the change that a rank handed in, and the mean that comes back.
 
     Args:
         params: the parameters, whose device is that of the exchange.
@@ -38,7 +38,7 @@ class Flight:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def begin(self, exchanged: Callable[[Tensor], bool], way: Tensor) -> None:
-        """Hand in a way. One that is not finite spoils the round for all, and this rank goes no further with it.
+        """Hand in a change. One that is not finite spoils the round for all, and this rank takes no part in it.
 
         Args:
             exchanged: replaces a flat tensor by its mean over the ranks and says whether that is finite.
@@ -52,7 +52,7 @@ class Flight:
         self.open = True
 
     def wait(self) -> None:
-        """Come back when the exchange is over.
+        """Wait until the exchange is over.
 
         Raises:
             GroupError: it failed.
@@ -62,14 +62,14 @@ class Flight:
             self._future = None
 
     def land(self) -> Tensor | None:
-        """The mean, which may be overwritten, or None where it is not finite; nothing is under way any more."""
+        """Return the mean, which may be overwritten, or None if it is not finite; nothing is under way any more."""
         self.wait()
         self.open = False
         self.own.data.zero_()
         return self.mean.data if self._finite else None
 
     def state_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """The state to save when the exchange is over and not applied; empty if nothing is under way."""
+        """Return the state when the exchange is over and not applied; empty if nothing is under way."""
         self.wait()
         if not self.open:
             return {}
@@ -77,7 +77,7 @@ class Flight:
         return {"own": own, "mean": mean, "finite": self._finite}
 
     def load(self, state: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Go on with what ``state_dict`` gave."""
+        """Continue from a ``state_dict``."""
         self.wait()
         self.open = bool(state)
         self._finite = state.get("finite", True)
@@ -89,7 +89,9 @@ class Flight:
 def _run(
     exchanged: Callable[[Tensor], bool], flat: Tensor, stream: torch.cuda.Stream | None, ready: torch.cuda.Event | None
 ) -> Tensor:
-    """The thread's part: on CUDA it waits until the way is written, and is over when its stream is empty."""
+    """Run the exchange in its thread: on CUDA it waits until the change is written, and ends when
+    its stream is empty.
+    """
     if stream is None or ready is None:
         return torch.tensor(exchanged(flat))
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Second moments of an inner optimizer, averaged over the ranks now and then, uncompressed.
+"""Second moments of an inner optimizer, averaged over the ranks at intervals, uncompressed.
 
 Law: the mean is over the ranks that have one of a parameter, and those hold the same bits after it. A rank that never
 had a gradient of it keeps none. What is not finite is dropped on all ranks alike.
@@ -20,7 +20,7 @@ __all__ = ["AveragedMoments", "keeps_moments", "kinds_of"]
 
 
 def keeps_moments(inner: Optimizer) -> bool:
-    """Whether it may have an ``exp_avg_sq``: of another package's optimizer its first step alone tells.
+    """Return whether an optimizer may have an ``exp_avg_sq``: for one of another package only its first step tells.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> keeps_moments(torch.optim.AdamW([weight])), keeps_moments(torch.optim.SGD([weight], lr=0.1))
@@ -31,13 +31,13 @@ def keeps_moments(inner: Optimizer) -> bool:
 
 
 def kinds_of(inner: Optimizer) -> list[str]:
-    """The names of the second moments that it keeps."""
+    """The names of the second moments of the optimizer."""
     amsgrad = any(group.get("amsgrad", False) for group in inner.param_groups)
     return ["exp_avg_sq", "max_exp_avg_sq"] if amsgrad else ["exp_avg_sq"]
 
 
 class AveragedMoments:
-    """Averages what an optimizer keeps.
+    """An average of the second moments of an optimizer over the ranks.
 
     Args:
         params: those whose moments are meant.

@@ -1,4 +1,4 @@
-"""An exchange over a meeting: whoever hands in before a round closes counts, and nothing of the others is lost.
+"""Exchange over a meeting: workers that hand in before a round closes count, and nothing of the others is lost.
 
 Law: x_i = m_i + late_i + way_i is compressed. If the round closes with this worker's payload, m_i keeps what the
 payload does not say and ``late`` is empty; if without it, m_i is what it was and ``late`` grows by the way. So over any
@@ -67,7 +67,7 @@ class Rounds:
 
     @property
     def there(self) -> Attendance:
-        """The worker's place in the rounds.
+        """The worker's attendance of the rounds.
 
         Raises:
             ConfigError: it has not come.
@@ -77,7 +77,7 @@ class Rounds:
         return self.attendance
 
     def join(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
-        """Come to the meeting; the mean way of each round that is over.
+        """Join the meeting; return the mean change of each round that is over.
 
         Args:
             way: gone since ``state``; it waits for the next round if that of ``state`` is over, see ``moved``.
@@ -100,13 +100,14 @@ class Rounds:
             self.late.add_(way)
 
     def leave(self) -> None:
-        """Take no part any more."""
+        """Leave the meeting."""
         if self.attendance is not None:
             self.attendance.leave(self.exchange.step)
             self.attendance = None
 
     def means(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
-        """Hand in a way; the mean way of the round, and of each that was closed while this worker was late.
+        """Hand in a change; return the mean change of the round, and of each that was closed while this worker was
+        late.
 
         Args:
             way: flat float32.
@@ -126,7 +127,9 @@ class Rounds:
         yield from self._follow(state, known=counted)
 
     def metrics(self) -> dict[str, Any]:
-        """Rounds that closed without this worker, workers that sent in the last one, and the norm of what is late."""
+        """Return the rounds that closed without this worker, the workers of the last round, and the norm of late
+        payloads.
+        """
         return {
             "left_behind": self.left_behind,
             "workers": list(self.workers),
@@ -135,11 +138,11 @@ class Rounds:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The payloads that were not in time, and of which meeting the round is."""
+        """Return the payloads that were late, and the meeting of the round."""
         return {"late": self.late, "meeting": self.mark}
 
     def load(self, late: Tensor | None, mark: str = "") -> None:
-        """Go on with what ``state_dict`` gave; None where the state was saved without a meeting."""
+        """Continue from a ``state_dict``; None if the state was saved without a meeting."""
         fits = late is None or late.shape == self.late.shape
         require(fits, "late of the state", f"of shape {tuple(self.late.shape)}", getattr(late, "shape", late))
         self._current, self.mark = None, mark
@@ -151,7 +154,7 @@ class Rounds:
     # Rounds ------------------------------------------------------------------------------------------------------
 
     def _begin(self, base: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
-        """This worker was there when the meeting opened: all start from what one of them holds."""
+        """Start at the opening of the meeting: all workers take the state that one of them holds."""
         there = self.there
         if there.name not in closed.need:
             self.exchange.step = base
@@ -169,7 +172,7 @@ class Rounds:
             )
 
     def _unless_sent_elsewhere(self, before: int, base: int) -> None:
-        """What waits in a state older than that in which this meeting opened was sent, for all that is known here."""
+        """Forget the residuals in a state older than the opening of this meeting, which may have been sent since."""
         if 0 < before < base:
             self._forget(
                 f"it has the state after round {before} of another meeting, and this one began with that "
@@ -177,7 +180,7 @@ class Rounds:
             )
 
     def _forget(self, why: str) -> None:
-        """Keep nothing that waits."""
+        """Forget all residuals, and warn if one is not zero."""
         kept = [tensor for tensors in self.exchange.residuals.worker.values() for tensor in tensors.values()]
         if any(bool(tensor.any()) for tensor in [self.late, *kept]):
             log.warning(
@@ -194,7 +197,7 @@ class Rounds:
             self._forget(f"in round {t} an earlier process of this name sent from it")
 
     def _follow(self, state: Mapping[str, FlatParameters], *, known: bool) -> Iterator[Tensor]:
-        """Go the way of the others until no round is over that this worker has not seen.
+        """Apply the rounds that this worker has not seen, until none is left.
 
         Args:
             known: the others expect this worker in the next round.
@@ -228,7 +231,7 @@ class Rounds:
             self.there.publish(t, data)
 
     def _fetch(self, state: Mapping[str, FlatParameters], seen: int) -> None:
-        """Get the state, from whoever has it.
+        """Fetch the state from any worker that has it.
 
         Args:
             seen: the last round of this meeting of which this worker knows.
@@ -247,7 +250,9 @@ class Rounds:
         self.exchange.step, self.moved = t, True
 
     def _hand_in(self, t: int, way: Tensor, *, finite: bool) -> bool:
-        """Whether the round closed with this worker. One without a finite payload comes, and sends nothing."""
+        """Hand in for the round; return whether it closed with this worker. Without a finite payload it takes part, and
+        sends nothing.
+        """
         there, part, counters = self.there, self._part(t), self.exchange.counters
         self.flat.copy_(way).add_(self.late)
         if finite:
@@ -297,7 +302,7 @@ class Rounds:
             piece.unit.compressor.add_decoded(payload, piece.of(self.flat), scale)
 
     def _part(self, t: int) -> Part:
-        """Pieces and buffers for the compressor of a round, over what is kept now."""
+        """The pieces and buffers for the compressor of a round, over the tensors kept now."""
         exchange = self.exchange
         warm = t <= exchange.policy.start_after
         main = None if warm else exchange.policy.at(t - 1, exchange.compressor)
@@ -308,7 +313,7 @@ class Rounds:
         return self._current
 
     def _pieces(self, main: Compressor | None) -> list[Piece]:
-        """Pieces of all parameters; None is the dense warm-up."""
+        """The pieces of all parameters; None in the dense warm-up."""
         exchange = self.exchange
         units, _, _ = grouped(self.named, lambda _: main or Identity(), exchange.policy, exchange.memory_for)
         units = units if main is not None else []
@@ -335,7 +340,7 @@ def nbytes_of(state: Mapping[str, FlatParameters]) -> int:
 
 
 def check_methods(exchange: Exchange) -> None:
-    """Refuse what a message to workers that nobody knows beforehand cannot carry.
+    """Refuse methods that cannot work in messages to workers that are not known beforehand.
 
     Raises:
         ConfigError

@@ -1,4 +1,4 @@
-"""The step that a local optimizer makes, sparse and with memory in units of the parameters.
+"""Compression of the step of a local optimizer, sparse and with memory in units of the parameters.
 
 Law: ``agreed`` has the same bits on all ranks. In round t a rank goes the way w_i(t), and the mean way is
 
@@ -45,7 +45,7 @@ Decay = Literal["outer", "inner"]
 
 
 class CompressedStep(LocalSteps):
-    """Let a local optimizer make its step, exchange the step with error feedback, and go on from the mean.
+    """Let a local optimizer make its step, exchange the step with error feedback, and continue from the mean.
 
     x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
 
@@ -184,18 +184,19 @@ class CompressedStep(LocalSteps):
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks hold the same parameters now."""
+        """Return whether all ranks hold the same parameters now."""
         return self.since == 0 and not self._late and not self._apart
 
     @property
     def round(self) -> int:
-        """Rounds that all have made together; waits for the one that is under way."""
+        """The number of rounds that all have made together; it waits for the one that is under way."""
         self._wait()
         return super().round
 
     @torch.no_grad()
     def exchange_ways(self) -> None:
-        """Exchange now, and apply it: ``step`` does this by itself. All ranks must call it; use it after the last step.
+        """Exchange now, and apply the mean: ``step`` does this by itself. All ranks must call it; use it after the last
+        step.
 
         With ``late`` all are in step after it, too.
         """
@@ -204,7 +205,8 @@ class CompressedStep(LocalSteps):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Apply the round that is under way, if one is, or with ``keep`` what waits, and go on from what is agreed.
+        """Apply the round that is under way, if any, or with ``keep`` the residuals, and continue from the agreed
+        parameters.
 
         All ranks must call it after the same step. The steps since the last round stay in this rank's parameters. Call
         it before parameters are changed by hand.
@@ -226,12 +228,12 @@ class CompressedStep(LocalSteps):
         require(apart, "CompressedStep.keep", words, given.get("keep"))
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of every optimizer of this kind; waits for the round that is under way."""
+        """Return the figures of every optimizer of this kind; it waits for the round that is under way."""
         self._wait()
         return super().metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and what is kept on this rank: each rank saves its own.
+        """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.
 
         A round that is under way is waited for, and saved as it is; training goes on as if nothing had been saved.
         """
@@ -242,7 +244,7 @@ class CompressedStep(LocalSteps):
         return {**state, "apart": True} if self._apart else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from what ``state_dict`` gave on this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
             on_resize: as for every optimizer of this kind; with ``late`` or ``keep`` save after ``exchange_ways()`` for
@@ -268,7 +270,7 @@ class CompressedStep(LocalSteps):
 
     @property
     def _late(self) -> bool:
-        """Whether a round is under way, or over and not applied."""
+        """Return whether a round is under way, or over and not applied."""
         return self._flight is not None and self._flight.open
 
     def _wait(self) -> None:
@@ -289,13 +291,13 @@ class CompressedStep(LocalSteps):
             super()._refresh()
 
     def _unsent(self, number: int) -> Tensor:
-        """Give what waits of a parameter on this rank; 0 where it travels uncompressed."""
+        """The residual of a parameter on this rank; 0 if it travels uncompressed."""
         kept = self.exchange.residuals.worker.get("residual", {}).get(self.named[number][0])
         view = self.agreed.views[number]
         return torch.zeros_like(view) if kept is None else kept.view_as(view)
 
     def _waiting(self, lo: int, hi: int) -> Iterator[Tensor]:
-        """Yield what waits of these elements of ``agreed``, parameter by parameter; views of what is kept."""
+        """Yield the residuals of these elements of ``agreed``, parameter by parameter, as views."""
         start = 0
         for number, view in enumerate(self.agreed.views):
             end = start + view.numel()
@@ -304,7 +306,7 @@ class CompressedStep(LocalSteps):
             start = end
 
     def _reset_next(self, steps: int) -> None:
-        """Average the next part of what waits, so large that in so many steps it is everything."""
+        """Average the next part of the residuals, so large that the given number of steps covers all of them."""
         numel = self.agreed.data.numel()
         part = min(numel, -(-numel * self.every // steps))
         lo = (self.exchange.step - 1) * part % numel
@@ -313,7 +315,7 @@ class CompressedStep(LocalSteps):
             self._reset(0, lo + part - numel)
 
     def _reset(self, lo: int, hi: int) -> None:
-        """Apply the mean of what waits of these elements, uncompressed; nothing waits of them any more."""
+        """Apply the uncompressed mean of the residuals of these elements, which are zero afterwards."""
         waiting = list(self._waiting(lo, hi))
         mean = torch.cat(waiting).float()
         counters = self.exchange.counters
@@ -358,7 +360,7 @@ class CompressedStep(LocalSteps):
         return self.exchanged(flat)
 
     def _compare(self) -> None:
-        """Let the ranks compare by how much they shrank ``agreed``, which they must all do alike."""
+        """Let the ranks compare the factors by which they shrank ``agreed``, which must be equal."""
         if self.decay == "outer":
             self.exchange.compared = {"shrunk_by": self._shrunk_by}
             self._shrunk_by = [1.0] * len(self._members)
@@ -382,7 +384,7 @@ class CompressedStep(LocalSteps):
                 group["weight_decay"] = decay
 
     def _shrink(self) -> None:
-        """A step's weight decay: of what is agreed, and of the way that was gone in this round."""
+        """Apply a step's weight decay: to the agreed parameters, and to the change of this round."""
         for index, (group, numbers) in enumerate(zip(self.param_groups, self._members, strict=True)):
             factor = 1 - float(group["lr"]) * float(group["weight_decay"])
             self._shrunk_by[index] *= factor
@@ -395,7 +397,7 @@ class CompressedStep(LocalSteps):
 
 
 def decoupled(inner: Optimizer) -> bool:
-    """Whether its weight decay shrinks the parameters, as that of ``AdamW`` does.
+    """Return whether weight decay shrinks the parameters directly, as that of ``AdamW`` does.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> decoupled(torch.optim.AdamW([weight])), decoupled(torch.optim.Adam([weight]))
@@ -406,7 +408,7 @@ def decoupled(inner: Optimizer) -> bool:
 
 
 def check_outer(inner: Optimizer) -> None:
-    """Refuse to take the decay out of a step that it is no part of, or in which it goes through the gradient.
+    """Refuse to take the decay out of a step that does not contain it, or in which it goes through the gradient.
 
     Raises:
         ConfigError

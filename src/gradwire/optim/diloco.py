@@ -1,4 +1,4 @@
-"""Hundreds of local steps, then one compressed outer step."""
+"""Optimizer of hundreds of local steps, then one compressed outer step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DiLoCo"]
 
 
 class DiLoCo(LocalSteps):
-    """Train alone for ``every`` steps, exchange the way gone as a pseudo-gradient, and take a Nesterov step with it.
+    """Train alone for ``every`` steps, exchange the change as a pseudo-gradient, and take a Nesterov step with it.
 
     d = exchange(agreed - p_i);  v = momentum v + d;  agreed = agreed - lr (d + momentum v);  p_i = agreed
 
@@ -93,7 +93,7 @@ class DiLoCo(LocalSteps):
 
     @torch.no_grad()
     def outer(self, mean: Tensor) -> None:
-        """Nesterov's step."""
+        """Take Nesterov's step."""
         self.velocity.data.mul_(self.momentum).add_(mean)
         mean.add_(self.velocity.data, alpha=self.momentum)
         self.agreed.data.add_(mean, alpha=-self.lr)

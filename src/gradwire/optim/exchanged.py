@@ -1,4 +1,4 @@
-"""The common part of the optimizers: names for their parameters, an exchange of their own, a checkpoint of both.
+"""Base of the optimizers: names for their parameters, an exchange of their own, a checkpoint of both.
 
 Law: all ranks call ``step`` equally often, each with its own gradients, and hold the same parameters whenever the
 optimizer says that they are in step. A ``GradScaler`` does not skip the call: it hands its scale over, and a rank
@@ -109,7 +109,8 @@ class Exchanged(Optimizer):
                 require(fits(given[name]), f"{cls.__name__}.{name}", allowed, given[name])
 
     def exchanged(self, flat: Tensor) -> bool:
-        """Replace ``flat`` by its mean over the ranks; whether that is finite. If not, all that is kept is as before.
+        """Replace ``flat`` by its mean over the ranks; return whether that is finite. If not, all kept tensors are as
+        before.
 
         Args:
             flat: contiguous float32, all parameters in order; the same answer on every rank.
@@ -122,11 +123,11 @@ class Exchanged(Optimizer):
         return finite
 
     def metrics(self) -> dict[str, Any]:
-        """Bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals."""
+        """Return bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals."""
         return self.exchange.metrics()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after construction: ranks compare their parameters once.
+        """Refuse a new group after construction, because ranks compare their parameters once.
 
         Raises:
             ConfigError
@@ -164,7 +165,7 @@ def names_of(index: int, group: dict[str, Any]) -> list[str]:
 
 
 def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """Refuse what Adam cannot work with.
+    """Refuse arguments with which Adam cannot work.
 
     Raises:
         ConfigError: naming the parameter.

@@ -1,4 +1,4 @@
-"""Local steps: every rank trains alone for a while, then all agree on where to go on from.
+"""Local steps: every rank trains alone for some steps, then all agree on the parameters to continue from.
 
 Law: ``agreed`` holds the parameters at which all ranks last met, in float32 and with the same bits everywhere. What is
 exchanged is the way that a rank has gone since, agreed - p, which points like a gradient; parameters themselves are
@@ -26,7 +26,8 @@ __all__ = ["LocalSteps"]
 
 
 class LocalSteps(Exchanged):
-    """Wraps an inner optimizer; shares its parameter groups, so a scheduler may be given either of the two.
+    """Base of an optimizer that wraps an inner one and shares its parameter groups, so a scheduler may be given either
+    of the two.
 
     Args:
         inner: takes the local steps.
@@ -69,16 +70,16 @@ class LocalSteps(Exchanged):
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks hold the same parameters now."""
+        """Return whether all ranks hold the same parameters now."""
         return self.since == 0
 
     def outer(self, mean: Tensor) -> None:
-        """Move ``agreed`` by the mean way, whose tensor may be overwritten: go it as it is."""
+        """Move ``agreed`` by the mean change, whose tensor may be overwritten; here it is applied unchanged."""
         self.agreed.data.sub_(mean)
 
     @property
     def round(self) -> int:
-        """Rounds that all have made together."""
+        """The number of rounds that all have made together."""
         return self.exchange.step
 
     def kept(self) -> dict[str, FlatParameters]:
@@ -87,7 +88,7 @@ class LocalSteps(Exchanged):
 
     @torch.no_grad()
     def join(self) -> None:
-        """Come to the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
+        """Join the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
 
         The parameters become those on which the others have agreed. Steps of a loaded round that is over by now count
         as what was not sent yet. If the state is from before a round in which this worker counted, what waits in it was
@@ -115,7 +116,7 @@ class LocalSteps(Exchanged):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """A step of the inner optimizer, and every so many an exchange. The closure computes local gradients."""
+        """Make a step of the inner optimizer, and at intervals an exchange. The closure computes local gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -145,15 +146,17 @@ class LocalSteps(Exchanged):
             self._way_of(number)
 
     def _way_of(self, number: int) -> Tensor:
-        """Write how far a parameter has gone in this round into its slot of ``way``."""
+        """Write the change of a parameter in this round into its slot of ``way``."""
         return self.way.views[number].copy_(self._start(number)).sub_(self.params[number])
 
     def _start(self, number: int) -> Tensor:
-        """The place where a parameter started in this round: one of 16 bits from the rounded value, which is no way."""
+        """The value at which a parameter started this round: the rounded value for 16 bits, so that rounding is no
+        change.
+        """
         return self.agreed.views[number].to(self.params[number].dtype)
 
     def _means(self) -> Iterator[Tensor]:
-        """The mean ways of the rounds that are over: of this one, and at a meeting of those that were missed."""
+        """The mean changes of the rounds that are over: of this one, and at a meeting of those that were missed."""
         if self.rounds is not None:
             yield from self.rounds.means(self.way.data, self.kept())
             return
@@ -166,18 +169,18 @@ class LocalSteps(Exchanged):
             self.outer(mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and what is kept on this rank: each rank saves its own."""
+        """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own."""
         names = [name for name, _ in self.named]
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
         state = {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
         return state if self.rounds is None else {**state, **self.rounds.state_dict()}
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of the exchange, and at a meeting those of its rounds."""
+        """Return the figures of the exchange, and at a meeting those of its rounds."""
         return {**super().metrics(), **(self.rounds.metrics() if self.rounds is not None else {})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from what ``state_dict`` gave on this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
             on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
@@ -198,12 +201,14 @@ class LocalSteps(Exchanged):
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
 
     def _refresh(self) -> None:
-        """Follow parameters that were loaded or changed by hand since all ranks met."""
+        """Take over parameters that were loaded or changed by hand since the last round."""
         for agreed, param in zip(self.agreed.views, self.params, strict=True):
             torch.where(agreed.to(param.dtype) == param, agreed, param.float(), out=agreed)
 
     def _step_alone(self) -> None:
-        """The inner step, unless this rank's gradient is not finite: the inner optimizer would not forget it."""
+        """Make the inner step, unless this rank's gradient is not finite, which the inner optimizer
+        would never forget.
+        """
         grads = [param.grad for param in self.params if param.grad is not None]
         scale = self.loss_scale()
         if scale is not None:

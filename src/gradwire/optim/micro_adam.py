@@ -1,4 +1,4 @@
-"""Adam whose moments are made of the last few sparse gradients that all ranks have seen."""
+"""Adam whose moments are computed from the last few sparse gradients that all ranks have seen."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class MicroAdam(AdamLike):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """Exchange and move. The closure computes this rank's gradients; its value is returned."""
+        """Exchange and update. The closure computes this rank's gradients; its value is returned."""
         loss = self.begin(closure)
         if self.exchanged(self.scratch.data):
             self.progress["step"] += 1
@@ -120,11 +120,11 @@ class MicroAdam(AdamLike):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that any optimizer saves, the window, and what the exchange keeps; each rank saves its own."""
+        """Return the state of any optimizer, the window, and the tensors of the exchange; each rank saves its own."""
         return {**super().state_dict(), "window": [{"places": row.places, "values": row.values} for row in self.rows]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from what ``state_dict`` gave on this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
             on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
@@ -158,7 +158,9 @@ class MicroAdam(AdamLike):
                 self.params[i].addcdiv_(means.views[i], squares.views[i], value=-group["lr"])
 
     def _add_up(self, out: Tensor, which: int, power: int) -> None:
-        """Write the bias-corrected sum, over the window, of the values to this power, older ones with less weight."""
+        """Write the bias-corrected sum, over the window, of the values to this power, with less
+        weight for older ones.
+        """
         t = self.progress["step"]
         out.zero_()
         for age, row in enumerate(reversed(self.rows)):

@@ -118,16 +118,16 @@ class OneBitAdam(AdamLike):
 
     @property
     def frozen_at(self) -> int | None:
-        """The last exact step, or None where ``freeze_step="auto"`` has not decided yet."""
+        """The last exact step, or None while ``freeze_step="auto"`` has not decided."""
         return self.progress["frozen_at"] if self.freeze_step == "auto" else self.freeze_step
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of every optimizer, and the last exact step."""
+        """Return the figures of every optimizer, and the last exact step."""
         return {**super().metrics(), "frozen_at": self.frozen_at}
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """Exchange and move. The closure computes this rank's gradients; its value is returned."""
+        """Exchange and update. The closure computes this rank's gradients; its value is returned."""
         loss = self.begin(closure)
         exact = self.frozen_at is None or self.progress["step"] < self.frozen_at
         with self.resting(self.unused(self.without_gradient())):
@@ -140,7 +140,7 @@ class OneBitAdam(AdamLike):
         return loss
 
     def _decide(self) -> None:
-        """Freeze v if any rank finds that it has settled: all have the same v, but may add it up in another order."""
+        """Freeze v if any rank finds that it has settled: all have the same v, but may sum it in different orders."""
         t = self.progress["step"]
         lag = max(round(1 / (1 - group["betas"][1])) for group in self.param_groups)
         rates = [float(group["lr"]) for group in self.param_groups]
@@ -170,7 +170,7 @@ class OneBitAdam(AdamLike):
         return float(sum(parts))
 
     def _exact(self) -> bool:
-        """Whether the averaged gradient was finite, and both moments have learned it."""
+        """Make an exact step; return whether the averaged gradient was finite, so that both moments were updated."""
         grad, m = self.scratch.data, self.flats["exp_avg"].data
         if bool(self.exchange.average(grad)):
             return False
@@ -181,7 +181,7 @@ class OneBitAdam(AdamLike):
         return True
 
     def _compressed(self) -> bool:
-        """Whether every rank's momentum was finite, and all have the mean now."""
+        """Make a compressed step; return whether every rank's momentum was finite, so that all have the mean."""
         local, m = self.scratch.data, self.flats["exp_avg"].data
         self._add_decay()
         for group, span, _ in self.spans():

@@ -1,4 +1,4 @@
-"""A few local steps, then the way gone, sparse and quantised, with memory."""
+"""Optimizer of a few local steps, then an exchange of the change, sparse and quantised, with memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["QsparseLocal"]
 
 
 class QsparseLocal(LocalSteps):
-    """Train alone for ``every`` steps, exchange the way gone with error feedback, and go on from the mean.
+    """Train alone for ``every`` steps, exchange the change with error feedback, and continue from the mean.
 
     x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
 

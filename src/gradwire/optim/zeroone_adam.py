@@ -1,4 +1,4 @@
-"""Adam that learns its variance at fewer and fewer steps, and then also speaks at fewer and fewer."""
+"""Adam that updates its variance at fewer and fewer steps, and later also exchanges at fewer and fewer."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ class ZeroOneAdam(AdamLike):
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks hold the same parameters now."""
+        """Return whether all ranks hold the same parameters now."""
         return bool(self.progress["since"] == 0)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """Move, and exchange where the schedule says so. The closure computes this rank's gradients."""
+        """Update, and exchange if the schedule says so. The closure computes this rank's gradients."""
         loss = self.begin(closure)
         self.progress["step"] += 1
         t = self.progress["step"]
@@ -147,7 +147,7 @@ class ZeroOneAdam(AdamLike):
         return [i for i in numbers if self.in_step or torch.equal(self.params[i], agreed[i])]
 
     def _distance(self, t: int) -> int:
-        """H: steps from one exchange to the next."""
+        """The interval H in steps from one exchange to the next."""
         frozen = t - self.schedule["var_freeze_step"]
         doublings = max(0, frozen - 1) // self.schedule["local_step_scaler"]
         return int(min(self.schedule["local_step_clipper"], 2 ** min(doublings, 30)))
@@ -161,7 +161,9 @@ class ZeroOneAdam(AdamLike):
         ]
 
     def _shrunk(self) -> list[float]:
-        """What weight decay left of one since the last exchange, for each group, this step included."""
+        """The factor by which weight decay shrank parameters since the last exchange, for each group, this step
+        included.
+        """
         return [
             shrunk * (1 - group["lr"] * group["weight_decay"])
             for shrunk, group in zip(self.progress["shrunk"], self.param_groups, strict=True)
@@ -216,14 +218,14 @@ class ZeroOneAdam(AdamLike):
         self._arrive(u)
 
     def _momentum(self) -> torch.Tensor:
-        """``scratch`` turns from the gradient into the momentum that has learned it."""
+        """Replace the gradient in ``scratch`` by the momentum updated with it."""
         for group, span, _ in self.spans():
             beta1, m = group["betas"][0], self.flats["exp_avg"].data[span]
             self.scratch.data[span].mul_(1 - beta1).add_(m, alpha=beta1)
         return self.scratch.data
 
     def _arrive(self, u: torch.Tensor) -> None:
-        """All ranks go from where they last agreed by u / s, and agree again."""
+        """Move the parameters of all ranks from the last agreed values by u / s, and agree on the result."""
         self.flats["moved"].data.copy_(u)
         self.write_denominator(self.progress["updates"])
         agreed, moved = self.flats["agreed"].views, self.flats["moved"].views

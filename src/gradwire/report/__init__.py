@@ -1,4 +1,4 @@
-"""A report of what was measured: a page with everything in it, figures as files, tables for the docs and a terminal.
+"""Reports of measurements: a page with everything in it, figures as files, tables for the docs and a terminal.
 
 The folder is the list: ``gradwire/report/<name>.py`` is a section. It defines ``TITLE`` and ``NOTE``, what stands
 above its blocks; ``PLACE``, by which sections are ordered; and ``blocks(results)``, plots or tables, each with a name
@@ -56,7 +56,7 @@ class Section:
 
 
 def names() -> tuple[str, ...]:
-    """The sections there are.
+    """The names of all sections.
 
     >>> "latency" in names()
     True

@@ -17,7 +17,7 @@ _LEGEND = {"orientation": "h", "yanchor": "bottom", "y": 1, "x": 0}
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark in a row.
+    """A mark in a row of the figure.
 
     Args:
         name: of the row.
@@ -59,7 +59,7 @@ def rows_figure(
 
 
 def rows_height(marks: Sequence[Mark]) -> int:
-    """Pixels."""
+    """The height in pixels of a figure with so many rows."""
     return 170 + 24 * len({mark.name for mark in marks})
 
 

@@ -1,4 +1,4 @@
-"""Rows of the codec by method: those of different conditions are different methods, of equal ones the last counts."""
+"""Codec rows by method: different conditions make different methods, and of equal rows the last one counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHASES = ("encode", "decode")
 
 
 def by_method(rows: Sequence[Row], size: int, figure: str) -> dict[str, dict[str, Row]]:
-    """Both rows, by their operation, of each method that has both at a size.
+    """Map each method that has both operations at a size to its two rows.
 
     Args:
         rows: of ``gradwire.bench.codec.rows``; those that lack the figure are left out.
@@ -31,7 +31,7 @@ def by_method(rows: Sequence[Row], size: int, figure: str) -> dict[str, dict[str
 
 
 def repeated(rows: Sequence[Row]) -> int:
-    """How many rows are not shown, because a later one is of the same method, size, operation and conditions."""
+    """Count the rows not shown because a later one has the same method, size, operation and conditions."""
     keys = [key for key, row in _keyed(rows) if "seconds" in row]
     return len(keys) - len(set(keys))
 

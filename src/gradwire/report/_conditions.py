@@ -1,4 +1,4 @@
-"""Under what conditions rows were measured: what differs is said, so that no row takes another one's place by it."""
+"""Conditions under which rows were measured; differences become part of the label, so that no row replaces another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def conditions(rows: Iterable[Row]) -> Callable[[Row], list[str]]:
-    """Threads, instructions and machine of a row in words, those of them that are not the same in all rows.
+    """Describe in words the threads, instructions and machine of a row, as far as they differ between rows.
 
     >>> rows = [{"threads": 1, "target": "avx2"}, {"threads": 2, "target": "avx2"}, {}]
     >>> [conditions(rows)(row) for row in rows]

@@ -26,7 +26,7 @@ _LEGEND = {"orientation": "h", "yanchor": "top", "y": -0.16, "x": 0, "font": {"s
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over seeds, epoch by epoch, as far as every seed came."""
+    """Means over the seeds for each epoch, up to the last epoch that every seed reached."""
 
     entry: PanelEntry
     x: Sequence[float]
@@ -41,7 +41,7 @@ def curve(entry: PanelEntry, over: Over) -> Curve:
 
 
 def curve_plots(results: Results, over: Over, title: str) -> Iterator[Plot]:
-    """One for each panel in which a run has a history of two epochs or more."""
+    """One plot for each panel in which a run has a history of two epochs or more."""
     for panel in results.panels:
         found = [curve(entry, over) for entry in panel.entries if entry.timed or over == "epoch"]
         found = [each for each in found if len(each.x) > 1]
@@ -50,7 +50,7 @@ def curve_plots(results: Results, over: Over, title: str) -> Iterator[Plot]:
 
 
 def _figure(panel: Panel, curves: Sequence[Curve], over: Over, title: str) -> Spec:
-    """No compression is drawn last, above the others."""
+    """Draw the curves of a panel; the uncompressed one comes last, above the others."""
     whole = len(curves) <= _NAMED
     data = []
     for family in reversed(by_family(each.entry.family for each in curves)):
@@ -62,7 +62,7 @@ def _figure(panel: Panel, curves: Sequence[Curve], over: Over, title: str) -> Sp
 
 
 def _trace(panel: Panel, drawn: Curve, number: int, *, named: bool) -> Spec:
-    """A line; the legend names it, or its family once."""
+    """Draw one curve; the legend has its name, or its family once."""
     entry, plain = drawn.entry, drawn.entry.family == BASELINE
     y = [panel.scale * quality if math.isfinite(quality) else None for quality in drawn.quality]
     says = [hover(entry.method, [f"epoch {at}: {panel.shown(q)}"]) for at, q in enumerate(drawn.quality, 1)]

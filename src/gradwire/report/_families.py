@@ -1,4 +1,4 @@
-"""What kind of method a row is of: it decides the colour, and which row the others are compared with."""
+"""Families of methods: they decide the colour of a row, and which rows are baselines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILIES = (
 
 
 def named(method: str, *, ours: bool) -> str:
-    """What a method is called: torch's own hooks have names that ours may have too.
+    """The displayed name of a method; torch's own hooks are marked, because our methods may have the same name.
 
     >>> named("powersgd", ours=True), named("torch_powersgd", ours=False), named("ddp", ours=False)
     ('powersgd', "torch's powersgd", 'ddp')

@@ -1,4 +1,4 @@
-"""Plots as files, PNG and SVG: drawn by a browser that nobody sees.
+"""Plots written as PNG and SVG files, drawn by a browser without a window.
 
 Law: it is the browser that draws the page too, so a file shows what the page shows. Kaleido drives it; it brings none,
 and none is fetched: Chrome or Chromium must be installed.
@@ -57,7 +57,7 @@ def images(folder: Path, sections: Iterable[Any]) -> list[Path]:
 
 
 def _named(section: Any) -> Iterable[tuple[str, str, Plot]]:
-    """A file's name, a title and a plot, for each plot of a section."""
+    """A file name, a title and a figure for each plot of a section."""
     plots = [block for block in section.blocks if isinstance(block, Plot)]
     for plot in plots:
         name = section.name if len(plots) == 1 else f"{section.name}-{_slug(plot.choice)}"
@@ -65,7 +65,7 @@ def _named(section: Any) -> Iterable[tuple[str, str, Plot]]:
 
 
 def _alone(title: str, plot: Plot) -> dict[str, Any]:
-    """A figure that stands for itself: with a title, and without buttons."""
+    """Copy a figure for use on its own: with a title and without buttons."""
     layout = {name: value for name, value in plot.figure["layout"].items() if name != "updatemenus"}
     margin = {**layout["margin"], "t": layout["margin"]["t"] + 50}
     template = needed("plotly.io").templates["plotly_white"].to_plotly_json()
@@ -74,7 +74,7 @@ def _alone(title: str, plot: Plot) -> dict[str, Any]:
 
 
 def _slug(text: str) -> str:
-    """Letters, digits and hyphens.
+    """Reduce a name to letters, digits and hyphens.
 
     >>> _slug("classification: resnet20_small, 2 workers")
     'classification-resnet20-small-2-workers'

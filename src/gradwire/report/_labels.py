@@ -1,4 +1,4 @@
-"""Names beside the dots of a crowded plot: each where it covers nothing, and none where there is no such place.
+"""Placement of labels beside the dots of a crowded plot: a label that would cover something is left out.
 
 Law: a label that is shown touches no other label and no other dot, on a plot of ``WIDTH`` by ``HEIGHT`` pixels. What
 finds no place is still told by the dot when it is pointed at.
@@ -42,13 +42,13 @@ class Box(NamedTuple):
     bottom: float
 
     def meets(self, other: Box) -> bool:
-        """Whether they share more than an edge."""
+        """Return whether two boxes overlap in more than an edge."""
         apart = self.right <= other.left or other.right <= self.left
         return not (apart or self.bottom <= other.top or other.bottom <= self.top)
 
 
 def place(names: Sequence[str], dots: Sequence[tuple[float, float]]) -> list[str | None]:
-    """Where each name goes; the first ones choose first.
+    """Choose a place for each label; earlier labels choose first.
 
     Args:
         names: of the dots.
@@ -88,7 +88,7 @@ def _free(name: str, centre: tuple[float, float], others: Sequence[Box]) -> tupl
 
 
 def around(name: str, centre: tuple[float, float], position: str) -> Box:
-    """What a label covers."""
+    """The box that a label covers."""
     across, down = _PLACES[position]
     wide, (x, y) = _LETTER * len(name), centre
     left = x - wide / 2 if not across else x + _DOT + 1 if across > 0 else x - _DOT - 1 - wide

@@ -1,4 +1,4 @@
-"""What lines of results must hold, so that all that reads them later may rely on it.
+"""Checks of result lines, so that all code that reads them later may rely on their form.
 
 Law: a line is checked whole before anything is made of it, and what is wrong is named by its field.
 """
@@ -77,7 +77,7 @@ _CODEC = {"method": str, "params": _Object, "size": int, "op": str, "skipped": s
 
 
 def checked_run(line: _Object) -> Record:
-    """The record of a line of ``gradwire train``.
+    """Check a line of ``gradwire train`` and return its record.
 
     Raises:
         ConfigError: a field that is missing, or is not what it must be.
@@ -96,7 +96,7 @@ def checked_run(line: _Object) -> Record:
 
 
 def checked_replay(line: _Object) -> dict[str, Any]:
-    """The row of a line of ``gradwire replay``.
+    """Check a line of ``gradwire replay`` and return its row.
 
     Raises:
         ConfigError: as ``checked_run``.
@@ -113,7 +113,7 @@ def checked_replay(line: _Object) -> dict[str, Any]:
 
 
 def checked_cell(line: _Object) -> dict[str, Any]:
-    """The row of a line of ``gradwire check auto``.
+    """Check a line of ``gradwire check auto`` and return its row.
 
     Raises:
         ConfigError: as ``checked_run``.
@@ -135,7 +135,7 @@ def checked_cell(line: _Object) -> dict[str, Any]:
 
 
 def _check_entries(entries: Any) -> None:
-    """Decisions over time, as ``gradwire.experiments.decisions`` writes them."""
+    """Check decisions over time, as ``gradwire.experiments.decisions`` writes them."""
     for entry in entries:
         _check("decisions, each", _Object, entry)
         _check("step of a decision", int, entry.get("step"))
@@ -147,7 +147,7 @@ def _check_entries(entries: Any) -> None:
 
 
 def checked_codec(line: _Object) -> dict[str, Any]:
-    """The row of an element of ``gradwire bench codec``.
+    """Check an element of ``gradwire bench codec`` and return its row.
 
     Raises:
         ConfigError: as ``checked_run``.
@@ -189,7 +189,7 @@ def _check_positive(name: str, value: Any) -> None:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value has a type; a whole number is a number, and true is none."""
+    """Return whether a value has a type; an integer counts as a number, and a bool does not."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(part, value) for part in parts)
@@ -208,7 +208,7 @@ _SPECIAL: dict[Any, Callable[[Any], bool]] = {
 
 
 def _allowed(hint: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return " or ".join(_allowed(part) for part in parts)

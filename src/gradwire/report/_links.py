@@ -30,7 +30,7 @@ _WORDS = {"ddp": "plain DDP", "none": "none, our own exchange without compressio
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Exchanges that may be compared.
+    """Replayed exchanges that may be compared.
 
     Args:
         title: what is the same for all of it.
@@ -54,15 +54,15 @@ class Exchanges:
         return family_of(row["method"], None if row["params"] is None else row["method"].partition(":")[0])
 
     def baseline(self, link: str) -> Row | None:
-        """Plain DDP on a link, or else our own uncompressed exchange."""
+        """The row on a link that others are compared with: plain DDP, or else our own uncompressed exchange."""
         return self.rows.get((self._plain(link) or "", link))
 
     def compared_with(self, link: str) -> str:
-        """What speed-ups on a link that has a baseline refer to, in words."""
+        """Say in words what the speed-ups on a link refer to, for a link that has a baseline."""
         return _WORDS[self._plain(link) or PLAIN[0]]
 
     def instead(self) -> list[str]:
-        """A sentence where it is not plain DDP on every link that has a baseline."""
+        """A sentence that names the baseline, if it is not plain DDP on every link that has one."""
         other = [link for link in self.links if self._plain(link) not in (None, PLAIN[0])]
         if not other:
             return []
@@ -70,12 +70,12 @@ class Exchanges:
         return [f"Plain DDP was not replayed ({shown}): compared with {_WORDS[PLAIN[1]]}."]
 
     def speedup(self, method: str, link: str) -> float | None:
-        """Over the baseline; None where one of the two is missing."""
+        """The baseline's step time over the method's; None if one of the two is missing."""
         mine, plain = self.rows.get((method, link)), self.baseline(link)
         return plain["seconds"] / mine["seconds"] if mine and plain else None
 
     def apart(self, method: str, link: str) -> bool:
-        """Whether the quartiles of a method and of the baseline do not overlap."""
+        """Return whether the quartiles of a method and of the baseline do not overlap."""
         mine, plain = self.rows.get((method, link)), self.baseline(link)
         if not mine or not plain:
             return False
@@ -85,7 +85,7 @@ class Exchanges:
         return next((plain for plain in PLAIN if (plain, link) in self.rows), None)
 
     def _seconds(self, method: str) -> tuple[int, float]:
-        """The order of methods: the slowest link on which it ran, and the time there."""
+        """The sort key of a method: the slowest link on which it ran, and the step time there."""
         return next(
             (at, self.rows[method, link]["seconds"])
             for at, link in enumerate(self.links)
@@ -119,7 +119,7 @@ def exchanges(results: Results) -> list[Exchanges]:
 
 
 def repeated(rows: Iterable[Row]) -> int:
-    """How many rows are not shown, because a later one is of the same settings and conditions."""
+    """Count the rows not shown because a later one has the same settings and conditions."""
     keys = [key for key, _ in _keyed(rows)]
     return len(keys) - len(set(keys))
 
@@ -144,7 +144,7 @@ def crossing(found: Exchanges, method: str) -> Crossing | None:
 
 
 def link_text(link: str) -> str:
-    """A link for people.
+    """Format a link for people.
 
     >>> link_text("100mbit"), link_text("2.5gbit+1ms"), link_text("none")
     ('100 Mbit/s', '2.5 Gbit/s + 1 ms', 'loopback')
@@ -155,7 +155,7 @@ def link_text(link: str) -> str:
 
 
 def _differences(found: Exchanges, method: str) -> Iterable[tuple[float, float]]:
-    """Rate and seconds above the baseline, for each link without a delay of its own."""
+    """Bandwidth, and seconds above the baseline, for each link without a delay of its own."""
     for link in found.links:
         mine, plain, parsed = found.rows.get((method, link)), found.baseline(link), _parsed(link)
         if mine and plain and not parsed.delay:
@@ -163,12 +163,12 @@ def _differences(found: Exchanges, method: str) -> Iterable[tuple[float, float]]
 
 
 def _rank(method: str) -> int:
-    """Uncompressed exchanges first."""
+    """The sort key that puts uncompressed exchanges first."""
     return PLAIN.index(method) if method in PLAIN else len(PLAIN)
 
 
 def _keyed(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str, str], Row]]:
-    """Rows that did not fail, each with group, method and link; one label with other settings is numbered."""
+    """Rows that did not fail, each with its group, method and link; a label with different settings is numbered."""
     shown = [row for row in rows if "seconds" in row]
     told = conditions(shown)
     numbers: dict[tuple[str, str], dict[str, int]] = {}
@@ -181,7 +181,7 @@ def _keyed(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str, str], Row]]:
 
 
 def exchange_title(row: Row) -> str:
-    """What is the same for all that may be compared with a replayed row, in words."""
+    """Describe in words the settings shared by all rows that may be compared with a replayed row."""
     compute = row.get("compute")
     beside = f", {1e3 * compute:g} ms of computation" if compute else ""
     other = row.get("gradients", "normal")

@@ -13,7 +13,7 @@ __all__ = ["crossing_cell", "tables"]
 
 
 def tables(results: Results) -> Iterable[Table]:
-    """One for each model and number of workers."""
+    """One table for each model and number of workers."""
     for found in exchanges(results):
         heads = [head for link in found.links for head in (f"{link_text(link)}, ms", f"{link_text(link)}, x")]
         rows = [_row(found, method) for method in found.methods]
@@ -57,7 +57,7 @@ def _row(found: Exchanges, method: str) -> Sequence[Cell]:
 
 
 def _tone(found: Exchanges, method: str, link: str) -> Tone:
-    """No judgement where the quartiles overlap."""
+    """The tone of a cell; there is no judgement if the quartiles overlap."""
     speedup = found.speedup(method, link)
     if speedup is None or not found.apart(method, link):
         return ""

@@ -1,4 +1,4 @@
-"""How plots look: a colour for each family, a shape for each method in it, a grey band for noise.
+"""Looks of the plots: a colour for each family, a shape for each method in it, a grey band for noise.
 
 Plots are Plotly's own dictionaries, without colours for paper, text and grid: the page adds those, light or dark.
 """
@@ -86,20 +86,20 @@ class Plot:
 
 
 def by_family(families: Iterable[str]) -> list[str]:
-    """The families that occur, in the order of legends."""
+    """The families that occur, in the order of the legend."""
     found = set(families)
     return [family for family in FAMILIES if family in found]
 
 
 def marker(number: int, family: str) -> Spec:
-    """Colour and shape of the ``number``-th method of a family."""
+    """The colour and shape for the ``number``-th method of a family."""
     plain = family == BASELINE
     symbol = "star" if plain else _SYMBOLS[number % len(_SYMBOLS)]
     return {"color": COLOURS[family], "symbol": symbol, "size": _SIZE + 5 * plain}
 
 
 def faint(colour: str) -> str:
-    """A colour that lets through what lies below: for error bars.
+    """Make a colour translucent, for error bars.
 
     >>> faint("#3fa7d6")
     'rgba(63,167,214,0.4)'
@@ -109,7 +109,7 @@ def faint(colour: str) -> str:
 
 
 def layout(x: Spec, y: Spec, **more: Any) -> Spec:
-    """What all plots share; the legend is below, where a phone has room."""
+    """The layout that all plots share; the legend is below the plot, where a phone has room."""
     return {
         "xaxis": x,
         "yaxis": y,
@@ -128,13 +128,13 @@ def layout(x: Spec, y: Spec, **more: Any) -> Spec:
 
 
 def axis(title: str, *, reverse: bool = False, **more: Any) -> Spec:
-    """An axis; a reversed one has small values at its upper end."""
+    """Make an axis; a reversed one has small values at its upper end."""
     turned = {"autorange": "reversed"} if reverse else {}
     return {"title": {"text": title}, "automargin": True, "zeroline": False, **turned, **more}
 
 
 def log_axis(title: str, values: Iterable[float], form: Callable[[float], str]) -> Spec:
-    """A logarithmic axis over positive values, with few enough ticks for a phone.
+    """Make a logarithmic axis for positive values, with few enough ticks for a phone.
 
     Args:
         title: below it.
@@ -149,7 +149,7 @@ def log_axis(title: str, values: Iterable[float], form: Callable[[float], str]) 
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between two of them, with 2 and 5 times each where those are few.
+    """Ticks at powers of ten between two limits, and at 2 and 5 times each if those are few.
 
     >>> log_ticks(0.9, 2.1), log_ticks(0.9, 4.1)
     ([10.0, 20.0, 50.0, 100.0], [10.0, 100.0, 1000.0, 10000.0])
@@ -181,7 +181,7 @@ def legend_entries(families: Iterable[str], symbols: Mapping[str, str]) -> list[
 
 
 def band(low: float, high: float) -> Spec:
-    """A grey stripe across the plot, below everything."""
+    """Draw a grey stripe across the plot, below everything else."""
     return {
         "type": "rect",
         "xref": "paper",
@@ -197,7 +197,7 @@ def band(low: float, high: float) -> Spec:
 
 
 def line(x: float) -> Spec:
-    """An upright line below everything: what all others are compared with."""
+    """Draw a vertical line below everything else: the value that all others are compared with."""
     return {
         "type": "line",
         "xref": "x",
@@ -212,12 +212,12 @@ def line(x: float) -> Spec:
 
 
 def hover(name: str, lines: Sequence[str]) -> str:
-    """What a mark says when it is pointed at."""
+    """The template of the text that a mark shows when it is pointed at."""
     return "<br>".join((f"<b>{name}</b>", *lines))
 
 
 def rate_text(rate: float) -> str:
-    """Bits a second for people.
+    """Format bits a second for people.
 
     >>> rate_text(1e8), rate_text(3.456e10), rate_text(2.5e12)
     ('100 Mbit/s', '34.6 Gbit/s', '2.5 Tbit/s')
@@ -228,7 +228,7 @@ def rate_text(rate: float) -> str:
 
 
 def elements(size: int) -> str:
-    """A number of elements, as a power of 2 where it is one.
+    """Format a number of elements, as a power of 2 if it is one.
 
     >>> elements(1 << 24), elements(1000)
     ('2^24 elements', '1,000 elements')

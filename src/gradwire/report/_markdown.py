@@ -1,4 +1,4 @@
-"""The tables for the docs, so that no figure in them is typed.
+"""Markdown tables for the docs, so that no figure in them is typed by hand.
 
 Law: a difference of quality stands in a table only where it is larger than the noise floor and Welch's limit.
 """
@@ -33,8 +33,8 @@ _EXCHANGES = (
 
 
 def markdown(results: Results) -> dict[str, str]:
-    """What the results hold, by the name of its markers: "quality", of runs, and "links", of replays; with where they
-    were measured.
+    """Write the results as Markdown by the name of their markers: "quality" for runs and "links" for replays, each with
+    the place of measurement.
     """
     found = {}
     if results.runs:
@@ -50,7 +50,7 @@ def _where(results: Results) -> list[str]:
 
 
 def _links(results: Results) -> str:
-    """A table for each model and number of workers."""
+    """Write a table for each model and number of workers."""
     lines = [*_where(results), _EXCHANGES]
     for table in tables(results):
         heads = [f"| {' | '.join(table.heads)} |", f"|---|{'---:|' * (len(table.heads) - 2)}---|"]
@@ -67,7 +67,7 @@ def _lost(row: Mapping[str, Any]) -> str:
 
 
 def _quality(results: Results) -> str:
-    """A table for each task, with columns for each number of workers."""
+    """Write a table for each task, with columns for each number of workers."""
     lines = [*_where(results), _READING]
     groups: dict[str, list[Panel]] = {}
     for panel in results.panels:
@@ -80,7 +80,7 @@ def _quality(results: Results) -> str:
 
 
 def _title(panel: Panel) -> str:
-    """All of a panel but its workers."""
+    """The title of a panel without its number of workers."""
     settings = dataclasses.replace(panel.settings, workers=0)
     return dataclasses.replace(panel, settings=settings).title.replace(", 0 workers", "")
 

@@ -1,4 +1,4 @@
-"""Memory of the methods of a panel, as rows of marks."""
+"""Plots of the memory that the methods of a panel use, as rows of marks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Size = Callable[[PanelEntry], float | None]
 def memory_plots(
     results: Results, size: Size, title: str, notes: Callable[[Panel], Sequence[str]] = lambda _: ()
 ) -> Iterator[Plot]:
-    """One for each panel in which any is known and not zero.
+    """One plot for each panel in which a size is known and not zero.
 
     Args:
         results: what was measured.
@@ -37,14 +37,14 @@ def memory_plots(
 
 
 def memory_marks(panel: Panel, size: Size, title: str) -> list[Mark]:
-    """Sizes in megabytes, the largest first; means over the seeds."""
+    """Marks for sizes in megabytes, the largest first; each is a mean over the seeds."""
     sizes = [(entry, found) for entry in panel.entries if (found := size(entry)) is not None]
     ordered = sorted(sizes, key=lambda each: (-each[1], each[0].method))
     return [Mark(entry.method, entry.family, title, found / 1e6, [data_size(found)]) for entry, found in ordered]
 
 
 def growth_note(panel: Panel) -> list[str]:
-    """Which methods have a peak that is not shown, and why; none where it is shown of all that have one."""
+    """A sentence on the methods whose peak is not shown, and why; None if none is missing."""
     with_peak = [entry for entry in panel.entries if any(run.peak_rss_bytes is not None for run in entry.runs)]
     lost = [entry.method for entry in with_peak if entry.growth is None]
     if not lost:

@@ -1,4 +1,4 @@
-"""The page: one file with all figures, tables and scripts in it, which loads nothing.
+"""The page of a report: one file with all figures, tables and scripts, which loads nothing.
 
 Law: whatever comes from a file of results is text. It is escaped where it stands in HTML, and in the JSON of a plot no
 "<" is left that could end its script.
@@ -62,7 +62,7 @@ def render(results: Results, sections: Any, title: str) -> str:
 
 
 def needed(module: str) -> Any:
-    """A module of the extra ``bench``.
+    """Import a module of the extra ``bench``.
 
     Raises:
         ConfigError: it is not installed.
@@ -75,13 +75,13 @@ def needed(module: str) -> Any:
 
 
 def _json(figure: Any) -> str:
-    """The figure for a script of type application/json; what is not finite becomes null."""
+    """Encode a figure for a script of type application/json; a value that is not finite becomes null."""
     text: str = needed("plotly.io.json").to_json_plotly(figure)
     return text.replace("<", r"\u003c")
 
 
 def _breakable(escaped: str) -> str:
-    """A name that may go on in a new line after an underscore or a sign between parameters, and nowhere in a word."""
+    """Let a name wrap after an underscore or a sign between parameters, and nowhere inside a word."""
     return re.sub(r"(?<=[_:,=])(?=\w)", "<wbr>", escaped)
 
 

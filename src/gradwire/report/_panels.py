@@ -52,48 +52,50 @@ class PanelEntry:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """What differs from the task's own; of a tuned method without the learning rate that it found."""
+        """The settings that differ from the task's own recipe; for a tuned method without the learning rate found by
+        tuning.
+        """
         known = self.runs[0].settings
         return _without_rate(known.recipe) if known.tuned else known.recipe
 
     @property
     def tuned(self) -> bool:
-        """Whether its learning rate is the best of several."""
+        """Return whether the learning rate is the best of several that were tried."""
         return self.runs[0].settings.tuned
 
     @property
     def diverged(self) -> bool:
-        """Whether a run ended with no quality that is a number."""
+        """Return whether a run ended with a quality that is not a finite number."""
         return not math.isfinite(self.quality.mean)
 
     @property
     def timed(self) -> bool:
-        """Whether its times mean anything: no run was made beside another one."""
+        """Return whether the times are meaningful: no run was made beside another one."""
         return all(run.environment.get("jobs", 1) == 1 for run in self.runs)
 
     @property
     def speed(self) -> Spread | None:
-        """Examples a second; None where it was not timed."""
+        """Examples a second; None if the runs were not timed."""
         return self.over(lambda run: run.examples_per_second) if self.timed else None
 
     @property
     def step(self) -> Spread | None:
-        """Seconds of a step; None where it was not timed."""
+        """Seconds a step; None if the runs were not timed."""
         return self.over(lambda run: run.seconds.get("step")) if self.timed else None
 
     def over(self, figure: Callable[[Record], float | None]) -> Spread | None:
-        """A figure of the runs; None where one of them does not have it."""
+        """Collect a figure from all runs; None if one of them does not have it."""
         values = [value for run in self.runs if (value := figure(run)) is not None]
         return spread(values) if len(values) == len(self.runs) else None
 
     @property
     def growth(self) -> float | None:
-        """Bytes that the memory of a worker grew by in a run, at most; None where it is not known where it began."""
+        """The largest growth in bytes of a worker's memory during a run; None if its size at the start is not known."""
         found = self.over(_growth)
         return None if found is None else found.mean
 
     def mean(self, name: str) -> float | None:
-        """The mean of a field of the runs; None where one of them does not have it."""
+        """The mean of a field over the runs; None if one of them does not have it."""
         found = self.over(lambda run: getattr(run, name))
         return None if found is None else found.mean
 
@@ -118,22 +120,22 @@ class Panel:
 
     @property
     def baseline(self) -> PanelEntry | None:
-        """The uncompressed one of the task's own recipe, or else of another; None: there is none."""
+        """The uncompressed entry with the task's own recipe, or else with another; None if there is none."""
         return self.baselines[0] if self.baselines else None
 
     def compared_with(self, entry: PanelEntry) -> PanelEntry | None:
-        """The uncompressed one of a method's recipe, or else of the task's own; None: there is neither."""
+        """The uncompressed entry with a method's recipe, or else with the task's own; None if there is neither."""
         found = {_same([each.tuned, each.recipe]): each for each in self.baselines}
         return found.get(_same([entry.tuned, entry.recipe]), found.get(_same([False, {}])))
 
     @cached_property
     def scale(self) -> float:
-        """100 where quality is a share, which is then shown in percent; else 1."""
+        """The factor for display: 100 if quality is a fraction, which is shown in percent, else 1."""
         return 100.0 if self.higher_is_better and all(0 <= quality <= 1 for quality in self._finite) else 1.0
 
     @cached_property
     def fine(self) -> bool:
-        """Whether the third digit behind the point counts: of losses, and not of perplexities."""
+        """Return whether the third decimal matters, as it does for losses and not for perplexities."""
         return self.scale == 1 and all(abs(quality) < 10 for quality in self._finite)
 
     @cached_property
@@ -143,11 +145,11 @@ class Panel:
 
     @property
     def unit(self) -> str:
-        """The measure, and its unit."""
+        """The name of the measure, and its unit."""
         return f"{self.measure}, %" if self.scale != 1 else self.measure
 
     def shown(self, quality: float, *, signed: bool = False) -> str:
-        """A quality, or a difference of two, for people; in ``unit``, and in words where it is not finite."""
+        """Format a quality, or a difference of two, in ``unit``; a value that is not finite is written in words."""
         if not math.isfinite(quality):
             return DIVERGED
         value = self.scale * quality
@@ -156,7 +158,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """What is the same for all of it, in one line."""
+        """A title in one line, made of the settings that all runs of the panel share."""
         of = self.settings
         where = "" if (of.backend, of.device) == ("gloo", "cpu") else f", {of.backend} on {of.device}"
         link = "" if of.link == "none" else f", {of.link}"
@@ -166,20 +168,20 @@ class Panel:
         return f"{of.task}: {of.model}{begin} on {data}, {of.workers} workers{link}, {epochs}{where}"
 
     def relative_speed(self, entry: PanelEntry) -> float | None:
-        """Examples a second over those without compression."""
+        """Examples a second, divided by those without compression."""
         base = self.compared_with(entry)
         mine, plain = entry.speed, base and base.speed
         return mine.mean / plain.mean if mine and plain and plain.mean else None
 
     def difference(self, entry: PanelEntry) -> float | None:
-        """The mean quality less that without compression; None: there is none to compare with, or one diverged."""
+        """The mean quality minus that without compression; None if nothing compares with it, or if one diverged."""
         base = self.compared_with(entry)
         if base is None or base.diverged or entry.diverged:
             return None
         return entry.quality.mean - base.quality.mean
 
     def floor(self, entry: PanelEntry | None = None) -> float | None:
-        """The noise floor; None where it is not known.
+        """The noise floor; None if it is not known.
 
         Args:
             entry: whose difference; None: of a method with as many seeds as the uncompressed one.
@@ -188,7 +190,7 @@ class Panel:
         return None if base is None else noise_floor(base.quality, len((entry or base).runs))
 
     def limit(self, entry: PanelEntry) -> float | None:
-        """What a difference must be larger than: the floor, and Welch's limit where the method has a spread.
+        """The limit that a difference must exceed: the noise floor, and Welch's limit if the method has a spread.
 
         None where the floor is not known.
         """
@@ -216,7 +218,7 @@ class Panel:
 
 
 def no_floor(base: PanelEntry) -> str:
-    """Why uncompressed runs give no noise floor, in words; empty where they give one."""
+    """Explain in words why uncompressed runs give no noise floor; empty if they give one."""
     count = base.quality.count
     if base.diverged:
         return "an uncompressed run diverged"
@@ -256,7 +258,7 @@ def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
 
 
 def _entries(runs: Sequence[Record]) -> list[PanelEntry]:
-    """Runs with one label and different settings are different methods: a mean over them would be of nothing."""
+    """Group runs by label and settings; runs of different settings would have no meaningful mean."""
     found: dict[str, dict[str, list[Record]]] = {}
     for run in runs:
         known = run.settings
@@ -273,7 +275,7 @@ def _entries(runs: Sequence[Record]) -> list[PanelEntry]:
 
 
 def _at_best_rate(runs: Sequence[Record]) -> list[Record]:
-    """The runs at that one of several learning rates whose run with the first seed ended best.
+    """Keep the runs at the learning rate that was best on the first seed, out of those that were tried.
 
     Of equals it is the one with the most runs: where rates ended alike, the file need not have them in the suite's
     order, by which the sweep chose.
@@ -296,7 +298,7 @@ def _without_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(configured: Any) -> str:
-    """Equal for equal settings."""
+    """A value that is equal for equal settings."""
     return json.dumps(configured, sort_keys=True, default=repr)
 
 

@@ -1,4 +1,4 @@
-"""What the plots of trained quality share: the axis, the grey stripe of noise, and what a dot says."""
+"""Elements that all plots of trained quality share: the axis, the grey stripe of noise, and the text of a dot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def dot(panel: Panel, entry: PanelEntry, x: float, dx: float = 0.0, tail: float | None = None) -> Dot | None:
-    """A method at its quality; None where that is not a number, or x is none."""
+    """The dot of a method at its quality; None if that is not a number, or if x is None."""
     quality = entry.quality
     if not (math.isfinite(quality.mean) and math.isfinite(x)):
         return None
@@ -36,7 +36,7 @@ def panel_plots(
 
 
 def stripe(panel: Panel) -> tuple[float, float] | None:
-    """The noise floor around the uncompressed quality, as drawn; None where it is not known."""
+    """The noise floor around the uncompressed quality, as drawn; None if it is not known."""
     floor = panel.floor()
     if panel.baseline is None or floor is None:
         return None
@@ -45,7 +45,7 @@ def stripe(panel: Panel) -> tuple[float, float] | None:
 
 
 def facts(panel: Panel, entry: PanelEntry) -> list[str]:
-    """What a dot says when it is pointed at."""
+    """The text that a dot shows when it is pointed at."""
     quality, difference, relative = entry.quality, panel.difference(entry), panel.relative_speed(entry)
     seeds = f"{quality.count} seed{'s' * (quality.count != 1)}"
     lines = [f"{panel.unit}: {panel.shown(quality.mean)} ± {panel.shown(quality.deviation)}, {seeds}"]
@@ -61,7 +61,7 @@ def facts(panel: Panel, entry: PanelEntry) -> list[str]:
 
 
 def data_size(count: float) -> str:
-    """Bytes for people.
+    """Format bytes for people.
 
     >>> data_size(950), data_size(76104), data_size(1.5e9)
     ('950 B', '76.1 kB', '1.5 GB')

@@ -1,4 +1,4 @@
-"""What a report is made of: lines of results, each known by what it has.
+"""Results that a report is made of: lines in files, whose kind is known by their fields.
 
 Law: nothing is left out in silence. A line is a training run, a replayed exchange, a cell of ``gradwire check auto`` or
 codec's figures, or it is an error that names the file and the line; of a file that was cut off while it was written,
@@ -58,7 +58,7 @@ class Results:
 
 
 def read(paths: Sequence[Path]) -> Results:
-    """Everything that the files hold.
+    """Read everything that the files hold.
 
     Args:
         paths: of JSON lines, or of JSON arrays as ``gradwire bench codec --json`` writes them.
@@ -83,7 +83,7 @@ def read(paths: Sequence[Path]) -> Results:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Parsed values, each with the place where it stands."""
+    """Yield parsed values, each with the place in the file where it stands."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -43,7 +43,7 @@ class Dot:
 
 
 def scatter(dots: Sequence[Dot], x: Spec, y: Spec, stripe: Range | None = None, *, lower: bool = False) -> Spec:
-    """A plot.
+    """Draw a scatter plot.
 
     Args:
         dots: at least one, at finite places.
@@ -71,7 +71,7 @@ def scatter(dots: Sequence[Dot], x: Spec, y: Spec, stripe: Range | None = None, 
 
 
 def near(values: Sequence[float], *, lower: bool) -> Range | None:
-    """A range for the better three quarters; None where they take half of the whole or more.
+    """A range that shows the better three quarters of the dots; None if it would span half of the whole range or more.
 
     >>> near([0.1, 0.97, 0.98, 0.99], lower=False) is None, near([1.0, 2.0, 3.0, 4.0], lower=False) is None
     (False, True)
@@ -92,7 +92,7 @@ Text = tuple[str, str]
 
 
 def _texts(dots: Sequence[Dot], across: Range, down: Range, *, log: bool) -> list[Text]:
-    """The names of the dots in a view; the method without compression chooses first."""
+    """The labels of the dots in a view; the method without compression chooses its place first."""
     shares = [
         (
             ((math.log10(dot.x) if log else dot.x) - across[0]) / (across[1] - across[0]),
@@ -137,7 +137,7 @@ def _trace(dots: Sequence[Dot], texts: Sequence[Text]) -> Spec:
 
 
 def _tails(dots: Sequence[Dot]) -> list[Spec]:
-    """A thin line with a ring at its end for each family that has any."""
+    """A thin line with a ring at its end, for each family whose dots have a second value."""
     found: list[Spec] = []
     for family in by_family(dot.family for dot in dots if dot.tail is not None):
         mine = [dot for dot in dots if dot.family == family and dot.tail is not None]
@@ -159,7 +159,7 @@ def _tails(dots: Sequence[Dot]) -> list[Spec]:
 
 
 def _buttons(dots: Sequence[Dot], ranges: dict[str, Range], texts: dict[str, list[Text]]) -> Spec:
-    """They change the range, and the labels of every trace that has some."""
+    """Buttons that change the visible range, and the labels of every trace that has some."""
     first = len(_tails(dots))
     buttons = []
     for name, down in ranges.items():

@@ -1,4 +1,4 @@
-"""A table as data: the page, the terminal and Markdown show the same one."""
+"""Tables as data: the page, the terminal and Markdown show the same one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tone = Literal["", "noise", "better", "worse", "failed"]
 
 @dataclass(frozen=True)
 class Cell:
-    """The content of one place.
+    """The content of one cell of a table.
 
     Args:
         text: for people.
@@ -46,12 +46,14 @@ class Table:
     brief: Sequence[str] = field(default_factory=tuple)
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON: what a column is sorted by where it has figures, else its text; None: not known."""
+        """Return the table for JSON: for each cell the value that it is sorted by, else its text; None if it is not
+        known.
+        """
         rows = [{head: _value(cell) for head, cell in zip(self.heads, row, strict=True)} for row in self.rows]
         return {"choice": self.choice, "rows": rows, "notes": list(self.notes)}
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds figures, which stand at its right edge."""
+        """Return whether a column holds figures, which are aligned at its right edge."""
         return any(row[column].sort is not None for row in self.rows)
 
 
@@ -59,17 +61,17 @@ UNKNOWN = Cell("-")
 
 
 def words(text: str, tone: Tone = "") -> Cell:
-    """A cell that is sorted as text."""
+    """Make a cell that is sorted as text."""
     return Cell(text, None, tone)
 
 
 def number(value: float | None, form: str, tone: Tone = "") -> Cell:
-    """A figure in a format, or a dash where it is not known or not finite."""
+    """Make a cell from a figure and a format; it is a dash if the figure is not known or not finite."""
     return UNKNOWN if value is None or not math.isfinite(value) else Cell(form.format(value), value, tone)
 
 
 def bytes_cell(value: float | None) -> Cell:
-    """A number of bytes."""
+    """Make a cell from a number of bytes."""
     return number(value, "{:,.0f}")
 
 

@@ -1,4 +1,4 @@
-"""Where and when everything was measured, and what must not be compared because of it."""
+"""Places, times and versions of the measurements, and warnings about what must not be compared because of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = 12
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """Names and values, as many values as there were."""
+    """Names and values of the facts, with as many values as occurred."""
     found = [(name, ", ".join(_values(_environments(results), name))) for name in _SHOWN]
     dates = sorted(run.started[:16].replace("T", " ") for run in results.runs if run.started)
     seeds = sorted({run.settings.seed for run in results.runs})
@@ -31,7 +31,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def warnings(results: Results) -> list[str]:
-    """Sentences; none where all of it was measured in one place by one program and compares well."""
+    """Warnings as sentences; none if all was measured in one place by one program and compares well."""
     return [*_mixed(results), *_unmeasured(results)]
 
 
@@ -70,7 +70,7 @@ def _unmeasured(results: Results) -> Iterator[str]:
 
 
 def _recipes(found: Iterable[Panel]) -> Iterator[str]:
-    """Several recipes in one panel, and methods for which it has no uncompressed run."""
+    """Warn of several recipes in one panel, and of methods for which it has no uncompressed run."""
     for panel in found:
         if len(panel.baselines) > 1:
             yield (
@@ -86,7 +86,7 @@ def _recipes(found: Iterable[Panel]) -> Iterator[str]:
 
 
 def _floors(found: Iterable[Panel]) -> Iterator[str]:
-    """Groups of uncompressed runs that give no noise floor, or a wide one."""
+    """Warn of groups of uncompressed runs that give no noise floor, or a wide one."""
     groups = [
         (panel.title if len(panel.baselines) == 1 else f"{panel.title}, {base.method}", base)
         for panel in found
@@ -110,7 +110,7 @@ def _floors(found: Iterable[Panel]) -> Iterator[str]:
 
 
 def _digests(panel: Panel) -> set[str]:
-    """Digests of the data of its runs, where they are known."""
+    """The digests of the data of the runs, as far as they are known."""
     return {run.data_digest for entry in panel.entries for run in entry.runs if run.data_digest is not None}
 
 
@@ -122,7 +122,7 @@ def _environments(results: Results) -> Iterator[Mapping[str, Any]]:
 
 
 def _values(environments: Iterable[Mapping[str, Any]], name: str) -> list[str]:
-    """The different ones, in their order; a commit is cut."""
+    """The different values in the order of their first occurrence; a commit is shortened."""
     found = dict.fromkeys(str(each[name]) for each in environments if each.get(name) is not None)
     return [_cut(value) if name == "commit" else value for value in found]
 

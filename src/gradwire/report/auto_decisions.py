@@ -1,4 +1,4 @@
-"""What "auto" had chosen for each bucket, from which step on, and what it expected of it."""
+"""Decisions of "auto" over time: its choice for each bucket, the step of the choice, and the gain it expected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLOURS = tuple(COLOURS.values())
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each run that has told of its decisions."""
+    """One plot for each run that recorded its decisions."""
     for title, entries, last in _told(results):
         buckets = max((len(each["buckets"]) for each in entries), default=0)
         if buckets:
@@ -34,7 +34,7 @@ def blocks(results: Results) -> Iterable[Plot]:
 
 
 def _told(results: Results) -> Iterator[tuple[str, Sequence[Entry], int]]:
-    """The title of a run, its entries, and its last step where that is known."""
+    """The title of a run, its entries, and its last step if that is known."""
     for run in results.runs:
         known = run.settings
         title = f"{known.task}, {known.model}, {known.workers} workers, {link_text(known.link)}, {known.method}"
@@ -69,7 +69,7 @@ def figure(entries: Sequence[Entry], last: int) -> Spec:
 
 
 def _bars(entries: Sequence[Entry], ends: Sequence[int], label: str, colour: str) -> Spec:
-    """The stretches in which buckets were exchanged with one choice."""
+    """Draw the stretches of steps in which a bucket was exchanged with one choice."""
     x: list[int | None] = []
     y: list[int | None] = []
     said: list[str] = []
@@ -102,7 +102,7 @@ def _about(entry: Entry, number: int, bucket: Mapping[str, Any]) -> list[str]:
 
 
 def _line(entries: Sequence[Entry], ends: Sequence[int], key: str, name: str, dash: str) -> Spec:
-    """The sum over the buckets, from entry to entry."""
+    """Draw the sum over the buckets, from entry to entry."""
     sums = [1e3 * sum(bucket.get(key) or 0.0 for bucket in each["buckets"]) for each in entries]
     return {
         "type": "scatter",

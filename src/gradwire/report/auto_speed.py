@@ -1,4 +1,4 @@
-"""How fast "auto" and each fixed method are beside plain DDP, in every cell of ``gradwire check auto``."""
+"""Speed of "auto" and of each fixed method beside plain DDP, in every cell of ``gradwire check auto``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each link, or for each part where links change."""
+    """One plot for each link, or for each part of a run in which the link changes."""
     groups: dict[str, list[tuple[Row, Row]]] = {}
     for row in results.cells:
         for number, part in enumerate(row["parts"], 1):
@@ -41,7 +41,7 @@ def blocks(results: Results) -> Iterable[Plot]:
 
 
 def marks(found: Sequence[tuple[Row, Row]]) -> list[Mark]:
-    """A mark for each model, number of workers and method.
+    """Make a mark for each model, number of workers and method.
 
     Args:
         found: cells, each with the part that is drawn.

@@ -1,4 +1,4 @@
-"""Whether "auto" reaches its goals: a table of the cells of ``gradwire check auto``."""
+"""Verdicts on the goals of "auto": a table of the cells of ``gradwire check auto``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def _row(found: Verdict) -> list[Cell]:
 
 
 def part_text(found: Verdict) -> str:
-    """The link of a verdict for people; where it changes, which part of the run it is."""
+    """Format the link of a verdict for people; if the link changes, name the part of the run."""
     shown = link_text(found.part)
     return shown if found.part == found.link else f"{shown}, part {found.number + 1}"

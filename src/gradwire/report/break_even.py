@@ -31,7 +31,7 @@ _EXACT, _ABOVE, _BELOW = _SHAPES
 
 
 def blocks(results: Results) -> Iterator[Plot]:
-    """One for each replayed model and number of workers, and one for each size of a codec's tensors."""
+    """One plot for each replayed model and number of workers, and one for each size of a codec's tensors."""
     for found in exchanges(results):
         yield from _plot(found.title, link_marks(found), found.instead())
     for size in sorted({row["size"] for row in results.codecs}, reverse=True):
@@ -39,14 +39,14 @@ def blocks(results: Results) -> Iterator[Plot]:
 
 
 def link_marks(found: Exchanges) -> list[Mark]:
-    """A mark for each compressing method that ran on a link of known rate, the highest bandwidth first."""
+    """Make a mark for each compressing method that ran on a link of known rate, the highest bandwidth first."""
     crossings = {name: crossing(found, name) for name in found.methods if found.family(name) != BASELINE}
     marks = [_mark(name, found.family(name), at) for name, at in crossings.items() if at is not None]
     return sorted(marks, key=lambda mark: (list(_SHAPES).index(mark.series) == 2, -mark.x, mark.name))
 
 
 def codec_marks(rows: Sequence[dict[str, Any]], size: int) -> list[Mark]:
-    """A mark for each method that sends fewer than 32 bits an element, by the medians of its two operations."""
+    """Make a mark for each method that sends fewer than 32 bits an element, from the medians of its two operations."""
     marks = [_codec_mark(name, phases) for name, phases in by_method(rows, size, "seconds").items()]
     return sorted((mark for mark in marks if mark is not None), key=lambda mark: -mark.x)
 

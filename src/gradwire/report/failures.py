@@ -1,4 +1,4 @@
-"""What went wrong: runs and exchanges that failed, workers that ended apart, steps that were left out."""
+"""Failures: runs and exchanges that failed, workers whose parameters differ at the end, and skipped steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _runs(results: Results) -> Iterator[list[Cell]]:
 
 
 def _trouble(run: Record) -> str:
-    """What went wrong in a run, in words; empty: nothing is wrong."""
+    """Describe in words what went wrong in a run; empty if nothing did."""
     found = [] if run.status == "ok" else [f"failed after {run.steps} steps: {run.error or 'no reason given'}"]
     if run.status == "ok" and (run.quality is None or not math.isfinite(run.quality)):
         found.append("diverged: it ended with no quality that is a number")

@@ -22,7 +22,7 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each size, the largest first."""
+    """One plot for each size, the largest first."""
     for size in sorted({row["size"] for row in results.codecs}, reverse=True):
         found = latencies(results.codecs, size)
         if found:

@@ -1,4 +1,4 @@
-"""Replayed exchanges in a table: step time and speed-up on each link, and where a method stops paying."""
+"""Replayed exchanges in a table: step time and speed-up on each link, and the break-even bandwidth."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Table]:
-    """One for each model and number of workers."""
+    """One table for each model and number of workers."""
     return tables(results)

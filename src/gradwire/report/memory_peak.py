@@ -20,5 +20,5 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each panel in which a method's is known."""
+    """One plot for each panel in which the peak of some method is known."""
     return memory_plots(results, lambda entry: entry.growth, "growth", growth_note)

@@ -1,4 +1,4 @@
-"""What a worker keeps for a method from step to step."""
+"""Memory that a worker keeps for a method from step to step."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ NOTE = "Residuals, momenta and factors of a worker, from step to step, as they a
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each panel in which a method keeps anything."""
+    """One plot for each panel in which a method keeps anything."""
     return memory_plots(results, lambda entry: entry.mean("state_bytes"), "state")

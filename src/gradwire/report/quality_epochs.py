@@ -16,5 +16,5 @@ NOTE = "Means over the seeds. A click in the legend hides lines, a double click 
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each panel with a history."""
+    """One plot for each panel with a history."""
     return curve_plots(results, "epoch", "epoch")

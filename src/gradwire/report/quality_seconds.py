@@ -19,5 +19,5 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each panel with a history."""
+    """One plot for each panel with a history."""
     return curve_plots(results, "seconds", "seconds of training")

@@ -43,7 +43,7 @@ _TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse",
 
 
 def blocks(results: Results) -> Iterable[Table]:
-    """One for each panel; a column that nothing is known of is left out."""
+    """One table for each panel; a column of which nothing is known is left out."""
     for panel in results.panels:
         heads = [panel.unit if head == "quality" else head for head in (*_HEADS, *_others(panel))]
         rows = [(*_row(panel, entry), *_measured(panel, entry)) for entry in panel.entries]
@@ -55,8 +55,8 @@ def blocks(results: Results) -> Iterable[Table]:
 
 
 def floor_note(panel: Panel) -> list[str]:
-    """The noise floor in words: how large it is, and how it was computed; or why it is not known. One line for each
-    recipe that has uncompressed runs.
+    """Describe the noise floor in words: its size and how it was computed, or why it is not known. There is one line
+    for each recipe that has uncompressed runs.
     """
     if not panel.baselines:
         return ["There is no uncompressed run, so that nothing says what a difference means."]
@@ -78,7 +78,7 @@ def _floor_line(panel: Panel, base: PanelEntry) -> str:
 
 
 def verdict_cell(panel: Panel, entry: PanelEntry) -> Cell:
-    """The verdict in words, with its tone."""
+    """Make a cell with the verdict in words and its tone."""
     verdict = panel.verdict(entry)
     return words(verdict, _TONES.get(verdict, ""))
 
@@ -110,7 +110,7 @@ def _row(panel: Panel, entry: PanelEntry) -> Sequence[Cell]:
 
 
 def _others(panel: Panel) -> list[str]:
-    """What the task measures beside its quality."""
+    """The measures of the task other than its quality."""
     names = dict.fromkeys(name for entry in panel.entries for run in entry.runs for name in run.measures)
     return [name for name in names if name != panel.measure]
 
@@ -126,7 +126,7 @@ def _measure(name: str) -> Callable[[Record], float | None]:
 
 
 def _unlearned(panel: Panel) -> list[str]:
-    """What the measure is without any learning."""
+    """The value of the measure without any training."""
     known = panel.entries[0].runs[0].baselines
     shown = ", ".join(f"{name} {panel.shown(value)}" for name, value in known.items())
     return [f"Without learning: {shown} ({panel.unit})."] if shown else []

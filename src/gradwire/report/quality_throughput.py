@@ -23,7 +23,7 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each panel in which two speeds are known, that of no compression among them."""
+    """One plot for each panel in which two speeds are known, one of them that of no compression."""
     return panel_plots(results, dots, lambda _: axis("throughput over no compression"))
 
 
@@ -34,7 +34,7 @@ def dots(panel: Panel) -> list[Dot]:
 
 
 def _place(panel: Panel, entry: PanelEntry) -> tuple[float, float]:
-    """Relative throughput, and the standard deviation of its numerator on the same scale."""
+    """The relative throughput, and the standard deviation of its numerator on the same scale."""
     relative, speed = panel.relative_speed(entry), entry.speed
     if relative is None or speed is None or not speed.mean:
         return math.nan, 0.0

@@ -22,12 +22,14 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each panel in which two volumes are known."""
+    """One plot for each panel in which two volumes are known."""
     return panel_plots(results, dots, _axis)
 
 
 def dots(panel: Panel) -> list[Dot]:
-    """The methods that sent something; the tail is the unpacked volume where that differs by 1 % or more."""
+    """Make a dot for each method that sent something; its tail ends at the unpacked volume if that differs by 1 % or
+    more.
+    """
     found: list[Dot | None] = []
     for entry in panel.entries:
         packed, unpacked = entry.mean("bytes_per_step"), entry.mean("unpacked_bytes_per_step")

@@ -1,4 +1,4 @@
-"""How much faster than without compression a step is, on each link."""
+"""Speed-up of a step over no compression, on each link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each model and number of workers that has a baseline."""
+    """One plot for each model and number of workers that has a baseline."""
     for found in exchanges(results):
         drawn = marks(found)
         if drawn:
@@ -29,7 +29,7 @@ def blocks(results: Results) -> Iterable[Plot]:
 
 
 def marks(found: Exchanges) -> list[Mark]:
-    """A mark for each method and link on which the baseline ran too."""
+    """Make a mark for each method and link on which the baseline ran too."""
     return [
         Mark(
             method,

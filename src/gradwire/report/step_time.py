@@ -20,7 +20,7 @@ NOTE = (
 
 
 def blocks(results: Results) -> Iterable[Plot]:
-    """One for each model and number of workers."""
+    """One plot for each model and number of workers."""
     for found in exchanges(results):
         drawn = marks(found)
         x = log_axis("milliseconds a step", _ends(drawn), "{:g}".format)
@@ -28,7 +28,7 @@ def blocks(results: Results) -> Iterable[Plot]:
 
 
 def marks(found: Exchanges) -> list[Mark]:
-    """A mark for each method and link, in milliseconds."""
+    """Make a mark for each method and link, in milliseconds."""
     return [
         Mark(
             method,

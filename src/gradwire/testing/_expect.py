@@ -1,4 +1,4 @@
-"""What the checks share: a way to fail, bit-for-bit equality, payloads in poisoned memory."""
+"""Tools that the checks share: a way to fail, bit-for-bit equality, payloads in poisoned memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def expect(ok: bool, compressor: Compressor, what: str) -> None:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit (-0.0 is not 0.0), any NaN being equal to any other."""
+    """Return whether tensors are equal bit for bit (-0.0 is not 0.0), any NaN being equal to any other."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     equal = a.contiguous().view(-1).view(torch.uint8) == b.contiguous().view(-1).view(torch.uint8)
@@ -36,7 +36,7 @@ def payload_for(compressor: Compressor, x: Tensor, poison: int = POISON) -> tupl
 
 
 def encode(compressor: Compressor, x: Tensor, key: Key | None = None) -> tuple[Tensor, Payload]:
-    """Encode with a fresh state."""
+    """Encode with a new state."""
     key = key or Key()
     buffer, payload = payload_for(compressor, x)
     compressor.encode(x, payload, compressor.init_state(x.shape, key, x.device), key)
@@ -44,7 +44,7 @@ def encode(compressor: Compressor, x: Tensor, key: Key | None = None) -> tuple[T
 
 
 def decode(compressor: Compressor, payload: Payload, like: Tensor) -> Tensor:
-    """D(payload) in a fresh tensor."""
+    """Compute D(payload) in a new tensor."""
     out = torch.zeros_like(like)
     compressor.add_decoded(payload, out)
     return out

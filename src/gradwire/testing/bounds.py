@@ -1,4 +1,4 @@
-"""The contract's checks of what a method claims in expectation: bias, variance factor, contraction."""
+"""Checks of what a method claims in expectation: bias, variance factor, contraction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VANISHING = 2.0**-120
 
 
 def check_unbiased(compressor: Compressor, x: Tensor) -> None:
-    """The mean error over many keys vanishes along x, its signs, a constant and random directions."""
+    """Check that the mean error over many keys vanishes along x, its signs, a constant and random directions."""
     if not compressor.unbiased:
         return
     flat = x.view(-1).double()
@@ -36,14 +36,14 @@ def check_unbiased(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_omega(compressor: Compressor, x: Tensor) -> None:
-    """E|C(x) - x|^2 <= omega |x|^2."""
+    """Check that E|C(x) - x|^2 <= omega |x|^2."""
     omega = compressor.omega(x.numel())
     if compressor.unbiased and math.isfinite(omega):
         _check_error(compressor, x, omega, "omega")
 
 
 def check_contraction(compressor: Compressor, x: Tensor) -> None:
-    """E|C(x) - x|^2 <= (1 - delta) |x|^2."""
+    """Check that E|C(x) - x|^2 <= (1 - delta) |x|^2."""
     if compressor.contraction:
         expect(compressor.delta(x.numel()) > 0, compressor, "a contraction needs delta > 0")
         _check_error(compressor, x, 1 - compressor.delta(x.numel()), "1 - delta")
@@ -64,7 +64,7 @@ def _standard_error(draws: Tensor) -> Tensor:
 
 
 def _errors(compressor: Compressor, x: Tensor) -> Iterator[Tensor]:
-    """C(x) - x in float64 for keys of many steps, fewer for a large x; once if the method is not random."""
+    """Compute C(x) - x in float64 for keys of many steps, fewer for a large x; once if the method is not random."""
     draws = min(_DRAWS, max(20, _WORK // max(x.numel(), 1))) if compressor.random else 1
     for step in range(draws):
         payload = encode(compressor, x, Key(step=step))[1]

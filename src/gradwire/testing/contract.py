@@ -1,4 +1,4 @@
-"""The contract of a compressor as checks; run them on a method of your own.
+"""Contract of a compressor as checks; run them on a method of your own.
 
     from gradwire.testing import contract, inputs
     for make in inputs.SPECIAL.values():
@@ -46,7 +46,7 @@ _GUARD = 64
 
 
 def check_config(compressor: Compressor, _x: Tensor) -> None:
-    """The configuration survives JSON, and an equal compressor hashes equally.
+    """Check that the configuration survives JSON, and that an equal compressor hashes equally.
 
     A ``SimpleCompressor`` (its name says where the class stands, as ``module:Class``) is not rebuilt from a
     configuration: only JSON has to carry it.
@@ -64,7 +64,7 @@ def check_config(compressor: Compressor, _x: Tensor) -> None:
 
 
 def check_properties(compressor: Compressor, x: Tensor) -> None:
-    """What is declared makes sense together."""
+    """Check that the declared properties are consistent."""
     json.dumps(compressor.properties())
     n, delta = x.numel(), compressor.delta(x.numel())
     expect(0 <= delta <= 1, compressor, f"delta({n}) must be in [0, 1], got {delta}")
@@ -88,7 +88,7 @@ def check_properties(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_sums(compressor: MultiRound, x: Tensor, reductions: Sequence[str]) -> None:
-    """What is summed in integers has no room for any number of ranks, and says so."""
+    """Check that sums of integers refuse a number of ranks for which they have no room."""
     summed = zip(compressor.layout(x.shape).fields, reductions, strict=True)
     if all(how != "sum" or field.dtype.is_floating_point for field, how in summed):
         return
@@ -101,7 +101,7 @@ def check_sums(compressor: MultiRound, x: Tensor, reductions: Sequence[str]) -> 
 
 
 def check_layout(compressor: Compressor, x: Tensor) -> None:
-    """``encode`` writes every byte that travels and none beside the layout, and leaves x alone."""
+    """Check that ``encode`` writes every byte that travels and none outside the layout, and leaves x alone."""
     layout, before, bodies = compressor.layout(x.shape), x.clone(), []
     for poison in (0, POISON):
         memory = torch.full((layout.nbytes + 2 * _GUARD,), poison, dtype=torch.uint8, device=x.device)
@@ -116,7 +116,8 @@ def check_layout(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_determinism(compressor: Compressor, x: Tensor) -> None:
-    """The key decides the payload: the same again, and for a random method another one at another step or rank.
+    """Check that the key decides the payload: the same again, and for a random method another one at another step or
+    rank.
 
     Payloads that are summed must not depend on the rank.
     """
@@ -138,7 +139,7 @@ def check_determinism(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_decoder(compressor: Compressor, x: Tensor) -> None:
-    """``add_decoded`` adds, and scales what it adds."""
+    """Check that ``add_decoded`` adds, and scales what it adds."""
     payload = encode(compressor, x)[1]
     decoded, out = decode(compressor, payload, x), x.flip(0) if x.dim() else x.clone()
     expected = out + -0.5 * decoded
@@ -148,7 +149,7 @@ def check_decoder(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_many(compressor: Compressor, x: Tensor) -> None:
-    """``add_decoded_many`` over rows with gaps gives the bits of a loop over ``add_decoded``."""
+    """Check ``add_decoded_many`` against a loop, and ``decode_many`` against adding to zeros, bit for bit."""
     layout = compressor.layout(x.shape)
     stride = -(-layout.nbytes // 8) * 8 + 8
     rows = torch.full((3, stride), POISON, dtype=torch.uint8, device=x.device)
@@ -160,10 +161,14 @@ def check_many(compressor: Compressor, x: Tensor) -> None:
         compressor.add_decoded(tuple(field[rank] for field in payloads), looped, 1 / 3)
     compressor.add_decoded_many(payloads, at_once, 1 / 3)
     expect(same(looped, at_once), compressor, "add_decoded_many differs from the loop")
+    added, anew = torch.zeros_like(at_once), torch.full_like(at_once, math.nan)
+    compressor.add_decoded_many(payloads, added, 1 / 3)
+    compressor.decode_many(payloads, anew, 1 / 3)
+    expect(same(added, anew), compressor, "decode_many differs from add_decoded_many to zeros")
 
 
 def check_used(compressor: Compressor, x: Tensor) -> None:
-    """What is not used of a payload of variable size need not travel: whatever is there, it decodes alike."""
+    """Check that the unused part of a payload of variable size need not travel: it decodes alike whatever is there."""
     if compressor.fixed_size:
         return
     layout = compressor.layout(x.shape)
@@ -181,7 +186,9 @@ def check_used(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_summable(compressor: Compressor, x: Tensor) -> None:
-    """D(p + q) = D(p) + D(q) up to the rounding of the payload's type, and a scale may go in before the code."""
+    """Check that D(p + q) = D(p) + D(q) up to the rounding of the payload's type, and that a scale may go in before the
+    code.
+    """
     if not compressor.summable:
         return
     buffer, payload = payload_for(compressor, x)
@@ -197,7 +204,7 @@ def check_summable(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_elementwise(compressor: Compressor, x: Tensor) -> None:
-    """Two neighbours encoded as one decode to what they decode to alone, if the method says so."""
+    """Check that two neighbours encoded as one decode to what they decode to alone, if the method says so."""
     if not compressor.elementwise or compressor.random:
         return
     flat = x.view(-1)
@@ -208,7 +215,7 @@ def check_elementwise(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_inputs(compressor: Compressor, x: Tensor) -> None:
-    """``compress`` takes strided and 16-bit tensors for what they hold, and refuses what is no gradient."""
+    """Check that ``compress`` takes strided and 16-bit tensors by their values, and refuses what is no gradient."""
     strided = torch.stack([x, x + 1], dim=-1)[..., 0]
     expect(same(compressor.compress(strided), compressor.compress(x)), compressor, "a strided tensor differs")
     for dtype in (torch.float16, torch.bfloat16):
@@ -225,7 +232,9 @@ def check_inputs(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_bad_bytes(compressor: Compressor, x: Tensor) -> None:
-    """Bytes of the wrong length are a ``WireError``; bytes of the right length decode or are a ``WireError``."""
+    """Check that bytes of the wrong length are a ``WireError``, and that those of the right length
+    decode or are one.
+    """
     buffer = compressor.compress(x)
     for wrong in (buffer[:-1], torch.cat([buffer, buffer.new_zeros(1)]), buffer.to(torch.int16)):
         if wrong.numel() == buffer.numel() and wrong.dtype == buffer.dtype:
@@ -246,14 +255,16 @@ def check_bad_bytes(compressor: Compressor, x: Tensor) -> None:
 
 
 def _is_generic(x: Tensor) -> bool:
-    """Whether a random method has something to decide: many different elements of moderate size."""
+    """Return whether a random method has something to decide: many different elements of moderate size."""
     if x.numel() < 64 or len(set(x.view(-1).tolist())) <= x.numel() // 2:
         return False
     return 1e-18 < float(x.abs().amax()) < 1e18
 
 
 def _is_low_rank(x: Tensor) -> bool:
-    """Whether a few directions are the whole of the folded matrix, so that a method that draws some may send all."""
+    """Return whether a few directions are the whole of the folded matrix, so that a method that draws some may send
+    all.
+    """
     side = math.isqrt(x.numel())
     folded = x.reshape(-1)[: side * side].view(side, side)
     return 2 * int(torch.linalg.matrix_rank(folded.double(), rtol=1e-6)) < side

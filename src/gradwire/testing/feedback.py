@@ -1,4 +1,4 @@
-"""The contract's checks of error feedback: nothing is lost, and a step can be taken back."""
+"""Checks of error feedback: nothing is lost, and a step can be undone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_feedback", "check_nonfinite", "check_undo"]
 
 
 def check_feedback(compressor: Compressor, x: Tensor) -> None:
-    """The payload is that of residual + gradient, and the new residual is what the payload lacks: nothing is lost."""
+    """Check that the payload is that of residual + gradient, and that the new residual is what the payload lacks."""
     grad, residual = _pair(x)
     total = residual + grad
     expected_bytes, payload = encode(compressor, total)
@@ -36,7 +36,9 @@ def check_feedback(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_undo(compressor: Compressor, x: Tensor) -> None:
-    """The same is sent and kept with a status, and the gradient receives the old residual bit for bit."""
+    """Check that a status changes nothing that is sent and kept, and that the gradient receives the old residual bit
+    for bit.
+    """
     grad, residual = _pair(x)
     plain_residual, old = residual.clone(), residual.clone()
     plain = _feed(compressor, grad.clone(), plain_residual, None)
@@ -49,7 +51,7 @@ def check_undo(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_nonfinite(compressor: Compressor, x: Tensor) -> None:
-    """A gradient that is not finite is reported, and the residual can be had back."""
+    """Check that a gradient that is not finite is reported, and that the residual can be restored."""
     for bad in (torch.nan, torch.inf, -torch.inf) if x.numel() else ():
         grad, residual = _pair(x)
         grad.view(-1)[x.numel() // 2] = bad

@@ -27,20 +27,20 @@ Case = dict[str, Any]
 
 
 def load(path: Path) -> list[Case]:
-    """The cases of a file, none if it does not exist."""
+    """Read the cases of a file; none if it does not exist."""
     cases: list[Case] = json.loads(path.read_text()) if path.exists() else []
     return cases
 
 
 def variants(folder: Path, name: str) -> list[Compressor]:
-    """The compressor with its default parameters and with each frozen configuration, every one once."""
+    """List the compressor with its default parameters and with each frozen configuration, every one once."""
     default: Compressor = registry.build("compressors", name)
     frozen = [registry.from_config("compressors", case["config"]) for case in load(folder / f"{name}.json")]
     return list(dict.fromkeys([default, *frozen]))
 
 
 def check_case(case: Case) -> None:
-    """Encoding gives the frozen bytes and the frozen bytes decode to the frozen elements, bit for bit.
+    """Check that encoding gives the frozen bytes, and that these decode to the frozen elements, bit for bit.
 
     Where a method multiplies matrices the last bits belong to the BLAS of the machine: the numbers of one that is not
     ``portable`` may differ by 1e-5 of the largest.
@@ -62,7 +62,7 @@ def check_case(case: Case) -> None:
 
 
 def freeze(folder: Path, name: str, *, replace: bool = False) -> int:
-    """Fill in what is missing in ``<name>.json``; a file that does not exist starts with the default parameters.
+    """Add missing cases to ``<name>.json``; a file that does not exist starts with the default parameters.
 
     Args:
         folder: of the files.
@@ -86,7 +86,7 @@ def freeze(folder: Path, name: str, *, replace: bool = False) -> int:
 
 
 def _blank_unused(compressor: Compressor, buffer: Tensor, x: Tensor) -> Tensor:
-    """Zeros where a payload of variable size has no meaning."""
+    """Zero the bytes of a payload of variable size that have no meaning."""
     layout = compressor.layout(x.shape)
     if not compressor.fixed_size:
         buffer[layout.cut(int(layout.views(buffer)[0])).nbytes :] = 0

@@ -1,4 +1,4 @@
-"""How much memory a call asks torch for."""
+"""Measurement of the memory that a call asks torch for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_memory", "largest_allocation"]
 
 
 def largest_allocation(work: Callable[[], object]) -> int:
-    """Bytes of the largest CPU tensor that ``work`` makes, on its second call: the first one may fill caches.
+    """The bytes of the largest CPU tensor that ``work`` makes, on its second call: the first one may fill caches.
 
     >>> largest_allocation(lambda: torch.ones(1000).add_(1).sum())
     4000
@@ -28,7 +28,7 @@ def largest_allocation(work: Callable[[], object]) -> int:
 
 
 def check_memory(compressor: Compressor, x: Tensor) -> None:
-    """A step makes no tensor half the gradient's size. With the torch reference of an operation it may.
+    """Check that a step makes no tensor half the gradient's size. With the torch reference of an operation it may.
 
     Nor are methods asked that decompose the gradient, which takes room of its size.
     """

@@ -1,4 +1,4 @@
-"""Valid arguments for every operation, made from its annotations: for whoever runs all of them.
+"""Valid arguments for every operation, made from its annotations, for tests that run all of them.
 
 Law: an example has ``N`` elements and ``RANKS`` ranks, floats that differ, and zeros of every other kind where they
 have a meaning; its results are those of the reference on every device.
@@ -97,8 +97,8 @@ _COUNTED = {"indices"}
 
 
 def example(op: Op[Any]) -> dict[str, Any]:
-    """Valid arguments by name, in new tensors of the CPU: floats that differ, and zeros of every other kind where they
-    have a meaning.
+    """Make valid arguments by name, in new tensors of the CPU: floats that differ, and zeros of every other kind if
+    they have a meaning.
 
     Args:
         op: one of ``operations()``.
@@ -112,7 +112,7 @@ def example(op: Op[Any]) -> dict[str, Any]:
 
 
 def _parts() -> dict[str, Any]:
-    """What annotations do not say: how the sizes of several lists belong together."""
+    """The relations that annotations do not express: how the sizes of several lists belong together."""
     return {
         "values": [torch.ones(4), torch.tensor([5], dtype=torch.uint8)],
         "indices": [torch.arange(4, dtype=torch.int16)] * RANKS,
@@ -129,7 +129,7 @@ def _made(op: Op[Any]) -> dict[str, Any]:
 
 
 def _values(op: Op[Any]) -> dict[str, Any]:
-    """Numbers that fulfil what the operation says of them."""
+    """Choose numbers that fulfil the conditions of the operation."""
     assert op.declaration is not None
     named = {name: 0.5 for name, kind in op.declaration.types.items() if kind is float}
     found = named | _VALUES | {"n": _LONGER.get(op.name, N)}
@@ -159,7 +159,7 @@ def _argument(op: Op[Any], name: str) -> Any:
 
 
 def variants(op: Op[Any]) -> Iterator[dict[str, Any]]:
-    """What else an operation may be called with: nothing in place of a tensor, a flag that is set, another dtype.
+    """The other allowed calls of an operation: with None in place of a tensor, with a flag set, or with another dtype.
 
     Args:
         op: one of ``operations()``.
@@ -195,7 +195,7 @@ def modules() -> tuple[str, ...]:
 
 @cache
 def operations() -> dict[str, Op[Any]]:
-    """Every operation of gradwire, by its name.
+    """Map the name of every operation of gradwire to the operation.
 
     >>> "twobit_encode" in operations()
     True

@@ -1,4 +1,4 @@
-"""Run a function on several real ranks: processes of this machine over Gloo.
+"""Real ranks for a function: processes of this machine over Gloo.
 
 The processes fork from a server that has imported torch and gradwire once and never used a thread pool, so that a
 rank starts in milliseconds.
@@ -31,7 +31,7 @@ CONNECTS = 3
 
 
 class RankFailedError(AssertionError):
-    """A rank raised, died or did not finish; ``errors`` maps ranks to what they said."""
+    """A rank raised, died or did not finish; ``errors`` maps ranks to their messages."""
 
     def __init__(self, errors: dict[int, str]) -> None:
         self.errors = errors

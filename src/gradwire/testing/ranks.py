@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: for tests of what ranks do together, without a network."""
+"""Ranks as threads of one process: for tests of cooperation, without a network."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def mean_rounds(
 
 
 def check_rounds(compressor: Compressor, x: Tensor) -> None:
-    """Three ranks with different gradients end with the same bits, and states change only after the last round."""
+    """Check that three ranks with different gradients end with the same bits, and that states change only after the
+    last round.
+    """
     if not isinstance(compressor, MultiRound):
         return
     xs = [[x * weight, x * x.sign() - weight] for weight in (1.0, 0.5, -0.25)]

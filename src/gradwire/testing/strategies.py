@@ -12,7 +12,8 @@ __all__ = ["gradients", "matrices"]
 
 
 def gradients(min_size: int = 0, max_size: int = 300) -> st.SearchStrategy[Tensor]:
-    """Finite float32 vectors: special ones, normal ones at any scale, and element by element ones that shrink well.
+    """Draw finite float32 vectors: special ones, normal ones at any scale, and element by element ones that shrink
+    well.
 
     Args:
         min_size: fewest elements.
@@ -26,7 +27,7 @@ def gradients(min_size: int = 0, max_size: int = 300) -> st.SearchStrategy[Tenso
 
 
 def matrices(max_rows: int = 12, max_columns: int = 12) -> st.SearchStrategy[Tensor]:
-    """Finite float32 matrices, full and deficient in rank; a dimension may be 1 but not 0."""
+    """Draw finite float32 matrices, full and deficient in rank; a dimension may be 1 but not 0."""
     shapes = st.tuples(st.integers(1, max_rows), st.integers(1, max_columns))
     full = shapes.flatmap(lambda shape: _normal(st.just(shape[0] * shape[1])).map(lambda x: x.view(shape)))
     thin = shapes.flatmap(lambda shape: st.builds(torch.outer, *(_normal(st.just(n)) for n in shape)))

@@ -1,4 +1,4 @@
-"""Whether an encode waits for its device."""
+"""Check that an encode does not wait for its device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TORCH = torch.__file__.removesuffix("__init__.py")
 
 
 def waits(work: Callable[[], object]) -> list[str]:
-    """The calls in ``work`` that would wait for an accelerator, each with where it stands; found on the CPU.
+    """List the calls in ``work`` that would wait for an accelerator, each with its place; found on the CPU.
 
     An operation of gradwire is looked into: its plain-torch reference runs, which is what an accelerator has
     where there is no kernel of its own.
@@ -51,7 +51,7 @@ def waits(work: Callable[[], object]) -> list[str]:
 
 
 def check_no_sync(compressor: Compressor, x: Tensor) -> None:
-    """``encode`` and ``encode_feedback`` of a method of fixed size never wait for the device."""
+    """Check that ``encode`` and ``encode_feedback`` of a method of fixed size never wait for the device."""
     if not compressor.fixed_size:
         return
     payload, state = payload_for(compressor, x)[1], compressor.init_state(x.shape, Key())
@@ -87,8 +87,8 @@ class _Watch(TorchDispatchMode):
 
 
 def is_wait(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a call of torch asks an accelerator for a number, for a size that follows from data, or for room for a
-    list of the host's numbers.
+    """Return whether a call of torch asks an accelerator for a number, for a size that follows from data, or for room
+    for a list of the host's numbers.
 
     Args:
         name: of the operator's schema, such as "aten::item".
@@ -111,5 +111,7 @@ def _counts_repeats(name: str, kwargs: Any) -> bool:
 
 
 def _lists(name: str, args: Any) -> bool:
-    """A tensor made of numbers of the host, which would be copied to the device. A single number is only filled in."""
+    """Return whether a tensor is made of numbers of the host, which would be copied. A single
+    number is only filled in.
+    """
     return name == "aten::lift_fresh" and args[0].dim() > 0

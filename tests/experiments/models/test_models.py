@@ -26,6 +26,7 @@ PUBLISHED = {
     "lstm": (19_775_200, 7),
     "unet": (1_850_305, 46),
     "gpt": (86_039_040, 148),
+    "nanogpt": (11_139_072, 76),
     "gpt2": (124_439_808, 148),
     "vit": (86_567_656, 152),
 }
@@ -39,6 +40,7 @@ SMALL = {
     "lstm": (341_224, 7),
     "unet": (116_017, 46),
     "gpt": (4_780_288, 76),
+    "nanogpt": (10_709_376, 76),
 }
 
 
@@ -116,13 +118,14 @@ def test_every_parameter_of_the_small_one_gets_a_gradient(name: str) -> None:
         ("unet", (2, 1, 512, 512), (2, 1, 512, 512)),
         ("vit", (2, 3, 224, 224), (2, 1000)),
         ("gpt", (2, 1024), (2, 1024, 256)),
+        ("nanogpt", (2, 1024), (2, 1024, 256)),
         ("gpt2", (2, 1024), (2, 1024, 50_257)),
         ("lstm", (20, 35), (20, 35, 10_000)),
         ("ncf", (7, 2), (7,)),
     ],
 )
 def test_the_full_size_takes_what_it_is_made_for(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    dtype = torch.int64 if name in ("gpt", "gpt2", "lstm", "ncf") else torch.float32
+    dtype = torch.int64 if name in ("gpt", "gpt2", "lstm", "nanogpt", "ncf") else torch.float32
     out = models.build(name, device="meta")(torch.zeros(shape, dtype=dtype, device="meta"))
     assert tuple(out.shape) == wanted
 
@@ -139,7 +142,13 @@ def test_the_same_seed_makes_the_same_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [("ResNet-20", "resnet20"), ("DenseNet40-K12", "densenet40_k12"), ("U-Net", "unet"), ("GPT-2", "gpt2")],
+    [
+        ("ResNet-20", "resnet20"),
+        ("DenseNet40-K12", "densenet40_k12"),
+        ("U-Net", "unet"),
+        ("GPT-2", "gpt2"),
+        ("nanoGPT", "nanogpt"),
+    ],
 )
 def test_the_papers_name_will_do(given: str, name: str) -> None:
     assert models.facts(given).name == name

@@ -121,3 +121,20 @@ def test_what_is_asked_of_a_gpu_is_counted_without_one() -> None:
         "topk_encode",
     } <= set(MERGED)
     assert "threshold_encode" not in MERGED
+
+
+def test_what_a_reference_does_is_not_recorded_but_done_for_each_piece(interpreter) -> None:
+    """Codes with one scale for a whole tensor have no kernel."""
+    singles, given = ([{**each, "block": 0} for each in examples("eightbit_add_decoded")] for _ in range(2))
+    for each in (*singles, *given):
+        each["scales"] = each["scales"][..., :1]
+    op = OPERATIONS["eightbit_add_decoded"]
+    many = {k: v if shared(op, k, v) else joined([each[k] for each in given]) for k, v in given[0].items()}
+    for _ in range(2):
+        for each in singles:
+            op.reference(**each)
+        answer, launches = interpreter.submit(worker.interpret_many, op.name, pickle.dumps(many)).result()
+        many = pickle.loads(answer)
+        assert launches == 0
+        for one, two in zip(many["out"].each(), (each["out"] for each in singles), strict=True):
+            assert torch.equal(one, two)

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from gradwire.ops import copy_where, fill_where
-from tests.ops.harness import Case, gradient
+from gradwire.ops import copy_where, fill_where, write_codes
+from gradwire.ops.stored import row_bytes
+from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 
 WHEN = [None, torch.tensor([False]), torch.tensor([True])]
@@ -21,3 +22,14 @@ def test_copy_where(on, n, when):
 def test_fill_where(on, n, when, value):
     inputs = {} if when is None else {"when": when}
     check(Case(fill_where, inputs, {"out": gradient(n, 2)}, {"value": value}), on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("block", [16, 48, 256, 1024])
+@pytest.mark.parametrize("finite", [True, False])
+def test_write_codes(on, n, when, block, finite):
+    inputs = {"values": gradient(n, 1, finite=finite)} | ({} if when is None else {"when": when})
+    stored = random_bytes((-(-n // block) * row_bytes(block),), 2)
+    # Codes lie in rows of an alignment of four, as a memory makes them.
+    check(Case(write_codes, inputs, {"stored": stored}, {"block": block}), on)

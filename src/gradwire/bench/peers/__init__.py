@@ -12,7 +12,7 @@ __all__ = ["find", "names"]
 
 
 def names() -> tuple[str, ...]:
-    """The peers there are.
+    """The names of all peers.
 
     >>> "mxnet" in names()
     True
@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> ModuleType:
-    """The module of a peer.
+    """Import the module of a peer.
 
     Raises:
         ConfigError: no such file.

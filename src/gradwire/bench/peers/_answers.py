@@ -1,4 +1,4 @@
-"""Requests on standard input, answers on standard output, a JSON object a line: for scripts in any interpreter."""
+"""Requests on standard input and answers on standard output, one JSON object a line, for scripts in any interpreter."""
 
 import json
 import os
@@ -9,7 +9,7 @@ __all__ = ["serve"]
 
 
 def serve(target: Any) -> None:
-    """Call the methods of ``target`` that are asked for until standard input ends.
+    """Call the methods of ``target`` that are requested, until standard input ends.
 
     What else is printed meanwhile, also by libraries, goes to standard error.
     """

@@ -1,4 +1,4 @@
-"""Which MXNet the comparisons install, and where."""
+"""The version of MXNet that the comparisons install, and its place."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""MXNet's distributed store on this machine: a scheduler, servers and workers, as its DMLC_* variables make them."""
+"""MXNet's distributed store on this machine: a scheduler, servers and workers, started by its DMLC_* variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("_mxnet_worker.py")
 
 
 class MXNetGroup:
-    """Its processes; use it as a context manager.
+    """The processes of MXNet's store; use it as a context manager.
 
     Args:
         workers: how many.
@@ -50,7 +50,7 @@ class MXNetGroup:
         self.processes = {rank: Process(python, SCRIPT, worker, DEADLINE) for rank in range(workers)}
 
     def ask(self, request: str, **arguments: object) -> list[Any]:
-        """The answers of all workers, which work at the same time."""
+        """Ask all workers at the same time, and return their answers."""
         return ask_all(self.processes, request, **arguments)
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ def _start(python: Path, environment: Mapping[str, str]) -> subprocess.Popen[byt
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Find a port of loopback on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -24,7 +24,7 @@ class Stores:
         return str(self._mx.__version__)
 
     def open_store(self, name: str, size: int, threshold: float | None) -> float | None:
-        """A new store with one key of ``size`` zeros; without a threshold it does not compress.
+        """Open a new store with one key of ``size`` zeros; without a threshold it does not compress.
 
         Returns:
             The threshold as MXNet understood it: it reads decimal text with errors in the last bit.
@@ -44,7 +44,7 @@ class Stores:
         self._mx.nd.waitall()
 
     def push(self, name: str) -> float:
-        """Push the gradients to completion; seconds."""
+        """Push the gradients, wait until they are stored, and return the seconds."""
         start = time.perf_counter()
         self._stores[name].push(_KEY, self._gradients)
         self._mx.nd.waitall()

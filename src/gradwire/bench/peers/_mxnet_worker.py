@@ -10,7 +10,7 @@ import numpy as np
 
 
 class MXNetWorker:
-    """What ``bench/_store_worker.py`` is for ours: it takes the same requests."""
+    """MXNet's counterpart of ``bench/_store_worker.py``, which takes the same requests."""
 
     def __init__(self) -> None:
         import mxnet  # type: ignore[import-not-found]  # here, so that this file can be read where MXNet is not
@@ -22,14 +22,14 @@ class MXNetWorker:
         self._values: dict[str, list[Any]] = {}
 
     def open(self, kind: str, compression: dict[str, Any] | None) -> int:
-        """Join the group; this worker's rank."""
+        """Join the group, and return this worker's rank."""
         self._store = self._mx.kv.create(kind)
         if compression is not None:
             self._store.set_gradient_compression(compression)
         return int(self._store.rank)
 
     def add(self, workload: str, count: int, size: int) -> None:
-        """``count`` more keys of ``size`` zeros each."""
+        """Add ``count`` keys of ``size`` zeros each."""
         zeros, first = self._mx.nd.zeros, sum(map(len, self._keys.values()))
         self._keys[workload] = list(range(first, first + count))
         self._values[workload] = [zeros(size) for _ in range(count)]
@@ -37,14 +37,14 @@ class MXNetWorker:
         self._mx.nd.waitall()
 
     def draw(self, workload: str, seed: int) -> None:
-        """New gradients."""
+        """Draw new gradients."""
         drawn = np.random.RandomState(seed + self._store.rank)
         sizes = [value.size for value in self._values[workload]]
         self._gradients[workload] = [self._mx.nd.array(drawn.standard_normal(n).astype(np.float32)) for n in sizes]
         self._mx.nd.waitall()
 
     def run(self, workload: str, op: str, steps: int) -> float:
-        """Seconds of a step, from a start together with the other workers until all of it is done."""
+        """Make a step, and return its seconds from a common start of all workers until all of it is done."""
         keys, gradients, values = (each[workload] for each in (self._keys, self._gradients, self._values))
         self._store._barrier()
         start = time.perf_counter()

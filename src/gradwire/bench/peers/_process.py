@@ -1,4 +1,4 @@
-"""A peer in a process of its own that answers one JSON line to each JSON line, or is late and is stopped."""
+"""A peer in a process of its own: it answers each JSON line with a JSON line, and is stopped if it is late."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Process"]
 
 
 class Process:
-    """Runs ``script`` with ``python``; use it as a context manager.
+    """A process that runs ``script`` with ``python``; use it as a context manager.
 
     Args:
         python: the interpreter, of another environment as a rule.
@@ -57,7 +57,7 @@ class Process:
             listener.start()
 
     def ask(self, request: str, **arguments: object) -> Any:
-        """The answer to one request.
+        """Make one request and return its answer.
 
         Raises:
             PeerError: the peer reports an error, ended, or did not answer in time; in the latter case it is stopped.
@@ -66,7 +66,7 @@ class Process:
         return self.answer()
 
     def tell(self, request: str, **arguments: object) -> None:
-        """Make a request whose ``answer`` is fetched later: several processes can work on theirs at once.
+        """Make a request whose ``answer`` is fetched later, so that several processes can work at once.
 
         Raises:
             PeerError: the peer ended.
@@ -80,7 +80,7 @@ class Process:
             raise PeerError(f"the peer ended during {request!r}: {self._last_words()}") from None
 
     def answer(self) -> Any:
-        """What the peer says to the request it was told.
+        """Wait for the peer's answer to the request that ``tell`` made.
 
         Raises:
             PeerError: as for ``ask``.

@@ -1,4 +1,4 @@
-"""A virtual environment of its own for a peer whose dependencies must not meet ours."""
+"""A virtual environment for a peer whose dependencies must not mix with ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PeerError(GradwireError):
 
 
 def python_with(requirements: Sequence[str], directory: Path) -> Path:
-    """The interpreter of a virtual environment that holds exactly these pinned requirements.
+    """Make a virtual environment that holds exactly these pinned requirements, and return its interpreter.
 
     An environment that is there already and was made for them is used as it is; another one is made anew.
 
@@ -46,7 +46,7 @@ def python_with(requirements: Sequence[str], directory: Path) -> Path:
 
 
 def _refuse_foreign(directory: Path) -> None:
-    """Making an environment empties its folder, so only one made here, or an empty folder, will do."""
+    """Refuse a folder that is neither empty nor an environment made here, because making one empties the folder."""
     if directory.exists() and not (directory / _HOLDS).is_file() and any(directory.iterdir()):
         raise PeerError(f"{directory} must be empty or an environment made by gradwire: choose another, or delete it")
 

@@ -61,29 +61,29 @@ class MXNet:
         return str(self._process.ask("version"))
 
     def open(self, name: str, size: int, threshold: float) -> float:
-        """A new store of one key with ``size`` zeros, and the threshold as MXNet understood it.
+        """Open a new store of one key with ``size`` zeros, and return the threshold as MXNet understood it.
 
         MXNet reads decimal text with errors in the last bit: 1.5e-38 becomes 1.4999999e-38.
         """
         return float(self._process.ask("open_store", name=name, size=size, threshold=threshold))
 
     def open_plain(self, name: str, size: int) -> None:
-        """A new store that does not compress."""
+        """Open a new store that does not compress."""
         self._process.ask("open_store", name=name, size=size, threshold=None)
 
     def load(self, gradients: Sequence[Tensor]) -> None:
-        """What the next pushes push, one gradient from each sender."""
+        """Load the gradients that the next pushes send, one from each sender."""
         files = [self._path(f"gradient{i}") for i in range(len(gradients))]
         for file, gradient in zip(files, gradients, strict=True):
             np.save(file, gradient.numpy())
         self._process.ask("load", files=files)
 
     def push(self, name: str) -> float:
-        """Push to completion; the seconds it took, measured over there."""
+        """Push, wait until it is stored, and return the seconds, measured in MXNet's process."""
         return float(self._process.ask("push", name=name))
 
     def pull(self, name: str) -> Tensor:
-        """The stored value."""
+        """Fetch the stored value."""
         file = self._path("pulled")
         self._process.ask("pull", name=name, file=file)
         return torch.from_numpy(np.load(file))
@@ -146,12 +146,12 @@ def compare(mxnet: MXNet, pushes: Sequence[Sequence[Tensor]], threshold: float) 
 
 
 def row_count(sizes: Sequence[int]) -> int:
-    """How many rows ``rows`` gives."""
+    """The number of rows that ``rows`` gives."""
     return 3 * len(sizes or SIZES)
 
 
 def rows(sizes: Sequence[int], repeats: int | None = None, directory: Path | None = None) -> Iterator[Row]:
-    """MXNet with and without compression, and ours, in turns on the same arrays.
+    """Yield rows of MXNet with and without compression, and of gradwire, measured in turns on the same arrays.
 
     Args:
         sizes: elements of a gradient; none: 25,000,000.
@@ -222,7 +222,9 @@ def _triad(code: Compressor) -> str:
 
 
 def _fewest_bytes(code: Compressor, size: int) -> int:
-    """A sender reads its gradient and, if it compresses, updates its residual and writes a payload; then the sum."""
+    """The fewest bytes to move: a sender reads its gradient and, if it compresses, updates its residual and writes a
+    payload; then come those of the sum.
+    """
     if code.identity:
         return (SENDERS + 1) * 4 * size
     wire = code.layout((size,)).nbytes

@@ -1,4 +1,4 @@
-"""The common part of the casts."""
+"""Base of the casts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ __all__ = ["Cast"]
 
 
 class Cast(Compressor):
-    """Round every element to ``dtype``, to nearest, ties to even; the 1/W of a mean goes in before the rounding."""
+    """A cast of every element to ``dtype``, to nearest, ties to even; the 1/W of a mean is applied
+    before the rounding.
+    """
 
     dtype: ClassVar[torch.dtype]
 

@@ -1,4 +1,4 @@
-"""The common part of the 8-bit codes: a scale for each block, and the nearest of 256 values for each element."""
+"""Base of the 8-bit codes: a scale for each block, and the nearest of 256 values for each element."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ ROUNDING = 1.0 + 2.0**-16
 
 
 class EightBit(Compressor):
-    """C(x) = value * N / F: N the largest magnitude of a block, F that of the codebook, value the nearest to F x / N.
+    """An 8-bit code: C(x) = value * N / F with N the largest magnitude of a block, F that of the codebook, value the
+    nearest to F x / N.
 
     An element is off by at most u N, or by the fraction r of itself where that is more, and never by more than itself.
     In a block of B elements one has the magnitude N, so what is lost is at most r^2 |x|^2 + E with E <= B u^2 N^2,
@@ -36,12 +37,17 @@ class EightBit(Compressor):
     @property
     @abstractmethod
     def codebook(self) -> str:
-        """The name of the 256 values, as ``eightbit_encode`` names them."""
+        """The name of the 256 values, as ``eightbit_encode`` uses it."""
 
     @property
     @abstractmethod
     def span(self) -> int:
-        """Elements that share a scale; 0: all."""
+        """The number of elements that share a scale; 0 for all."""
+
+    @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Only codes with a scale for each block: one for a whole tensor is found in a pass of its own."""
+        return self.span > 0
 
     @property
     def contraction(self) -> bool:

@@ -63,7 +63,7 @@ class BF16(Cast):
 
     @property
     def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Only what is rounded to the nearest."""
+        """Return whether the cast takes pieces, as it does with rounding to nearest."""
         return self.rounding == "nearest"
 
     @property
@@ -72,11 +72,11 @@ class BF16(Cast):
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
-        """Only what is rounded to the nearest."""
+        """Return whether payloads can be summed, as with rounding to nearest."""
         return self.rounding == "nearest"
 
     def sums_in(self, dtype: torch.dtype) -> bool:
-        """Only what is rounded to the nearest, as such a sum is."""
+        """Return whether gradients of this dtype are summed in it, as with rounding to nearest."""
         return not self.random and super().sums_in(dtype)
 
     @property

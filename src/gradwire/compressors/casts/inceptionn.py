@@ -1,4 +1,4 @@
-"""INCEPTIONN's codec: an error bound, and as many bytes for each element as that takes."""
+"""Codec of INCEPTIONN: an error bound, and as many bytes for each element as that takes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Inceptionn(Compressor):
 
 
 def _needed(stream: Tensor, n: int) -> int:
-    """How many bytes the stream's own form and tags ask for; -1 if they are not there."""
+    """The number of bytes that the stream's own form and tags require; -1 if these are missing."""
     start = 1 + -(-n // 4)
     if n == 0:
         return 0

@@ -33,7 +33,7 @@ class Identity(Cast):
     dtype = torch.float32
 
     def sums_in(self, dtype: torch.dtype) -> bool:
-        """Any, as without a method: gradients of 16 bits are not made wider to be sent."""
+        """Return True for any dtype: 16-bit gradients are not widened to be sent."""
         return dtype.is_floating_point
 
     @property

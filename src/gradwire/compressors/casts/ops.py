@@ -57,7 +57,7 @@ Cast = Annotated[Tensor, Flat(CASTS, "n", written=True)]
 
 @declared
 def cast_encode(x: Floats, out: Cast, scale: float) -> None:
-    """Round to the format of ``out``, to nearest even: out = RNE(x * scale).
+    """Round to the format of ``out``, to nearest, ties to even: out = RNE(x * scale).
 
     Args:
         x: float32, n elements.
@@ -77,7 +77,8 @@ def cast_encode(x: Floats, out: Cast, scale: float) -> None:
 
 @declared
 def cast_encode_feedback(grad: Written, residual: Written, out: Cast, status: Status = None) -> None:
-    """Round x = residual + grad to the format of ``out``, to nearest even, and keep the rest: residual = x - out.
+    """Round x = residual + grad to the format of ``out``, to nearest, ties to even, and keep the rest: residual = x -
+    out.
 
     Args:
         grad: float32, n elements. Without ``status`` it is not changed; with it, it receives the old residual.
@@ -148,13 +149,13 @@ Codes = Annotated[Tensor, Flat(torch.uint8, "n", written=True)]
 
 
 def scale_count(n: int, block: int) -> int:
-    """How many scales ``n`` elements have."""
+    """The number of scales of ``n`` elements."""
     return -(-n // block) if block else min(n, 1)
 
 
 @functools.cache
 def codebook(kind: str, device: torch.device) -> Tensor:
-    """The 256 values; for "dynamic" then 7 borders below the decades, the border below 1, and 7 slopes."""
+    """The 256 values; "dynamic" adds 7 borders below the decades, the border below 1, and 7 slopes."""
     if kind == "linear":
         values = torch.arange(256, dtype=torch.uint8).view(torch.int8).float()
     elif kind == "dynamic":
@@ -176,7 +177,7 @@ def _write_codes(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int
 
 
 def _dequantise(scales: Tensor, codes: Tensor, kind: str, block: int, scale: float) -> Tensor:
-    """``scale`` times the decoded elements; ``scale`` is a float32."""
+    """Decode the elements and multiply them by ``scale``, a float32."""
     n = codes.numel()
     steps = scales.div(torch.full_like(scales, LARGEST[kind])) * scale
     return spread(steps, n, block or max(n, 1)) * codebook(kind, codes.device)[codes.long()]
@@ -187,7 +188,9 @@ def _linear(y: Tensor) -> Tensor:
 
 
 def _dynamic(y: Tensor) -> Tensor:
-    """In decade d the codes 2**d to 2**(d + 1) - 1 have equal steps, so the nearest one is a floor."""
+    """The nearest code of the dynamic map; it is a floor, because in decade d the codes 2**d to 2**(d + 1) - 1 have
+    equal steps.
+    """
     ladder = codebook("dynamic", y.device)[256:]
     magnitude = y.abs()
     decade = sum((magnitude >= ladder[d]).to(torch.int64) for d in range(1, _DECADES))
@@ -199,7 +202,7 @@ def _dynamic(y: Tensor) -> Tensor:
 
 
 def _float8(y: Tensor, kind: str) -> Tensor:
-    """Round to nearest even, by the bits: casts to float8 differ in what they do at the largest value and beyond."""
+    """Round to nearest even by the bits, because casts to float8 differ at the largest value and beyond."""
     scaled = y * LARGEST[kind]
     bits, magnitude = scaled.view(torch.int32), scaled.abs()
     shift = 23 - _FRACTION[kind]
@@ -229,7 +232,9 @@ def _middles(parts: int) -> Tensor:
 
 
 def _dynamic_ladder() -> Tensor:
-    """Where the nearest code passes from one decade to the next, and how many codes a decade has per unit of y."""
+    """Borders at which the nearest code passes from one decade to the next, and the number of codes a unit of y in each
+    decade.
+    """
     values = _dynamic_values()[127:]
     first = [1 << d for d in range(_DECADES + 1)]
     borders = torch.stack([(values[i - 1] + values[i]) / 2.0 for i in first])
@@ -242,7 +247,7 @@ _AHEAD = float(torch.tensor(8 / 9))
 
 
 def _float8_values(kind: str) -> Tensor:
-    """The values of the bytes, from the formats' definition: exponents all ones are special, in e4m3 only 7f and ff."""
+    """The values of the bytes by the formats' definition: exponents of all ones are special, in e4m3 only 7f and ff."""
     byte, fraction = torch.arange(256), _FRACTION[kind]
     exponent, mantissa = (byte & 0x7F) >> fraction, (byte & (1 << fraction) - 1).float()
     lead = (exponent > 0).float() + mantissa * 2.0**-fraction
@@ -292,7 +297,7 @@ def eightbit_encode(x: Floats, scales: Scales, codes: Codes, kind: Kind, block: 
 def eightbit_encode_feedback(
     grad: Written, residual: Written, scales: Scales, codes: Codes, kind: Kind, block: Block, status: Status = None
 ) -> None:
-    """Encode x = residual + grad as ``eightbit_encode`` does and keep what the codes do not say.
+    """Encode x = residual + grad as ``eightbit_encode`` does, and keep what the codes do not represent.
 
         residual = x - value * (N / F)
 
@@ -367,12 +372,12 @@ def _tag_bytes(n: int) -> int:
 
 
 def capacity(n: int) -> int:
-    """The most bytes that a stream of ``n`` elements takes: its form and the elements as they are."""
+    """The most bytes that a stream of ``n`` elements takes: its form byte and the unchanged elements."""
     return 1 + 4 * n if n else 0
 
 
 def _write_stream(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
-    """Write the stream, and how long it is; what is behind it stays."""
+    """Write the stream and its length; bytes behind it are not changed."""
     n, start = x.numel(), 1 + _tag_bytes(x.numel())
     used.zero_()
     if n == 0:
@@ -394,7 +399,7 @@ def _write_stream(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
 
 
 def _read_stream(stream: Tensor, n: int, bound: int) -> Tensor:
-    """The elements; what a stream that is too short lacks is read as zero."""
+    """Read the elements; those that a truncated stream lacks are zero."""
     start = 1 + _tag_bytes(n)
     padded = torch.nn.functional.pad(stream, (0, max(0, start + 4 * n - stream.numel())))
     shifts = torch.arange(0, 8, 2, device=stream.device)
@@ -409,7 +414,7 @@ def _read_stream(stream: Tensor, n: int, bound: int) -> Tensor:
 
 
 def _classify(x: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """The tag of each element, and its code in the lowest bits of an int64."""
+    """Compute the tag of each element, and its code in the lowest bits of an int64."""
     bits = x.view(torch.int32).long() & 0xFFFFFFFF
     magnitude, sign = bits & 0x7FFFFFFF, bits >> 31
     borders = 127 - bound << 23, min(134 - bound << 23, _ONE), _ONE
@@ -435,7 +440,7 @@ def _pack_tags(tag: Tensor) -> Tensor:
 
 @declared
 def inceptionn_encode(x: Floats, used: Used, stream: Stream, bound: Bound) -> None:
-    """Send nothing, 8 bits, 16 bits or the float32 of each element, so that none is off by 2**-bound.
+    """Write nothing, 8 bits, 16 bits or the float32 of each element, so that the error of each is below 2**-bound.
 
     Elements below 2**-bound are dropped; those below 2**(7 - bound) travel as 7 bits of fixed point and a sign, those
     below 1 as 15, larger ones and what is not finite as they are. Where that takes more bytes than the tensor, the

@@ -1,4 +1,5 @@
-"""Casts and 8-bit codes on a GPU, these in the tiles of ``_qsgd``; the values of a code are looked up in the codebook.
+"""Casts and 8-bit codes on a GPU; 8-bit codes use the tiles of ``_qsgd``, and their values are looked up in the
+codebook.
 
 Of tagged codes only what is done before and after them: where a code lies depends on those before it.
 """
@@ -12,7 +13,7 @@ from gradwire.compressors.casts import ops
 from gradwire.compressors.casts.ops import KINDS, codebook
 from gradwire.ops.checks import float32
 from gradwire.ops.triton.accumulate import add_residual
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.levels import elements as elements_of
 from gradwire.ops.triton.many import mergeable
@@ -40,7 +41,7 @@ _AHEAD = tl.constexpr(0.8888888955116272)  # 8 / 9 in float32
 
 @triton.jit
 def _bfloat_bits(x: tl.tensor) -> tl.tensor:
-    """The bits of x in bfloat16, rounded to nearest even, as int16: the interpreter's own conversion truncates."""
+    """The bits of x in bfloat16, rounded to nearest even, as int16; the interpreter's own conversion truncates."""
     bits = x.to(tl.uint32, bitcast=True)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     quiet = bits | 0x400000
@@ -157,13 +158,13 @@ def _scale_of(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _step_of(norm: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """What the values of a codebook are multiplied by in each block."""
+    """The factor for the values of a codebook in each block."""
     return tl.div_rn(norm, tl.full(norm.shape, _largest_of(KIND), tl.float32))
 
 
 @triton.jit
 def _code_of(x: tl.tensor, norm: tl.tensor, book: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """The code of each element of a tile, as int32."""
+    """Compute the code of each element of a tile, as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(tl.full(norm.shape, 1.0, tl.float32), norm), 0.0)
     y = x * inverse[:, None, None]
@@ -213,7 +214,7 @@ def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl
 
 @triton.jit
 def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """The larger one by the bits, so that a NaN is larger than infinity."""
+    """The larger value by the bits, so that a NaN is larger than infinity."""
     return tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
@@ -229,8 +230,9 @@ def _eightbit(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
     norm = _scale_of(values)
@@ -244,10 +246,11 @@ def _eightbit(
         store(codes, _code_of(load(x, group, n), norm, book, KIND).to(tl.uint8), group, n)
 
 
+@mergeable
 def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
     """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
-        ops.eightbit_encode.reference(x, scales, codes, kind, block)
+        by_reference(ops.eightbit_encode, x, scales, codes, kind, block)
         return
     n, count, part = x.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
@@ -289,8 +292,9 @@ def _eightbit_feedback(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     magnitude = largest(load(residual, group, n) + load(grad, group, n))
     for start in range(SPAN, GROUPS, SPAN):
@@ -305,12 +309,13 @@ def _eightbit_feedback(
         _write(grad, residual, codes, book, norm, group, n, KIND, status is not None)
 
 
+@mergeable
 def eightbit_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int, status: Tensor | None = None
 ) -> None:
     """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
-        ops.eightbit_encode_feedback.reference(grad, residual, scales, codes, kind, block, status)
+        by_reference(ops.eightbit_encode_feedback, grad, residual, scales, codes, kind, block, status)
         return
     n, count, part = grad.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
@@ -334,8 +339,9 @@ def _eightbit_sum(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
@@ -347,10 +353,11 @@ def _eightbit_sum(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
     """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
-        ops.eightbit_add_decoded.reference(scales, codes, out, kind, block, scale)
+        by_reference(ops.eightbit_add_decoded, scales, codes, out, kind, block, scale)
         return
     (ranks, n), count, part = codes.shape, scales.size(1), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
@@ -362,7 +369,7 @@ def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, 
 def inceptionn_encode_feedback(
     grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, bound: int, status: Tensor | None = None
 ) -> None:
-    """The operation on a GPU: compensated, encoded, and what the codes say taken away."""
+    """The operation on a GPU: compensate, encode, and subtract the decoded values."""
     add_residual(grad, residual, status)
     ops.inceptionn_encode(residual, used, stream, bound)
     if residual.numel():

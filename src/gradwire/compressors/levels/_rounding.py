@@ -23,22 +23,22 @@ __all__ = ["Grid", "Moments", "clipped", "linf_omega", "uniform_omega"]
 
 
 class Moments(NamedTuple):
-    """What ``ops.moments`` found in ``n`` > 0 elements; the sums of the segments are added in float64."""
+    """Moments of ``n`` > 0 elements from ``ops.moments``; the sums of the segments are added in float64."""
 
     table: Tensor
     n: int
 
     def largest(self) -> Tensor:
-        """Max |x|, NaN where there is one: as integers NaN is the largest."""
+        """The largest |x|, or NaN if there is one, because as an integer NaN is the largest."""
         return self.table[:, 0].view(torch.int32).amax(0, keepdim=True).view(torch.float32)
 
     def length(self) -> Tensor:
-        """|x|, of a table that is not centred."""
+        """The norm |x|, from a table that is not centred."""
         squares = self.table[:, 3].double() * self._units().square()
         return squares.sum(0, keepdim=True).sqrt().float()
 
     def deviation(self) -> Tensor:
-        """The standard deviation, of a centred table: exactly zero if all elements are equal."""
+        """The standard deviation, from a centred table; exactly zero if all elements are equal."""
         origins, sums, squares = self.table[:, 1:].double().unbind(1)
         sums, squares = sums * self._units(), squares * self._units().square()
         counts = torch.full_like(sums, ops.SEGMENT)
@@ -49,13 +49,13 @@ class Moments(NamedTuple):
         return ((within + counts * away * away).sum(0, keepdim=True) / self.n).sqrt().float()
 
     def _units(self) -> Tensor:
-        """What the sums of each segment count in."""
+        """The unit in which the sums of each segment are counted."""
         return ops.units_of(self.table[:, 0]).double()
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Levels of one norm for the whole tensor.
+    """A grid of levels of one norm for the whole tensor.
 
     Args:
         bits: for each element.
@@ -102,10 +102,10 @@ class Grid:
             # The length of a finite tensor can overflow, and that leaves NaN in the residual.
             nonfinite(norm, status)
 
-    def add_decoded(self, payloads: Payload, out: Tensor, scale: float) -> None:
+    def add_decoded(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
         norms, codes = payloads
         block = max(16, -(-out.numel() // 16) * 16)
-        ops.qsgd_add_decoded(norms, codes, out, self.bits, block, scale * self.shrink, self.levels)
+        ops.qsgd_add_decoded(norms, codes, out, self.bits, block, scale * self.shrink, self.levels, fresh=fresh)
 
     def _measure(self, table: Tensor, n: int, norm: Tensor) -> None:
         found = self.norm(Moments(table.view(-1, 4), n))
@@ -113,7 +113,7 @@ class Grid:
 
 
 def clipped(found: Moments, clip: float) -> Tensor:
-    """The largest magnitude, or ``clip`` deviations if that is less; 0, or a deviation of 0 or inf, clips nothing."""
+    """The largest magnitude, limited to ``clip`` deviations; a clip of 0, or a deviation of 0 or inf, is no limit."""
     largest = found.largest()
     if not clip:
         return largest
@@ -122,12 +122,14 @@ def clipped(found: Moments, clip: float) -> Tensor:
 
 
 def uniform_omega(size: int, levels: int) -> float:
-    """The variance factor of rounding ``size`` elements to levels of their length."""
+    """The variance factor of rounding ``size`` elements to levels of their norm."""
     return min(size / (4 * levels**2), math.sqrt(size) / levels)
 
 
 def linf_omega(size: int, levels: int) -> float:
-    """The same for levels of the largest magnitude; (1, t, ..., t) with t = 1 / (2 levels (1 + omega)) attains it."""
+    """The variance factor of rounding to levels of the largest magnitude; (1, t, ..., t) with t = 1 / (2 levels (1 +
+    omega)) attains it.
+    """
     return (math.sqrt(1 + (size - 1) / levels**2) - 1) / 2
 
 

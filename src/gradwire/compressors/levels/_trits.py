@@ -23,7 +23,7 @@ _WORDS = 1 << 13
 
 
 def trit_bytes(n: int) -> int:
-    """How many bytes ``n`` codes take.
+    """The number of bytes that ``n`` codes take.
 
     >>> trit_bytes(0), trit_bytes(5), trit_bytes(6)
     (0, 1, 2)
@@ -32,12 +32,12 @@ def trit_bytes(n: int) -> int:
 
 
 def room_for(codes: Tensor, n: int, packing: str) -> Tensor:
-    """Where the 2-bit codes of ``n`` elements go: into the payload's ``codes``, or beside it to be made digits."""
+    """A buffer for the 2-bit codes of ``n`` elements: the payload's ``codes``, or a temporary one to be repacked."""
     return codes if packing == "bits" else torch.empty(-(-n // 4), dtype=torch.uint8, device=codes.device)
 
 
 def check_trits(name: str, codes: Tensor) -> None:
-    """Refuse bytes that are not five digits.
+    """Refuse bytes that are not five ternary digits.
 
     Raises:
         WireError: one is larger than 242.
@@ -47,7 +47,7 @@ def check_trits(name: str, codes: Tensor) -> None:
 
 
 def pack_trits(codes: Tensor, out: Tensor) -> None:
-    """Write codes of 2 bits, four to a byte, as digits, five to a byte.
+    """Repack codes of 2 bits, four to a byte, into ternary digits, five to a byte.
 
     >>> out = torch.empty(1, dtype=torch.uint8)
     >>> pack_trits(torch.tensor([0b00001101], dtype=torch.uint8), out)
@@ -61,7 +61,7 @@ def pack_trits(codes: Tensor, out: Tensor) -> None:
 
 
 def unpack_trits(packed: Tensor, codes: Tensor) -> None:
-    """Write digits, five to a byte, as codes of 2 bits, four to a byte."""
+    """Repack ternary digits, five to a byte, into codes of 2 bits, four to a byte."""
     _, to_codes = _tables(packed.device)
     for part, target in zip(torch.split(packed, 4 * _WORDS), torch.split(codes, 5 * _WORDS), strict=True):
         fours = _joined(to_codes[part.int()], 4, 10).unsqueeze(1) >> _shifts(5, 8, packed.device)
@@ -70,7 +70,7 @@ def unpack_trits(packed: Tensor, codes: Tensor) -> None:
 
 @functools.cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The byte of digits of five 2-bit codes, and the five codes of a byte."""
+    """Tables from five 2-bit codes to the byte of their digits, and back."""
     place = torch.arange(5, device=device)
     code = torch.arange(1024, device=device).unsqueeze(1) >> 2 * place & 3
     digit = torch.arange(256, device=device).unsqueeze(1) // 3**place % 3
@@ -79,7 +79,9 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _joined(parts: Tensor, count: int, bits: int) -> Tensor:
-    """``count`` parts of so many bits in one int64, the first in the lowest bits; what is missing at the end is 0."""
+    """Join ``count`` parts of so many bits in one int64, the first in the lowest bits; missing
+    parts at the end are 0.
+    """
     padded = torch.nn.functional.pad(parts, (0, -parts.numel() % count)).view(-1, count).long()
     return (padded << _shifts(count, bits, parts.device)).sum(1)
 

@@ -1,4 +1,4 @@
-"""Random rounding to levels of the largest norm among the workers, so that codes are summed on their way."""
+"""Random rounding to levels of the largest norm among the workers, so that codes can be summed by an all-reduce."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class GlobalQSGD(MultiRound):
         return "GlobalQSGD(levels=3)"
 
     def omega(self, n: int) -> float:
-        """The bound for a group of one, whose norm is its own.
+        """The variance factor for a group of one, whose norm is its own.
 
         Where W workers round to the largest norm among them, it holds for all of them together, with the elements of
         all: sum_i E|C(x_i) - x_i|^2 <= omega(W n) sum_i |x_i|^2, and the error of the mean is a W^2-th of that sum. No
@@ -109,7 +109,9 @@ class GlobalQSGD(MultiRound):
         return float(norm.nbytes + codes.nbytes)
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """Only ``norm`` and ``codes`` travel; ``own`` are this rank's levels before they are summed."""
+        """The layout, of which only ``norm`` and ``codes`` travel; ``own`` holds this rank's levels before they are
+        summed.
+        """
         n = math.prod(shape)
         some = min(n, 1)
         return Layout(

@@ -1,4 +1,4 @@
-"""Four bits an element, rounded to nearest, and a running mean of the errors in eight bits."""
+"""Rounding to four bits an element, to nearest, with a running mean of the errors in eight bits."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class LoCo(Compressor):
         return "required"
 
     def delta(self, n: int) -> float:
-        """One element of a block of B is exact and the others lose up to u N, u = 1 / 14, and never more than they are.
+        """The contraction constant: in a block of B one element is exact, and the others lose at most u N, u = 1 / 14,
+        and never more than their value.
 
         So of |x|^2 >= N^2 + E at most E <= (B - 1) u^2 N^2 is lost.
         """
@@ -114,5 +115,11 @@ class LoCo(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), 4, self.block, scale, TOP)
+        ops.qsgd_add_decoded(norms, codes, out.view(-1), 4, self.block, scale, TOP, fresh=fresh)

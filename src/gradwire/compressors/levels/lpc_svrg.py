@@ -1,4 +1,4 @@
-"""The clipping quantiser of LPC-SVRG."""
+"""Clipping quantiser of LPC-SVRG."""
 
 from __future__ import annotations
 
@@ -106,3 +106,6 @@ class LpcSvrg(Compressor):
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._grid.add_decoded(payloads, out.view(-1), scale)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._grid.add_decoded(payloads, out.view(-1), scale, fresh=True)

@@ -1,4 +1,4 @@
-"""Natural compression: every element becomes a power of two."""
+"""Natural compression, which rounds every element to a power of two."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class Natural(Compressor):
 
     name = "natural"
     fine = True
+    takes_pieces = True
     reference = "S. Horvath, C.-Y. Ho, L. Horvath, A. N. Sahu, M. Canini, P. Richtarik, Natural Compression, MSML 2022"
 
     def __post_init__(self) -> None:

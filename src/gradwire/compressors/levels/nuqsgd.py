@@ -127,5 +127,11 @@ class NUQSGD(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, scale, grid="powers")
+        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, scale, grid="powers", fresh=fresh)

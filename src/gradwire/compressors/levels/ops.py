@@ -76,17 +76,17 @@ Codes = Annotated[Tensor, Flat(torch.uint8, "-(-n * bits // 8)", written=True)]
 
 
 def top_of(bits: int, given: int) -> int:
-    """The highest level: all that the bits allow where none is given."""
+    """The highest level: all that the bits allow if none is given."""
     return given or (1 << bits - 1) - 1
 
 
 def _steps_of(norms: Tensor, top: int, grid: str = "uniform") -> Tensor:
-    """What the values of the levels are multiples of in each block."""
+    """The unit of the levels' values in each block."""
     return norms.div(torch.full_like(norms, top)) if grid == "uniform" else norms.clone()
 
 
 def _values_of(q: Tensor, top: int, grid: str = "uniform") -> Tensor:
-    """What a level stands for, in units of ``_steps_of``, as float32."""
+    """The values of levels in units of ``_steps_of``, as float32."""
     if grid == "uniform":
         return q.float()
     magnitude = q.to(torch.int32).abs()
@@ -95,7 +95,7 @@ def _values_of(q: Tensor, top: int, grid: str = "uniform") -> Tensor:
 
 
 def _quantise(x: Tensor, norms: Tensor, top: int, block: int, key: int, step: int, grid: str = "uniform") -> Tensor:
-    """The level of every element, int8."""
+    """Compute the level of every element, int8."""
     n = x.numel()
     usable = norms.isfinite() & (norms > 0)
     inverse = torch.full_like(norms, top if grid == "uniform" else 1).div_(norms.masked_fill(~usable, math.inf))
@@ -107,7 +107,7 @@ def _quantise(x: Tensor, norms: Tensor, top: int, block: int, key: int, step: in
 
 
 def _power(share: Tensor, shifts: Tensor, top: int) -> Tensor:
-    """The level of a share of the norm, rounded at random between its neighbours."""
+    """Round a fraction of the norm at random to a neighbouring level."""
     scaled = share * 2.0 ** (top - 1)
     word = scaled.view(torch.int32)
     large = word >= 0x3F800000
@@ -117,7 +117,7 @@ def _power(share: Tensor, shifts: Tensor, top: int) -> Tensor:
 
 
 def _whole(n: int) -> int:
-    """The block that holds ``n`` elements."""
+    """The size of the block that holds ``n`` elements."""
     return max(16, -(-n // 16) * 16)
 
 
@@ -186,7 +186,7 @@ def qsgd_encode_feedback(
     levels: Levels = 0,
     grid: GridName = "uniform",
 ) -> None:
-    """Encode x = residual + grad as ``qsgd_encode`` does and keep what the codes do not say.
+    """Encode x = residual + grad as ``qsgd_encode`` does, and keep what the codes do not represent.
 
         residual = x - shrink * (q * N / s)
 
@@ -239,6 +239,7 @@ def qsgd_add_decoded(
     scale: float,
     levels: Levels = 0,
     grid: GridName = "uniform",
+    fresh: bool = False,
 ) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (scale * (N / s)) * q.
 
@@ -251,6 +252,7 @@ def qsgd_add_decoded(
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         levels: s, as encoded.
         grid: "uniform", or "powers", where a level is 2**(|q| - s) * N.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -264,6 +266,8 @@ def qsgd_add_decoded(
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient
     Quantization and Encoding", NeurIPS 2017.
     """
+    if fresh:
+        out.zero_()
     top = top_of(bits, levels)
     for row_norms, row_codes in zip(norms, codes, strict=True):
         scaled = spread(_steps_of(row_norms, top, grid) * float32(scale), out.numel(), block)
@@ -272,7 +276,7 @@ def qsgd_add_decoded(
 
 @declared
 def round_encode(x: Floats, norm: Norm, codes: Codes, bits: Bits, levels: GivenLevels, key: int, step: int) -> None:
-    """Round each element at random to a level, as ``qsgd_encode`` does, with one norm N that was found before.
+    """Round each element at random to a level, as ``qsgd_encode`` does, with one norm N that was measured before.
 
         q = sign(x) * min(floor(|x| * s / N + r), s),    decoded = q * N / s
 
@@ -305,7 +309,7 @@ def round_encode(x: Floats, norm: Norm, codes: Codes, bits: Bits, levels: GivenL
 def round_keep(
     residual: Written, norm: Norm, codes: Codes, bits: Bits, levels: GivenLevels, shrink: float, key: int, step: int
 ) -> None:
-    """Encode as ``round_encode`` does and keep what the codes do not say: the second of two passes.
+    """Encode as ``round_encode`` does, and keep what the codes do not represent: the second of two passes.
 
         residual = residual - shrink * (q * N / s)
 
@@ -389,7 +393,7 @@ def _write_powers(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block:
 
 
 def _dequantise(bases: Tensor, codes: Tensor, block: int, scale: float) -> Tensor:
-    """``scale`` times the decoded elements; ``scale`` is a float32."""
+    """Decode the elements and multiply them by ``scale``, a float32."""
     n, code = codes.numel(), codes.to(torch.int32)
     exponent = (spread(bases.to(torch.int32), n, block) + (code & 0x7F)).clamp_(max=255)
     power = (exponent << _FRACTION).view(torch.float32).masked_fill_(code & 0x7F == 0, 0.0)
@@ -398,7 +402,7 @@ def _dequantise(bases: Tensor, codes: Tensor, block: int, scale: float) -> Tenso
 
 
 def _carries(n: int, rounding: str, key: int, step: int, device: torch.device) -> Tensor:
-    """What is added to the bits of each element."""
+    """The integer that is added to the bits of each element."""
     if rounding == "nearest":
         return torch.full((n,), 1 << _FRACTION - 1, dtype=torch.int32, device=device)
     words = philox_words(0, -(-n // 4), key, step, device).view(-1)[:n]
@@ -409,7 +413,7 @@ def _carries(n: int, rounding: str, key: int, step: int, device: torch.device) -
 def natural_encode(
     x: Floats, bases: Bases, codes: Powers, rounding: Rounding, block: Block, key: int, step: int
 ) -> None:
-    """Round each element to a power of two, up or down at random so that it is right on average, or to the nearest.
+    """Round each element to a power of two, either at random so that it is right on average, or to the nearest.
 
         |x| = 2**e (1 + f)  becomes  2**(e + 1) with probability f, else 2**e
 
@@ -453,7 +457,7 @@ def natural_encode_feedback(
     step: int,
     status: Status = None,
 ) -> None:
-    """Encode x = residual + grad as ``natural_encode`` does and keep what the codes do not say.
+    """Encode x = residual + grad as ``natural_encode`` does, and keep what the codes do not represent.
 
         residual = x - decoded
 
@@ -524,7 +528,7 @@ Table = Annotated[Tensor, Flat(torch.float32, "4 * -(-n // SEGMENT)", written=Tr
 
 
 def _write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
-    """Fill the table, row after row."""
+    """Fill the table of moments row by row."""
     n, rows = x.numel(), table.view(-1, 4)
     parts = torch.nn.functional.pad(x, (0, -n % SEGMENT)).view(-1, SEGMENT)
     rows[:, 0] = (parts.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
@@ -536,7 +540,9 @@ def _write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
 
 
 def units_of(largest: Tensor) -> Tensor:
-    """2^e for each row, from its largest magnitude: the unit of its sum of distances, squared that of its squares."""
+    """The unit 2^e for each row, from its largest magnitude: sums of distances count in it, those of squares in its
+    square.
+    """
     return power_of_two(_exponents(largest))
 
 
@@ -547,7 +553,7 @@ def _exponents(largest: Tensor) -> Tensor:
 
 @declared
 def moments(x: Floats, table: Table, centred: bool) -> None:
-    """Measure each segment of 4096 elements: largest |x|, origin o, sum of x - o, sum of (x - o)**2.
+    """Measure each segment of 4096 elements: the largest |x|, origin o, sum of x - o, sum of (x - o)**2.
 
     Where squares might vanish or overflow the sums are in units of a power of two that follows from the largest |x|.
 
@@ -596,7 +602,7 @@ Errors = Annotated[Tensor, Flat(torch.uint8, "-(-n // block) * row_bytes(block)"
 
 
 def _nearest(x: Tensor, norms: Tensor, block: int) -> Tensor:
-    """The level of every element of 15, as float32: ties go to the even one."""
+    """The nearest of the 15 levels for every element, as float32; ties go to the even one."""
     usable = norms.isfinite() & (norms > 0)
     inverse = torch.full_like(norms, 7.0).div_(norms.masked_fill(~usable, math.inf))
     rounded = (x * spread(inverse, x.numel(), block)).round_()
@@ -644,7 +650,7 @@ def loco_encode_averaged(
     share: float,
     status: Annotated[Tensor, Flat(torch.int32, "1", written=True)],
 ) -> None:
-    """Encode x = grad + weight * m as ``loco_encode`` does, and take what is lost into m, in codes of 8 bits.
+    """Encode x = grad + weight * m as ``loco_encode`` does, and add the error to the mean m, in codes of 8 bits.
 
         m = share * m + (x - q * (N / 7))
 

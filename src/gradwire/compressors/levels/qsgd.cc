@@ -33,6 +33,7 @@ struct QsgdAddDecoded {
   std::int64_t block;
   float scale, top;
   bool powers;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(qsgd_add_decoded, QsgdAddDecoded)
 
@@ -326,18 +327,19 @@ void round_keep(const RoundKeep& args, std::int64_t begin, std::int64_t end) {
 constexpr std::int64_t kSumTile = 2048;
 
 template <int kBits, bool kPowers>
-GRADWIRE_INLINE void add_levels_step(float* out, const std::uint8_t* codes, F32 step, U32 top, int count) {
-  store(out, load(out, count) + step * value_of<kPowers>(load_levels<kBits>(codes, count), top), count);
+GRADWIRE_INLINE void add_levels_step(float* out, const std::uint8_t* codes, F32 step, U32 top, bool fresh, int count) {
+  const F32 sum = fresh ? set(0.0f) : load(out, count);
+  store(out, sum + step * value_of<kPowers>(load_levels<kBits>(codes, count), top), count);
 }
 
 template <int kBits, bool kPowers>
-static void add_levels(float* out, const std::uint8_t* codes, float step, float top, std::int64_t count) {
+static void add_levels(float* out, const std::uint8_t* codes, float step, float top, bool fresh, std::int64_t count) {
   const F32 s = set(step);
   const U32 t = set_u32(std::uint32_t(top));
   std::int64_t i = 0;
   for (; count - i >= kLanes; i += kLanes, codes += 2 * kBits)
-    add_levels_step<kBits, kPowers>(out + i, codes, s, t, kLanes);
-  if (i < count) add_levels_step<kBits, kPowers>(out + i, codes, s, t, int(count - i));
+    add_levels_step<kBits, kPowers>(out + i, codes, s, t, fresh, kLanes);
+  if (i < count) add_levels_step<kBits, kPowers>(out + i, codes, s, t, fresh, int(count - i));
 }
 
 constexpr int kTabled = 4;  // bits; up to here the products of all levels are looked up
@@ -352,9 +354,9 @@ GRADWIRE_INLINE F32 products(float step, float top) {
 // Adds some ranks to kVectors vectors, the sums of which stay in registers.
 template <int kBits, int kVectors>
 GRADWIRE_INLINE void add_products(float* out, const std::uint8_t* codes, std::int64_t stride, const float* tables,
-                                  std::int64_t ranks) {
+                                  std::int64_t ranks, bool fresh) {
   F32 sums[kVectors];
-  for (int v = 0; v < kVectors; ++v) sums[v] = load_ahead(out + v * kLanes, kLanes);
+  for (int v = 0; v < kVectors; ++v) sums[v] = fresh ? set(0.0f) : load_ahead(out + v * kLanes, kLanes);
   for (std::int64_t w = 0; w < ranks; ++w, codes += stride, tables += 16) {
     const Table16 table = table16(tables);
     for (int v = 0; v < kVectors; ++v) sums[v] = sums[v] + lookup(table, load_fields<kBits>(codes + 2 * kBits * v));
@@ -380,10 +382,11 @@ static std::int64_t add_tabled(const QsgdAddDecoded& k, std::int64_t block, std:
     for (std::int64_t w = 0; w < ranks; ++w)
       store(tables + 16 * w, products<kBits, kPowers>(rank_step<kPowers>(k, first + w, block), k.top));
     const std::uint8_t* const codes = k.codes.data + first * k.codes.stride;
+    const bool fresh = k.fresh && first == 0;
     for (i = begin; end - i >= 4 * kLanes; i += 4 * kLanes)
-      add_products<kBits, 4>(k.out + i, codes + i / 8 * kBits, k.codes.stride, tables, ranks);
+      add_products<kBits, 4>(k.out + i, codes + i / 8 * kBits, k.codes.stride, tables, ranks, fresh);
     for (; end - i >= kLanes; i += kLanes)
-      add_products<kBits, 1>(k.out + i, codes + i / 8 * kBits, k.codes.stride, tables, ranks);
+      add_products<kBits, 1>(k.out + i, codes + i / 8 * kBits, k.codes.stride, tables, ranks, fresh);
   }
   return i;
 }
@@ -413,7 +416,7 @@ static void add_rows(const QsgdAddDecoded& k, std::int64_t begin, std::int64_t e
     const std::int64_t rest = k.bits <= kTabled ? tabled[k.bits](k, block, i, next) : i;
     for (std::int64_t w = 0; w < k.codes.count && rest < next; ++w)
       add[k.bits](k.out + rest, codes + w * k.codes.stride + (rest - i) / 8 * k.bits, rank_step<kPowers>(k, w, block),
-                  k.top, next - rest);
+                  k.top, k.fresh && w == 0, next - rest);
     i = next;
   }
 }
@@ -490,10 +493,10 @@ void qsgd_encode_feedback(float* grad, float* residual, float* norms, std::uint8
 GRADWIRE_OPERATION(qsgd_encode_feedback)
 
 void qsgd_add_decoded(Column norms, Column codes, float* out, int bits, Size block, double scale, int levels, int grid,
-                      Size ranks, Size n, int threads) {
+                      bool fresh, Size ranks, Size n, int threads) {
   check_bits(bits), check_block(block);
   run(kernels::qsgd_add_decoded,
-      {norms.rows(ranks), codes.rows(ranks), out, bits, block, float(scale), top_of(bits, levels), grid == 1}, n,
+      {norms.rows(ranks), codes.rows(ranks), out, bits, block, float(scale), top_of(bits, levels), grid == 1, fresh}, n,
       block < kRoundRange ? block : kRoundRange, threads);
 }
 GRADWIRE_OPERATION(qsgd_add_decoded)
@@ -539,9 +542,10 @@ GRADWIRE_SELFTEST_OF(levels) {
       check(target, "qsgd_encode_feedback", kernels::qsgd_encode_feedback, [=](Buffers& x, Size) {
         return QsgdEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, qsgd(x)};
       });
-      check(target, "qsgd_add_decoded", kernels::qsgd_add_decoded, [=](Buffers& x, Size n) {
-        return QsgdAddDecoded{x.rows(n), x.rows(n), x.a.data(), bits, 48, 0.3f, top, powers};
-      });
+      for (const bool fresh : {false, true})
+        check(target, "qsgd_add_decoded", kernels::qsgd_add_decoded, [=](Buffers& x, Size n) {
+          return QsgdAddDecoded{x.rows(n), x.rows(n), x.a.data(), bits, 48, 0.3f, top, powers, fresh};
+        });
     }
     // A tensor that has a norm has no NaN.
     const auto round = [=](Buffers& x) {

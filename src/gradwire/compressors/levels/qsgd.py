@@ -94,7 +94,7 @@ class QSGD(Compressor):
 
     @property
     def top(self) -> int:
-        """s: how many levels lie above zero."""
+        """The number s of levels above zero."""
         return self.levels or self._most
 
     @property
@@ -103,7 +103,9 @@ class QSGD(Compressor):
 
     @property
     def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Only codes in bits, with a norm for each block, that are not scaled by a factor of the tensor's size."""
+        """Return whether pieces can be encoded: codes in bits, a norm for each block, and no factor of the tensor's
+        size.
+        """
         return self.block is not None and self.packing == "bits" and not self.scaled
 
     @property
@@ -136,7 +138,7 @@ class QSGD(Compressor):
         return linf_omega(size, self.top) if self.norm == "linf" else uniform_omega(size, self.top)
 
     def _shrink(self, n: int) -> float:
-        """The factor by which what is decoded of ``n`` elements is multiplied."""
+        """The factor that shrinks the decoded values of ``n`` elements."""
         return 1 / (1 + self._variance(n)) if self.scaled else 1.0
 
     @property
@@ -204,8 +206,14 @@ class QSGD(Compressor):
         else:
             super().add_decoded_many(payloads, out, scale)
 
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.packing == "bits":
+            self._add(payloads, out, scale, fresh=True)
+        else:
+            super().decode_many(payloads, out, scale)
+
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes that are not five digits.
+        """Refuse bytes that are not five ternary digits.
 
         Raises:
             WireError: one is larger than 242. Every payload of codes in bits is accepted.
@@ -217,10 +225,10 @@ class QSGD(Compressor):
         if codes is not packed:
             pack_trits(codes, packed)
 
-    def _add(self, payloads: Payload, out: Tensor, scale: float) -> None:
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
         if self.block is None:
-            self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale)
+            self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale, fresh=fresh)
             return
         norms, codes = payloads
         shrunk = scale * self._shrink(out.numel())
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top)
+        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top, fresh=fresh)

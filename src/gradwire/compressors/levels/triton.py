@@ -1,4 +1,5 @@
-"""Levels and powers of two on a GPU; norms of the whole tensor are left to torch: their sums have an order.
+"""Levels and powers of two on a GPU; norms of the whole tensor are left to torch, because their sums have a fixed
+order.
 
 A group of 8 elements has one Philox counter, or two where an element takes a whole word.
 """
@@ -10,11 +11,12 @@ from torch import Tensor
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.ops import top_of
 from gradwire.ops.checks import float32
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
+from gradwire.ops.triton.stored import code_scale, write_rows
 
 __all__ = [
     "loco_encode",
@@ -34,8 +36,6 @@ _SIGN = tl.constexpr(-0x80000000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FRACTION = tl.constexpr(0x7FFFFF)
 _MIDDLE = tl.constexpr(12582912.0)
-_INFINITY = tl.constexpr(0x7F800000)
-_LEAST = tl.constexpr(2.0**-100)
 ROUND_GROUPS = BLOCK // 8
 """What a program rounds with one norm."""
 
@@ -48,13 +48,13 @@ def _top(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _step_of(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
-    """The distance of two neighbouring levels in each block."""
+    """The distance between neighbouring levels in each block."""
     return tl.div_rn(norm, _top(norm, TOP))
 
 
 @triton.jit
 def _bytes(group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The indices of the bytes of each group, their places in its word, and which of them there are."""
+    """The indices of the bytes of each group, their places in its word, and a mask of those that exist."""
     slot = tl.arange(0, 2 if BITS == 2 else 4 if BITS <= 4 else 8)[None, None, :]
     byte = group[:, :, None] * BITS + slot
     return byte, slot * 8, (slot < BITS) & (byte < size)
@@ -83,7 +83,7 @@ def _write_levels(
     BITS: tl.constexpr,
     TOP: tl.constexpr,
 ) -> tl.tensor:
-    """Round a tile to its levels and write their codes; the levels are returned, as int32."""
+    """Round a tile to its levels and write their codes; return the levels as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(_top(norm, TOP), norm), 0.0)
     shifted = tl.abs(x) * inverse[:, None, None] + _uniform(group, key, step)
@@ -99,7 +99,7 @@ def _write_levels(
 
 @triton.jit
 def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """The levels of a tile, as float32."""
+    """Read the levels of a tile, as float32."""
     byte, shift, inside = _bytes(group, size, BITS)
     parts = tl.load(codes + byte, mask=inside, other=0).to(tl.int64)
     word = tl.sum(parts << shift, axis=2)
@@ -155,7 +155,7 @@ def qsgd_encode(
 ) -> None:
     """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     if norm == "l2" or grid == "powers":
-        ops.qsgd_encode.reference(x, norms, codes, bits, block, norm, key, step, levels, grid)
+        by_reference(ops.qsgd_encode, x, norms, codes, bits, block, norm, key, step, levels, grid)
         return
     n, count, size, part = x.numel(), norms.numel(), codes.numel(), tile(block)
     form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
@@ -164,7 +164,7 @@ def qsgd_encode(
 
 @triton.jit
 def _sum(grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The old residual, and the sum to be encoded."""
+    """The old residual, and the sum to encode."""
     old = load(residual, group, n)
     return old, old + load(grad, group, n)
 
@@ -245,7 +245,7 @@ def qsgd_encode_feedback(
     """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     tensors = grad, residual, norms, codes
     if norm == "l2" or grid == "powers":
-        ops.qsgd_encode_feedback.reference(*tensors, bits, block, norm, key, step, status, shrink, levels, grid)
+        by_reference(ops.qsgd_encode_feedback, *tensors, bits, block, norm, key, step, status, shrink, levels, grid)
         return
     n, count, size, part = grad.numel(), norms.numel(), codes.numel(), tile(block)
     form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
@@ -265,6 +265,7 @@ def _add(
     count: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -275,7 +276,9 @@ def _add(
     block = blocks(ROWS, program)
     group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
     i = elements(group)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros_like(i).to(tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         step = _step_of(tl.load(norms + block, mask=block < count, other=0.0), TOP) * scale
         total += step[:, None, None] * _read_levels(codes, group, size, BITS)
@@ -294,14 +297,15 @@ def qsgd_add_decoded(
     scale: float,
     levels: int = 0,
     grid: str = "uniform",
+    fresh: bool = False,
 ) -> None:
     """The operation on a GPU; the grid "powers" runs its reference there."""
     if grid == "powers":
-        ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid)
+        by_reference(ops.qsgd_add_decoded, norms, codes, out, bits, block, scale, levels, grid, fresh)
         return
     (ranks, size), count, part = codes.shape, norms.size(1), tile(block)
     rows = norms, norms.stride(0), codes, codes.stride(0), ranks
-    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), **part}
     launch(_add, _parts(count, part), *rows, out, out.numel(), count, size, float32(scale), **form)
 
 
@@ -318,7 +322,7 @@ def _round_tile(
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Write the codes of this program's tile; its elements' indices, values, levels, and the norm, (1,)."""
+    """Write the codes of this program's tile; return its elements' indices, values and levels, and the norm, (1,)."""
     group = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
     values = tl.load(x + i, mask=i < n, other=0.0)
@@ -378,7 +382,7 @@ def round_keep(
 
 @triton.jit
 def _base_of(magnitude: tl.tensor) -> tl.tensor:
-    """The biased exponent below the window of each block, from its largest magnitude; 255 where that is no number."""
+    """The biased exponent below the window of each block, from its largest magnitude; 255 if that is not finite."""
     exponent = magnitude >> 23
     return tl.where(exponent == 255, 255, tl.maximum(exponent - 126, 0))
 
@@ -393,7 +397,7 @@ def _words(counter: tl.tensor, key: tl.tensor, step: tl.tensor, lane: tl.tensor)
 
 @triton.jit
 def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.constexpr) -> tl.tensor:
-    """What is added to the bits of each element of a tile."""
+    """The integer that is added to the bits of each element of a tile."""
     lane = tl.arange(0, 8)[None, None, :]
     if RANDOM:
         first, second = _words(group * 2, key, step, lane), _words(group * 2 + 1, key, step, lane)
@@ -403,7 +407,7 @@ def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.const
 
 @triton.jit
 def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
-    """The code of each element of a tile, as int32."""
+    """Compute the code of each element of a tile, as int32."""
     bits = x.to(tl.int32, bitcast=True)
     # Beyond 2**31 the sum of a NaN's bits would be negative; its block has no codes.
     exponent = tl.minimum((((bits & _MAGNITUDE).to(tl.uint32) + carry.to(tl.uint32)) >> 23).to(tl.int32), 254)
@@ -414,7 +418,7 @@ def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _value_of(code: tl.tensor, base: tl.tensor) -> tl.tensor:
-    """What codes of 0 to 255 stand for in blocks of a base below 255."""
+    """The values of codes 0 to 255 in blocks of a base below 255."""
     place = code & 0x7F
     power = tl.minimum(place + base[:, None, None], 255) << 23
     return (tl.where(place == 0, 0, power) | ((code << 24) & _SIGN)).to(tl.float32, bitcast=True)
@@ -433,8 +437,9 @@ def _natural(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     magnitude = largest(load(x, groups(block, 0, GROUPS, SPAN), n))
     for start in range(SPAN, GROUPS, SPAN):
         magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
@@ -446,6 +451,7 @@ def _natural(
         store(codes, code.to(tl.uint8), group, n)
 
 
+@mergeable
 def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int) -> None:
     """The operation on a GPU."""
     n, count, part = x.numel(), bases.numel(), tile(block)
@@ -468,8 +474,9 @@ def _natural_feedback(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     _, x = _sum(grad, residual, groups(block, 0, GROUPS, SPAN), n)
     magnitude = largest(x)
     for start in range(SPAN, GROUPS, SPAN):
@@ -488,6 +495,7 @@ def _natural_feedback(
         _keep(grad, residual, group, n, old, kept, status is not None)
 
 
+@mergeable
 def natural_encode_feedback(
     grad: Tensor,
     residual: Tensor,
@@ -519,8 +527,9 @@ def _add_powers(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     i = elements(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
@@ -533,6 +542,7 @@ def _add_powers(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
     """The operation on a GPU."""
     (ranks, n), count, part = codes.shape, bases.size(1), tile(block)
@@ -541,12 +551,12 @@ def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, s
 
 
 def _programs(count: int, part: dict[str, int]) -> tuple[int]:
-    """A program for every few blocks of ``count``, of which it takes one part after the other."""
+    """The grid with a program for every few blocks of ``count``, which takes one part after the other."""
     return (triton.cdiv(count, part["ROWS"]),)
 
 
 def _parts(count: int, part: dict[str, int]) -> tuple[int, int]:
-    """A program for every part of every few blocks."""
+    """The grid with a program for every part of every few blocks."""
     return (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
 
 
@@ -594,18 +604,9 @@ def _loco(
 
 @mergeable
 def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
-    """The operation on a GPU; a program has whole blocks."""
+    """The operation on a GPU; a program processes whole blocks."""
     count, part = norms.numel(), tile(block)
     launch(_loco, _programs(count, part), x, norms, codes, x.numel(), count, codes.numel(), **part)
-
-
-@triton.jit
-def _scale_of(magnitude: tl.tensor) -> tl.tensor:
-    """The scale of 8-bit codes by the largest magnitude of each block, as ``gradwire.ops.stored`` rounds it."""
-    largest_one = magnitude.to(tl.float32, bitcast=True)
-    exact = tl.div_rn(largest_one, tl.full(magnitude.shape, 127.0, tl.float32)).to(tl.int32, bitcast=True)
-    scale = ((exact + 127) & ~127).to(tl.float32, bitcast=True)
-    return tl.where(magnitude >= _INFINITY, float("inf"), tl.where(largest_one < _LEAST, 0.0, scale))
 
 
 @triton.jit
@@ -629,9 +630,9 @@ def _loco_averaged(
     group = groups(block, 0, GROUPS, SPAN)
     i = elements(group)
     column = tl.arange(0, SPAN)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    room = (column < GROUPS * 8) & (block < count)[:, None, None]
-    place = block[:, None, None] * (GROUPS * 8 + 4) + column
-    code = tl.load(error + place, mask=i < n, other=0).to(tl.int8, bitcast=True)
+    code = tl.load(error + block[:, None, None] * (GROUPS * 8 + 4) + column, mask=i < n, other=0).to(
+        tl.int8, bitcast=True
+    )
     byte = tl.arange(0, 4)[None, :]
     behind = error + block[:, None] * (GROUPS * 8 + 4) + GROUPS * 8 + byte
     stored = tl.load(behind, mask=(block < count)[:, None], other=0).to(tl.int32) << byte * 8
@@ -644,14 +645,9 @@ def _loco_averaged(
     q = _nearest(x, norm)
     _store_nibbles(codes, q, group, size)
     now = tl.where(i < n, m * share + (x - _step_of(norm, 7)[:, None, None] * q), 0.0)
-    scale = _scale_of(largest(now))
-    parts = scale.to(tl.int32, bitcast=True)[:, None] >> byte * 8
-    tl.store(behind, parts.to(tl.uint8), mask=(block < count)[:, None])
+    scale = code_scale(largest(now))
     flag_nonfinite(scale, status)
-    usable = (scale > 0.0) & (scale < float("inf"))
-    inverse = tl.where(usable, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale), 0.0)
-    rounded = (now * inverse[:, None, None] + _MIDDLE).to(tl.int32, bitcast=True) & 0xFF
-    tl.store(error + place, tl.where(usable[:, None, None], rounded, 0).to(tl.uint8), mask=room)
+    write_rows(error, now, scale, block, count, GROUPS, SPAN)
     tl.store(grad + i, m, mask=i < n)
 
 
@@ -666,7 +662,7 @@ def loco_encode_averaged(
     share: float,
     status: Tensor,
 ) -> None:
-    """The operation on a GPU; a program has whole blocks."""
+    """The operation on a GPU; a program processes whole blocks."""
     count, part = norms.numel(), tile(block)
     tensors = grad, error, norms, codes, status
     numbers = grad.numel(), count, codes.numel(), float32(weight), float32(share)

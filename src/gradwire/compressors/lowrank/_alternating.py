@@ -1,4 +1,4 @@
-"""What methods share that send one thin factor of each matrix a step, this step the left one and the next the right."""
+"""Base of the methods that send one thin factor of each matrix a step, the left and the right one in turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ __all__ = ["Alternating"]
 
 
 class Alternating(MultiRound):
-    """X is approximated by P^T Q with P of (r, m) and Q of (r, L), of which a step holds one and solves for the other.
+    """Approximation of X by P^T Q with P of (r, m) and Q of (r, L): each step holds one factor and solves for the
+    other.
 
     The held factor comes from the state, so it is the same on all ranks, and the other is linear in X: the mean of what
     the ranks find is what they would find for the mean matrix. In even steps Q is held, in odd ones P.
@@ -90,7 +91,7 @@ class Alternating(MultiRound):
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
-        """Do what the base says, in two passes over memory: the first product is made of the sum as it is formed."""
+        """Encode as the base does, in two passes over memory: the first product is computed while the sum is formed."""
         _, _, r = matrix_of(residual.shape, self.rank)
         if not thin(residual, r):
             super().encode_feedback(grad, residual, payload, state, key, status)
@@ -107,7 +108,7 @@ class Alternating(MultiRound):
 
     @abstractmethod
     def prepare(self, held: Tensor) -> tuple[Tensor, Tensor]:
-        """What becomes of the held factors of a batch, (B, r, a), before the others are solved for.
+        """Prepare the held factors of a batch, (B, r, a), before the others are solved for.
 
         Returns:
             The factors as they are sent, and those by which X is multiplied to get the others, both (B, r, a).
@@ -131,7 +132,7 @@ class Alternating(MultiRound):
 
 
 class _Halved(NamedTuple):
-    """One matrix on its way; each pair is of (r, m) and (r, L)."""
+    """One matrix in a step; each pair holds one of (r, m) and one of (r, L)."""
 
     x: Tensor
     """(m, L), the gradient itself."""

@@ -43,12 +43,12 @@ _THIN = 16
 
 
 def thin(x: Tensor, rank: int) -> bool:
-    """Whether products of ``x`` with factors of this rank are kernels of our own."""
+    """Return whether products of ``x`` with factors of this rank have kernels of our own."""
     return x.is_cpu and 1 <= rank <= _THIN
 
 
 def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
-    """``out += scale * p^T q`` without a temporary; shapes (m, L), (r, m), (r, L)."""
+    """Compute ``out += scale * p^T q`` without a temporary; shapes (m, L), (r, m), (r, L)."""
     rank = p.shape[0]
     if thin(out, rank):
         ops.lowrank_add_decoded(p.reshape(-1), q.reshape(-1), out.view(-1), rank, scale)
@@ -57,7 +57,7 @@ def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
 
 
 def add_products(outs: Sequence[Tensor], ps: Sequence[Tensor], qs: Sequence[Tensor], scale: float) -> None:
-    """``outs[i] += scale * ps[i]^T qs[i]`` for matrices of any shapes, those of one rank in one call."""
+    """Compute ``outs[i] += scale * ps[i]^T qs[i]`` for matrices of any shapes, those of one rank in one call."""
     for group in grouped(range(len(outs)), lambda i: ps[i].shape[0]):
         rank = ps[group[0]].shape[0]
         together = as_pieces([ps[i] for i in group], [qs[i] for i in group], [outs[i] for i in group], rank)
@@ -78,7 +78,7 @@ def add_products(outs: Sequence[Tensor], ps: Sequence[Tensor], qs: Sequence[Tens
 def as_pieces(
     a: Sequence[Tensor], b: Sequence[Tensor], c: Sequence[Tensor], rank: int
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Each list of matrices as ``Pieces`` for our own kernels; None where those of one lie in several tensors."""
+    """Convert each list of matrices to ``Pieces`` for our own kernels; None if one list lies in several tensors."""
     lists = a, b, c
     whole = all(each.is_contiguous() for matrices in lists for each in matrices)
     if len(a) < 2 or not whole or not thin(a[0], rank):
@@ -88,7 +88,7 @@ def as_pieces(
 
 
 def solve_left(xs: Sequence[Tensor], rights: Sequence[Tensor], lefts: Sequence[Tensor]) -> None:
-    """``lefts[i] = rights[i] @ xs[i]^T``; shapes (r, m), (r, L), (m, L)."""
+    """Compute ``lefts[i] = rights[i] @ xs[i]^T``; shapes (r, m), (r, L), (m, L)."""
     rank = lefts[0].shape[0]
     if not thin(xs[0], rank):
         _multiply(rights, [x.mT for x in xs], lefts)
@@ -102,7 +102,7 @@ def solve_left(xs: Sequence[Tensor], rights: Sequence[Tensor], lefts: Sequence[T
 
 
 def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> None:
-    """``rights[i] = lefts[i] @ xs[i]``; shapes (r, L), (r, m), (m, L)."""
+    """Compute ``rights[i] = lefts[i] @ xs[i]``; shapes (r, L), (r, m), (m, L)."""
     rank = rights[0].shape[0]
     if not thin(xs[0], rank):
         _multiply(lefts, xs, rights)
@@ -116,7 +116,7 @@ def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[
 
 
 def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-    """``outs[i] = lefts[i] @ rights[i]``, matrices of one shape that lie evenly in memory in one launch."""
+    """Compute ``outs[i] = lefts[i] @ rights[i]``; matrices of one shape at even distances in memory take one launch."""
     for run in evenly_spaced(lefts, rights, outs):
         left, right, out = (batch_of(each, run) for each in (lefts, rights, outs))
         if len(run) == 1:
@@ -126,7 +126,7 @@ def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[
 
 
 def orthonormal_each(factors: Sequence[Tensor], stretch: int = 1) -> None:
-    """Make the rows of each factor orthonormal, in place; those of similar length in one call.
+    """Make the rows of each factor orthonormal, in place; factors of similar length share a call.
 
     Args:
         factors: float32, (r, m) of any shapes.
@@ -145,7 +145,7 @@ def orthonormal_each(factors: Sequence[Tensor], stretch: int = 1) -> None:
 
 
 def _of_similar_length(factors: Sequence[Tensor], stretch: int) -> list[list[Tensor]]:
-    """Factors of one rank, the shortest of each group first."""
+    """Group factors of one rank by similar length, the shortest of each group first."""
     groups: list[list[Tensor]] = []
     for each in sorted(factors, key=lambda factor: tuple(factor.shape)):
         rank, length = each.shape
@@ -158,7 +158,7 @@ def _of_similar_length(factors: Sequence[Tensor], stretch: int) -> list[list[Ten
 
 
 def orthonormal(rows: Tensor) -> Tensor:
-    """The rows of each matrix of (B, r, m) made orthonormal; a row that depends on earlier ones becomes zero.
+    """Make the rows of each matrix of (B, r, m) orthonormal; a row that depends on earlier ones becomes zero.
 
     Gram-Schmidt, each row cleaned twice: where the second time takes half of what the first had left, that was
     rounding noise (W. Kahan's "twice is enough"). The comparison is false for NaN, so a broken gradient stays visible.
@@ -174,7 +174,7 @@ def orthonormal(rows: Tensor) -> Tensor:
 
 
 def _cleaned(row: Tensor, before: Tensor) -> Tensor:
-    """The length of a row without its share in the ones before, which is taken from it in place."""
+    """Subtract the components along earlier rows from a row in place, and return its remaining length."""
     if before.shape[1]:
         row.sub_(row @ before.mT @ before)
     length: Tensor = row.norm(dim=-1, keepdim=True)
@@ -182,13 +182,15 @@ def _cleaned(row: Tensor, before: Tensor) -> Tensor:
 
 
 def keep_usable(factor: Tensor, warm: Tensor) -> None:
-    """Warm-start from the rows of ``factor``, except those that are zero or not finite: from them nothing recovers."""
+    """Copy the rows of ``factor`` as a warm start, except rows that are zero or not finite, which
+    would never recover.
+    """
     peak = factor.abs().amax(-1, keepdim=True)
     torch.where((peak > 0) & peak.isfinite(), factor, warm, out=warm)
 
 
 def keep_usable_each(factors: Sequence[Tensor], warm: Sequence[Tensor]) -> None:
-    """The same for several; the cost in operations does not depend on how many there are."""
+    """Apply ``keep_usable`` to several factors; the number of operations does not depend on how many there are."""
     rows = [row for each in factors for row in each.unbind()]
     peaks = _peaks(rows)
     flags = ((peaks > 0) & peaks.isfinite()).unbind()
@@ -199,12 +201,12 @@ def keep_usable_each(factors: Sequence[Tensor], warm: Sequence[Tensor]) -> None:
 
 
 def _peaks(rows: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each."""
+    """The largest magnitude of each tensor."""
     return torch.stack(torch._foreach_norm(list(rows), math.inf))
 
 
 def near_one(rows: Tensor) -> Tensor:
-    """Each row times a power of two, so that its largest element is near 1: only their directions count.
+    """Scale each row by a power of two, so that its largest element is near 1: only the directions matter.
 
     >>> near_one(torch.tensor([[3e20, -1e20], [0.0, 0.0]])).abs().amax(1).lt(2).tolist()
     [True, True]
@@ -214,7 +216,7 @@ def near_one(rows: Tensor) -> Tensor:
 
 
 def near_one_each(factors: Sequence[Tensor]) -> list[Tensor]:
-    """The same of several, whose results lie in one tensor; it takes as many operations as for one."""
+    """Apply ``near_one`` to several matrices with results in one tensor, in as many operations as for one."""
     whole = torch.cat([each.reshape(-1) for each in factors])
     rows = torch.split(whole, [each.shape[-1] for each in factors for _ in range(each.shape[0])])
     torch._foreach_mul_(list(rows), list(power_of_two(-exponent_of(_peaks(rows))).unbind()))
@@ -223,13 +225,13 @@ def near_one_each(factors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int, int]:
-    """Rows and columns of a tensor seen as a matrix of ``shape[0]`` rows, and the rank that it can have at most."""
+    """View a tensor as a matrix of ``shape[0]`` rows; return rows, columns, and its largest possible rank."""
     m, length = (shape[0] if shape else 1), math.prod(shape[1:])
     return m, length, min(rank, m, length)
 
 
 def grouped(items: Iterable[T], by: Callable[[T], Hashable]) -> list[list[T]]:
-    """Items that can be batched because ``by`` gives the same shape, in order of appearance."""
+    """Group items for which ``by`` gives the same shape, in order of appearance, so that they can be batched."""
     groups: dict[Hashable, list[T]] = {}
     for item in items:
         groups.setdefault(by(item), []).append(item)
@@ -237,7 +239,7 @@ def grouped(items: Iterable[T], by: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 def normal(count: int, stream: int, device: torch.device | None = None) -> Tensor:
-    """Nearly normal numbers of mean 0 and variance 1, the same bits on every device.
+    """Random numbers of mean 0 and variance 1, nearly normal, with the same bits on every device.
 
     Each is the sum of eight 16-bit numbers, an exact integer; the usual logarithm is not the same everywhere.
     """
@@ -249,7 +251,7 @@ def normal(count: int, stream: int, device: torch.device | None = None) -> Tenso
 
 
 def evenly_spaced(*lists: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Find what can be batched without a copy, as the pieces of a bucket often can.
+    """Find tensors that can be batched without a copy, as the pieces of a bucket often can.
 
     Args:
         lists: tensors, as many in each.
@@ -263,7 +265,7 @@ def evenly_spaced(*lists: Sequence[Tensor]) -> Iterator[list[int]]:
     """
 
     def step(i: int, j: int) -> list[int] | None:
-        """How far apart two are in every list; None: not in one storage, or the wrong way round."""
+        """The distance of two neighbours in every list; None if they are not in one storage, or in decreasing order."""
         pairs = [(each[i], each[j]) for each in lists]
         if any(a.untyped_storage()._cdata != b.untyped_storage()._cdata for a, b in pairs):
             return None
@@ -285,7 +287,7 @@ def evenly_spaced(*lists: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def batch_of(tensors: Sequence[Tensor], run: Sequence[int]) -> Tensor:
-    """One (B, ...) view of those that ``evenly_spaced`` found together."""
+    """View the tensors that ``evenly_spaced`` found together as one of (B, ...)."""
     first, start = tensors[run[0]], tensors[run[0]].storage_offset()
     step = tensors[run[1]].storage_offset() - start if len(run) > 1 else 0
     return first.as_strided((len(run), *first.shape), (step, *first.stride()), start)

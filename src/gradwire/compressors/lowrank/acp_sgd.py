@@ -1,4 +1,4 @@
-"""A low-rank factorisation by half a step of power iteration, averaged in one round."""
+"""Low-rank factorisation by half a step of power iteration, averaged in one round."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ class Atomo(Compressor):
         return 8 + min(4.0 * math.prod(shape), 4 * min(self.budget, rows, columns) * (rows + columns))
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """``atoms`` is how many directions follow, -1 where the stream holds the elements themselves."""
+        """The layout: ``atoms`` counts the directions that follow, or is -1 if the stream holds the elements
+        themselves.
+        """
         return Layout(
             (
                 Field("used", torch.int32, 1),
@@ -113,7 +115,7 @@ class Atomo(Compressor):
         _entries.fill(used, stream, values)
 
     def _coded(self, x: Tensor, key: Key) -> tuple[int, Tensor]:
-        """How many directions, and the stream; all elements where that is shorter or something is not finite."""
+        """The number of directions, and the stream; all elements if that is shorter or a number is not finite."""
         flat, (rows, columns) = x.view(-1), _matrix_shape(x.shape)
         if x.numel() == 0 or not bool(flat.isfinite().all()):
             return -1, flat
@@ -139,7 +141,7 @@ class Atomo(Compressor):
             rest.addmv_(right[:, : rest.numel()].mT, left[:, whole], alpha=scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse a count of directions that is not the stream's.
+        """Refuse a count of directions that does not match the stream.
 
         Raises:
             WireError: the bytes in use are not those of so many directions, or of all elements.
@@ -150,7 +152,7 @@ class Atomo(Compressor):
             raise WireError(f"atomo payload of {atoms} atoms must use {needed} of {capacity} bytes, got {used}")
 
     def _draw(self, x: Tensor, key: Key) -> tuple[Tensor, Tensor]:
-        """The chosen directions of a matrix: (count, rows) and (count, columns), of which the outer products add up."""
+        """Draw directions of a matrix: (count, rows) and (count, columns), whose outer products add up."""
         flipped = x.shape[0] > x.shape[1]
         wide = x.mT if flipped else x
         basis, sizes = _directions(wide)
@@ -164,7 +166,7 @@ class Atomo(Compressor):
 
 
 def _directions(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of the columns, in rows, and the size of the matrix along each, decreasing; float64.
+    """An orthonormal basis of the columns, in rows, and the norm of the matrix along each, decreasing; float64.
 
     A square below the rounding of the largest is that rounding: a direction of size 0 would never be sent.
     """
@@ -176,7 +178,7 @@ def _directions(wide: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chances(sizes: Tensor, budget: float) -> Tensor:
-    """p_i = min(1, c l_i) with sum p_i = budget, for decreasing l: fill from the largest.
+    """The probabilities p_i = min(1, c l_i) with sum p_i = budget, for decreasing l, computed from the largest on.
 
     >>> _chances(torch.tensor([8.0, 1.0, 1.0]), 2.0).tolist()
     [1.0, 0.5, 0.5]
@@ -190,7 +192,7 @@ def _chances(sizes: Tensor, budget: float) -> Tensor:
 
 
 def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns; a vector is folded to a square with the last row incomplete."""
+    """The numbers of rows and columns; a vector is folded to a square whose last row is incomplete."""
     n = math.prod(shape)
     rows = shape[0] if shape else 1
     columns = n // rows if rows else 0

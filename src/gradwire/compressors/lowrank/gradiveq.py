@@ -98,7 +98,7 @@ class GradiVeQ(MultiRound):
         return (self.sampled * (dense + basis) + (self.period - self.sampled) * y) / self.period
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """``dense`` is zero except in sampled steps, and y is zero in those."""
+        """The layout: ``dense`` is zero except in sampled steps, and y is zero in those."""
         n = math.prod(shape)
         width, d = self._extent(n)
         slices = -(-n // width) if n else 0
@@ -106,7 +106,7 @@ class GradiVeQ(MultiRound):
         return Layout(tuple(Field(name, torch.float32, count) for name, count in fields))
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        """A random basis in rows, the same on every rank, and the sum of the outer products of slices."""
+        """Make a random basis in rows, the same on every rank, and the sum of the outer products of slices."""
         n = math.prod(shape)
         if n == 0:
             return {}
@@ -145,13 +145,13 @@ class GradiVeQ(MultiRound):
             slices.addmm_(rows, directions, alpha=scale)
 
     def _extent(self, n: int) -> tuple[int, int]:
-        """K and d, as far as a tensor of n elements has them."""
+        """The sizes K and d, limited by a tensor of n elements."""
         width = min(self.size, n)
         return width, min(self.components, width)
 
 
 class _Sliced(NamedTuple):
-    """One tensor on its way, the fields of its payload, and its state."""
+    """One tensor in a step, the fields of its payload, and its state."""
 
     x: Tensor
     dense: Tensor
@@ -172,7 +172,7 @@ class _Sliced(NamedTuple):
 
 
 def _refresh(items: Sequence[_Sliced], *, leads: bool) -> Iterator[int]:
-    """Learn the basis from the common gradients in ``dense``, and take that of the rank that leads."""
+    """Learn the basis from the common gradients in ``dense``, and take it from the leading rank."""
     moments = [item.moment + _moment(item.dense, item.basis) for item in items]
     found = [_leading(moment, item.basis.shape[0]) for moment, item in zip(moments, items, strict=True)]
     for item, basis in zip(items, found, strict=True):
@@ -186,7 +186,9 @@ def _refresh(items: Sequence[_Sliced], *, leads: bool) -> Iterator[int]:
 
 
 def _blocks(x: Tensor, y: Tensor, basis: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Slices, as much of the basis as they need, and their rows of y: the whole slices, then a short one."""
+    """The slices, the part of the basis that they need, and their rows of y: first the whole
+    slices, then a short one.
+    """
     flat, (d, width) = x.view(-1), basis.shape
     whole = flat.numel() // width
     rest, rows = flat[whole * width :].view(1, -1), y.view(-1, d)
@@ -196,7 +198,7 @@ def _blocks(x: Tensor, y: Tensor, basis: Tensor) -> Iterator[tuple[Tensor, Tenso
 
 
 def _moment(dense: Tensor, basis: Tensor) -> Tensor:
-    """The sum of s s^T over the whole slices of a gradient brought to length 1."""
+    """The sum of s s^T over the whole slices of a gradient scaled to norm 1."""
     width = basis.shape[1]
     slices = dense[: dense.numel() // width * width].view(-1, width)
     scaled = slices / slices.abs().amax().clamp_min_(torch.finfo(torch.float32).tiny)
@@ -204,6 +206,6 @@ def _moment(dense: Tensor, basis: Tensor) -> Tensor:
 
 
 def _leading(moment: Tensor, count: int) -> Tensor:
-    """The leading eigenvectors, in rows; of a moment that is not finite, whose step will not count, any."""
+    """The leading eigenvectors, in rows; arbitrary ones for a moment that is not finite, whose step will not count."""
     vectors: Tensor = torch.linalg.eigh(moment.double().nan_to_num_(0.0, 0.0, 0.0)).eigenvectors
     return vectors.mT.flip(0)[:count].float().contiguous()

@@ -81,7 +81,7 @@ def _row_sums(x: Tensor, left: Tensor) -> Tensor:
 
 @declared(check=_sizes_of("x"))
 def lowrank_left(x: Floats, right: Right, left: WrittenLeft, rank: Rank) -> None:
-    """Multiply a matrix with the rows of a thin factor: left = right X^T.
+    """Multiply a matrix by the rows of a thin factor: left = right X^T.
 
     Args:
         x: float32, the m rows of L elements one after the other.
@@ -104,7 +104,7 @@ def lowrank_left(x: Floats, right: Right, left: WrittenLeft, rank: Rank) -> None
 def lowrank_left_feedback(
     grad: Written, residual: Written, right: Right, left: WrittenLeft, rank: Rank, status: Status = None
 ) -> None:
-    """Add the gradient to the residual, and multiply that: residual = residual + grad; left = right residual^T.
+    """Add the gradient to the residual, and multiply the sum: residual = residual + grad; left = right residual^T.
 
     Args:
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old residual.
@@ -128,7 +128,7 @@ def lowrank_left_feedback(
 
 @declared(check=_sizes_of("x"))
 def lowrank_right(x: Floats, left: Left, right: WrittenRight, rank: Rank) -> None:
-    """Add up the rows of a matrix, each times an element of a thin factor: right = left X.
+    """Sum the rows of a matrix, each times an element of a thin factor: right = left X.
 
     Args:
         x: float32, the m rows of L elements one after the other.
@@ -151,7 +151,7 @@ def lowrank_right(x: Floats, left: Left, right: WrittenRight, rank: Rank) -> Non
 def lowrank_right_feedback(
     grad: Written, residual: Written, left: Left, right: WrittenRight, rank: Rank, status: Status = None
 ) -> None:
-    """Add the gradient to the residual, and multiply that: residual = residual + grad; right = left residual.
+    """Add the gradient to the residual, and multiply the sum: residual = residual + grad; right = left residual.
 
     Args:
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old residual.

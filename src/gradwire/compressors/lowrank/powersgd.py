@@ -118,7 +118,7 @@ class PowerSGD(MultiRound):
         return 4.0 * r * (m + length) * self.iterations
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        """The first Q, the same on every rank: independent elements of mean 0, variance 1 and nearly normal."""
+        """Make the first Q, the same on every rank: independent elements of mean 0, variance 1 and nearly normal."""
         _, length, r = matrix_of(shape, self.rank)
         return {"q": normal(r * length, key.stream(common=True), device).view(r, length)}
 
@@ -184,7 +184,7 @@ class PowerSGD(MultiRound):
 
 
 class _Factored(NamedTuple):
-    """One matrix on its way; factors lie in rows, on which a BLAS is several times faster than on thin columns."""
+    """One matrix in a step; factors lie in rows, on which a BLAS is several times faster than on thin columns."""
 
     x: Tensor
     """(m, L), the gradient itself."""

@@ -1,1 +1,1 @@
-"""One bit an element: its sign alone, its side of a threshold, or its sign with the means of its block."""
+"""Methods that send one bit an element: its sign, its side of a threshold, or its sign with the means of its block."""

@@ -1,4 +1,4 @@
-"""What onebit_sgd and efsignsgd share: a sign for each element, and one or two numbers for each block."""
+"""Base of onebit_sgd and efsignsgd: a sign for each element, and one or two numbers for each block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["BlockSigns"]
 
 
 class BlockSigns(Compressor):
-    """One bit an element; what a sign stands for is told by the numbers of its block, and a residual keeps the rest.
+    """A method of one bit an element; the numbers of a block give the value of each sign, and a residual keeps the
+    rest.
 
     Both are nearest to a block among what they can say, so a block loses at most 1 - 1 / B of its square.
     """
@@ -70,5 +71,11 @@ class BlockSigns(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         numbers, codes = payloads
-        self.operations[2](numbers, codes, out.view(-1), self.block, scale)
+        self.operations[2](numbers, codes, out.view(-1), self.block, scale, fresh)

@@ -1,4 +1,4 @@
-"""The code that signsgd and signum send: a sign for each element, and a vote in place of the mean."""
+"""Base of signsgd and signum: a sign for each element, and a vote in place of the mean."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _LEAST = 2.0**-149
 
 @dataclass(frozen=True)
 class SignCode(Compressor):
-    """One bit an element, or two where zero has a code of its own; the mean of all ranks is replaced by its sign."""
+    """A code of one bit an element, or two if zero has a code of its own; the mean of all ranks is replaced by its
+    sign.
+    """
 
     ties: Literal["positive", "zero"] = "positive"
 
     elementwise = True
     votes = True
     settles = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         require(self.ties in ("positive", "zero"), f"{type(self).__name__}.ties", "'positive' or 'zero'", self.ties)
@@ -69,10 +72,16 @@ class SignCode(Compressor):
         self.add_decoded_many((payload[0].unsqueeze(0),), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         if self.ties == "zero":
-            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale)
+            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale, None, fresh)
         else:
-            ops.sign_add_decoded(payloads[0], out.view(-1), scale)
+            ops.sign_add_decoded(payloads[0], out.view(-1), scale, fresh)
 
     def settle(self, mean: Tensor) -> None:
         ops.sign_vote(mean.view(-1), 0.0 if self.ties == "zero" else 1.0)

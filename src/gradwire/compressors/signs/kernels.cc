@@ -18,6 +18,7 @@ struct SignAddDecoded {
   Rows codes;
   float* out;
   float scale;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(sign_add_decoded, SignAddDecoded)
 
@@ -54,6 +55,7 @@ struct BlockSignAddDecoded {
   float* out;
   std::int64_t block;
   float scale;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(scaled_sign_add_decoded, BlockSignAddDecoded)
 GRADWIRE_KERNEL(two_means_add_decoded, BlockSignAddDecoded)
@@ -154,7 +156,9 @@ GRADWIRE_WATCHING_KERNEL(sign_encode_feedback, SignEncodeFeedback, kSignStep)
 // Adds the signs of all ranks, one after the other, with the sums in registers.
 GRADWIRE_INLINE void sign_add_decoded_step(const SignAddDecoded& k, std::int64_t i, int count) {
   const F32 low = set(-k.scale), high = set(k.scale);
-  F32 first = load_ahead(k.out + i, first_of(count)), second = load_ahead(k.out + i + kLanes, second_of(count));
+  F32 first = set(0.0f), second = set(0.0f);
+  if (!k.fresh)
+    first = load_ahead(k.out + i, first_of(count)), second = load_ahead(k.out + i + kLanes, second_of(count));
   const std::uint8_t* codes = k.codes.data + i / 8;
   for (std::int64_t w = 0; w < k.codes.count; ++w, codes += k.codes.stride) {
     const std::uint32_t word = load_signs(codes, count);
@@ -225,8 +229,9 @@ struct SignRanks {
   Levels levels[kLevelRanks];
 };
 
-GRADWIRE_INLINE void add_ranks_step(const SignRanks& ranks, float* out, std::int64_t i, int count) {
-  F32 first = load_ahead(out + i, first_of(count)), second = load_ahead(out + i + kLanes, second_of(count));
+GRADWIRE_INLINE void add_ranks_step(const SignRanks& ranks, float* out, bool fresh, std::int64_t i, int count) {
+  F32 first = set(0.0f), second = set(0.0f);
+  if (!fresh) first = load_ahead(out + i, first_of(count)), second = load_ahead(out + i + kLanes, second_of(count));
   const std::uint8_t* codes = ranks.codes + i / 8;
   for (int w = 0; w < ranks.count; ++w, codes += ranks.stride) {
     const std::uint32_t word = load_signs(codes, count);
@@ -250,7 +255,7 @@ GRADWIRE_INLINE void add_block_signs(const BlockSignAddDecoded& k, std::int64_t 
       for (int j = 0; j < ranks.count; ++j)
         ranks.levels[j] = levels_of(k.levels.data + (w + j) * k.levels.stride, i / k.block);
       each_step(i, block_end(i, k.block, end), [&](std::int64_t j, int count) GRADWIRE_STEP {
-        add_ranks_step(ranks, k.out, j, count);
+        add_ranks_step(ranks, k.out, k.fresh && w == 0, j, count);
       });
     }
   }
@@ -478,8 +483,8 @@ void sign_encode_feedback(float* grad, float* residual, std::uint8_t* codes, May
 }
 GRADWIRE_OPERATION(sign_encode_feedback)
 
-void sign_add_decoded(Column codes, float* out, double scale, Size ranks, Size n, int threads) {
-  run(kernels::sign_add_decoded, {codes.rows(ranks), out, float(scale)}, n, 32, threads);
+void sign_add_decoded(Column codes, float* out, double scale, bool fresh, Size ranks, Size n, int threads) {
+  run(kernels::sign_add_decoded, {codes.rows(ranks), out, float(scale), fresh}, n, 32, threads);
 }
 GRADWIRE_OPERATION(sign_add_decoded)
 
@@ -516,10 +521,10 @@ void scaled_sign_encode_feedback(float* grad, float* residual, float* scales, st
 }
 GRADWIRE_OPERATION(scaled_sign_encode_feedback)
 
-void scaled_sign_add_decoded(Column scales, Column codes, float* out, Size block, double scale, Size ranks, Size n,
-                             int threads) {
-  run(kernels::scaled_sign_add_decoded, {scales.rows(ranks), codes.rows(ranks), out, whole(block), float(scale)}, n,
-      block, threads);
+void scaled_sign_add_decoded(Column scales, Column codes, float* out, Size block, double scale, bool fresh, Size ranks,
+                             Size n, int threads) {
+  run(kernels::scaled_sign_add_decoded,
+      {scales.rows(ranks), codes.rows(ranks), out, whole(block), float(scale), fresh}, n, block, threads);
 }
 GRADWIRE_OPERATION(scaled_sign_add_decoded)
 
@@ -535,10 +540,10 @@ void two_means_encode_feedback(float* grad, float* residual, float* means, std::
 }
 GRADWIRE_OPERATION(two_means_encode_feedback)
 
-void two_means_add_decoded(Column means, Column codes, float* out, Size block, double scale, Size ranks, Size n,
-                           int threads) {
-  run(kernels::two_means_add_decoded, {means.rows(ranks), codes.rows(ranks), out, whole(block), float(scale)}, n,
-      block, threads);
+void two_means_add_decoded(Column means, Column codes, float* out, Size block, double scale, bool fresh, Size ranks,
+                           Size n, int threads) {
+  run(kernels::two_means_add_decoded,
+      {means.rows(ranks), codes.rows(ranks), out, whole(block), float(scale), fresh}, n, block, threads);
 }
 GRADWIRE_OPERATION(two_means_add_decoded)
 
@@ -572,18 +577,20 @@ GRADWIRE_SELFTEST_OF(signs) {
   };
   const auto blocks = [](Buffers& x) { return BlockSigns{x.c.data(), x.bytes.data(), 64}; };
   const auto plain = [=](Buffers& x, Size) { return BlockSignEncode{blocks(x), x.a.data()}; };
-  const auto added = [](Buffers& x, Size n) {
-    return BlockSignAddDecoded{x.rows(n), x.rows(n), x.a.data(), 64, 0.3f};
-  };
   check(target, "sign_encode", kernels::sign_encode,
         [](Buffers& x, Size) { return SignEncode{x.a.data(), x.bytes.data()}; });
-  check(target, "sign_add_decoded", kernels::sign_add_decoded,
-        [](Buffers& x, Size n) { return SignAddDecoded{x.rows(n), x.a.data(), 0.3f}; });
   check(target, "sign_vote", kernels::sign_vote, [](Buffers& x, Size) { return SignVote{x.a.data(), 1.0f}; });
   check(target, "scaled_sign_encode", kernels::scaled_sign_encode, plain);
   check(target, "two_means_encode", kernels::two_means_encode, plain);
-  check(target, "scaled_sign_add_decoded", kernels::scaled_sign_add_decoded, added);
-  check(target, "two_means_add_decoded", kernels::two_means_add_decoded, added);
+  for (const bool fresh : {false, true}) {
+    const auto added = [=](Buffers& x, Size n) {
+      return BlockSignAddDecoded{x.rows(n), x.rows(n), x.a.data(), 64, 0.3f, fresh};
+    };
+    check(target, "scaled_sign_add_decoded", kernels::scaled_sign_add_decoded, added);
+    check(target, "two_means_add_decoded", kernels::two_means_add_decoded, added);
+    check(target, "sign_add_decoded", kernels::sign_add_decoded,
+          [=](Buffers& x, Size n) { return SignAddDecoded{x.rows(n), x.a.data(), 0.3f, fresh}; });
+  }
   check(target, "onebit_encode", kernels::onebit_encode,
         [](Buffers& x, Size) { return OnebitEncode{x.a.data(), x.bytes.data(), 0.5f}; });
   for (const bool own : {false, true})

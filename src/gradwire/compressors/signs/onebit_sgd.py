@@ -41,6 +41,7 @@ class OneBitSGD(BlockSigns):
     block: int = 1024
 
     name = "onebit_sgd"
+    takes_pieces = True
     reference = "F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit SGD, INTERSPEECH 2014"
     numbers = ("means", 2)
     operations = (ops.two_means_encode, ops.two_means_encode_feedback, ops.two_means_add_decoded)

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def sign_bytes(n: int) -> int:
-    """How many bytes the signs of ``n`` elements take.
+    """The number of bytes of the signs of ``n`` elements.
 
     >>> sign_bytes(8), sign_bytes(9)
     (1, 2)
@@ -111,13 +111,14 @@ def sign_encode_feedback(grad: Written, residual: Written, codes: Signs, status:
 
 
 @declared
-def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float) -> None:
+def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float, fresh: bool = False) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (1: scale, 0: -scale).
 
     Args:
         codes: uint8, (W, ceil(n / 8)), rows contiguous, as ``sign_encode`` writes them; bits beyond n are ignored.
         out: float32, n elements.
         scale: the step, rounded to float32; 1 / W for the mean.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -131,6 +132,8 @@ def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float) -> None:
     """
     step = float32(scale)
     values = torch.tensor([-step, step], dtype=torch.float32, device=out.device)
+    if fresh:
+        out.zero_()
     for row in codes:
         out += values[unpack_bits(row, out.numel()).int()]
 
@@ -201,12 +204,12 @@ def _counts(n: int, block: int, device: torch.device) -> Tensor:
 
 
 def _mean_magnitudes(x: Tensor, block: int) -> Tensor:
-    """The mean of |x| in each block."""
+    """Compute the mean of |x| in each block."""
     return block_sums(x.abs(), block).div_(_counts(x.numel(), block, x.device))
 
 
 def _two_means(x: Tensor, block: int) -> Tensor:
-    """The mean of what is below zero in each block, then of the rest; 0 where there is none."""
+    """Compute the mean of the elements below zero in each block, then of the rest; 0 if there are none."""
     positive = x >= 0
     above = block_sums(positive.float(), block)
     sides = (x.masked_fill(positive, 0.0), _counts(x.numel(), block, x.device) - above), (x.where(positive, 0.0), above)
@@ -215,7 +218,7 @@ def _two_means(x: Tensor, block: int) -> Tensor:
 
 
 def _without_levels(x: Tensor, low: Tensor, high: Tensor, block: int) -> Tensor:
-    """``x`` less the level of its sign in its block."""
+    """Subtract from ``x`` the level of its sign in its block."""
     return x - torch.where(x >= 0, spread(high, x.numel(), block), spread(low, x.numel(), block))
 
 
@@ -288,7 +291,7 @@ def scaled_sign_encode_feedback(
 
 @declared
 def scaled_sign_add_decoded(
-    scales: ScalesOfRanks, codes: SignsOfRanks, out: Written, block: Block, scale: float
+    scales: ScalesOfRanks, codes: SignsOfRanks, out: Written, block: Block, scale: float, fresh: bool = False
 ) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (1: scale * S, 0: -(scale * S)).
 
@@ -298,6 +301,7 @@ def scaled_sign_add_decoded(
         out: float32, n elements.
         block: elements of a block, a multiple of 32 from 32 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor or the block is not of this form.
@@ -309,6 +313,8 @@ def scaled_sign_add_decoded(
 
     Source: as ``scaled_sign_encode``.
     """
+    if fresh:
+        out.zero_()
     for row_scales, row_codes in zip(scales, codes, strict=True):
         high = row_scales * float32(scale)
         _add_levels(row_codes, out, -high, high, block)
@@ -375,7 +381,9 @@ def two_means_encode_feedback(
 
 
 @declared
-def two_means_add_decoded(means: MeansOfRanks, codes: SignsOfRanks, out: Written, block: Block, scale: float) -> None:
+def two_means_add_decoded(
+    means: MeansOfRanks, codes: SignsOfRanks, out: Written, block: Block, scale: float, fresh: bool = False
+) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (1: scale * upper mean, 0: scale * lower mean).
 
     Args:
@@ -384,6 +392,7 @@ def two_means_add_decoded(means: MeansOfRanks, codes: SignsOfRanks, out: Written
         out: float32, n elements.
         block: elements of a block, a multiple of 32 from 32 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor or the block is not of this form.
@@ -395,6 +404,8 @@ def two_means_add_decoded(means: MeansOfRanks, codes: SignsOfRanks, out: Written
 
     Source: as ``two_means_encode``.
     """
+    if fresh:
+        out.zero_()
     for row_means, row_codes in zip(means, codes, strict=True):
         levels = row_means * float32(scale)
         _add_levels(row_codes, out, levels[0::2], levels[1::2], block)
@@ -407,7 +418,7 @@ StepsOfRanks = Annotated[Tensor | None, Rows(torch.float32, "1")]
 
 
 def _threshold_of(threshold: float, step: Tensor | None) -> Tensor | float:
-    """A threshold in units of the step, in the unit of the tensor."""
+    """Convert a threshold in units of the step to the unit of the tensor."""
     return float32(threshold) if step is None else step * float32(threshold)
 
 
@@ -508,7 +519,8 @@ def mean_magnitude(
     mean: Annotated[Tensor, Flat(torch.float32, "1", written=True)],
     residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
 ) -> None:
-    """The mean of |x|, or of |residual + x|; 0 of no elements. The order of the sum does not depend on the threads.
+    """Compute the mean of |x|, or of |residual + x|; 0 for no elements. The order of the sum does not depend on the
+    threads.
 
     Args:
         x: float32, n elements.

@@ -42,6 +42,7 @@ class Signum(SignCode):
     name = "signum"
     reference = "J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, Signum with majority vote, ICLR 2019"
     memory = "momentum"
+    takes_pieces = True
 
     def encode_momentum(
         self,

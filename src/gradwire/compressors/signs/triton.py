@@ -45,12 +45,12 @@ _TIE = tl.constexpr(2.0**-12)
 
 
 def _grid(size: int) -> tuple[int]:
-    """A program for every ``BYTES`` bytes of codes."""
+    """The grid with a program for every ``BYTES`` bytes of codes."""
     return (triton.cdiv(size, BYTES),)
 
 
 def _grid_of_blocks(count: int) -> tuple[int]:
-    """A program for every ``ROWS`` blocks."""
+    """The grid with a program for every ``ROWS`` blocks."""
     return (triton.cdiv(count, ROWS),)
 
 
@@ -104,12 +104,15 @@ def _add_signs(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     inside = i < n
-    total = tl.load(out + i, mask=inside)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size))
         # Not plus a negated scale: Triton negates by subtracting from 0, which loses the sign of a zero.
@@ -119,11 +122,11 @@ def _add_signs(
 
 
 @mergeable
-def sign_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
+def sign_add_decoded(codes: Tensor, out: Tensor, scale: float, fresh: bool = False) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), ranks
-    launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
+    launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), FRESH=fresh, BYTES=BYTES)
 
 
 @triton.jit
@@ -175,7 +178,7 @@ def _lanes(block: tl.tensor, start: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """How many elements each block has; 1 beyond the last one, so that it can be divided by."""
+    """The number of elements of each block; 1 beyond the last one, so that it can be a divisor."""
     return tl.maximum(tl.minimum(n - block * SIZE, SIZE), 1)
 
 
@@ -282,13 +285,16 @@ def _add_scaled(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         level = tl.load(scales + block, mask=byte < size, other=0.0) * scale
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
@@ -300,18 +306,21 @@ def _add_scaled(
 
 
 @mergeable
-def scaled_sign_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+def scaled_sign_add_decoded(
+    scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = scales, scales.stride(0), codes, codes.stride(0), ranks
-    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
+    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
+    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
 
 
 @triton.jit
 def _add_sides(
     x: tl.tensor, inside: tl.tensor, low: tl.tensor, high: tl.tensor, above: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The sums below zero and of the rest, and how many the rest are, with a tile more."""
+    """Add a tile to the sums below zero and of the rest, and to the count of the rest."""
     positive = x >= 0.0
     count = tl.sum((positive & inside).to(tl.int32), axis=1)
     return low + tl.where(positive, 0.0, x), high + tl.where(positive, x, 0.0), above + count
@@ -321,7 +330,7 @@ def _add_sides(
 def _means_of(
     low: tl.tensor, high: tl.tensor, above: tl.tensor, count: tl.tensor, ROWS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The mean of each side, 0 of nothing."""
+    """The mean of each side; 0 for no elements."""
     below = count - above
     mu0 = tl.div_rn(total_of_32(low, ROWS), tl.maximum(below, 1).to(tl.float32))
     mu1 = tl.div_rn(total_of_32(high, ROWS), tl.maximum(above, 1).to(tl.float32))
@@ -421,13 +430,16 @@ def _add_two_means(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         mu0 = tl.load(means + 2 * block, mask=byte < size, other=0.0) * scale
         mu1 = tl.load(means + 2 * block + 1, mask=byte < size, other=0.0) * scale
@@ -439,11 +451,14 @@ def _add_two_means(
 
 
 @mergeable
-def two_means_add_decoded(means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+def two_means_add_decoded(
+    means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = means, means.stride(0), codes, codes.stride(0), ranks
-    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
+    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
+    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
 
 
 @triton.jit

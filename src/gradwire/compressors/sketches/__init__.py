@@ -1,1 +1,3 @@
-"""Sketches: a table of counters into which a gradient is hashed, and buckets of values with those of equal numbers."""
+"""Methods with sketches, tables of counters into which a gradient is hashed, and with buckets of
+equally many values.
+"""

@@ -1,4 +1,4 @@
-"""MinMaxSketch and coded keys: a list of (key, small rank) pairs, the ranks approximately, in a few bits each.
+"""MinMaxSketch and coded keys: a list of (key, small rank) pairs with approximate ranks, in a few bits each.
 
 Two rows of 0.3 cells for each key. A key puts its rank into one cell of each row, where the smallest stays; it is read
 as the largest of its cells. So a rank is never read too large. Keys increase, and travel as differences of 1 to 4 bytes
@@ -20,7 +20,7 @@ _WORD = 0xFFFFFFFF
 
 
 def columns(keys: int) -> int:
-    """Cells in a row for so many keys.
+    """The number of cells in a row for so many keys.
 
     >>> columns(10), columns(11)
     (3, 4)
@@ -33,7 +33,7 @@ def _cells(keys: Tensor, row: int, width: int) -> Tensor:
 
 
 def insert(keys: Tensor, ranks: Tensor) -> Tensor:
-    """The table, uint8, row after row; cells that no key has are 255.
+    """Make the table, uint8, row after row; cells without a key are 255.
 
     Args:
         keys: int64, below 2**31.
@@ -47,7 +47,7 @@ def insert(keys: Tensor, ranks: Tensor) -> Tensor:
 
 
 def query(table: Tensor, keys: Tensor) -> Tensor:
-    """The rank of each key, uint8: at most what was inserted.
+    """Look up the rank of each key, uint8: at most the inserted one.
 
     >>> keys, ranks = torch.tensor([1, 5, 9, 700]), torch.tensor([3, 0, 7, 2], dtype=torch.uint8)
     >>> bool((query(insert(keys, ranks), keys) <= ranks).all())
@@ -58,19 +58,19 @@ def query(table: Tensor, keys: Tensor) -> Tensor:
 
 
 def deltas(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Differences of increasing keys, the first against 0, and how many bytes less one each takes."""
+    """Compute the differences of increasing keys, the first against 0, and the number of bytes minus one of each."""
     gaps = keys.diff(prepend=keys.new_zeros(1))
     return gaps, (gaps >= 1 << 8).int() + (gaps >= 1 << 16) + (gaps >= 1 << 24)
 
 
 def delta_bytes(gaps: Tensor, lengths: Tensor) -> Tensor:
-    """The lower ``lengths + 1`` bytes of each gap, the lowest first, end to end."""
+    """The lower ``lengths + 1`` bytes of each difference, the lowest first, end to end."""
     wide = gaps.to(torch.int32).view(torch.uint8).view(-1, 4)
     return wide[torch.arange(4, device=gaps.device) <= lengths.unsqueeze(1)]
 
 
 def keys_of(coded: Tensor, lengths: Tensor, group_sizes: list[int]) -> Tensor:
-    """The keys of all groups, int64, from their bytes.
+    """Decode the keys of all groups, int64, from their bytes.
 
     Raises:
         WireError: the lengths do not add up to the bytes there are.

@@ -1,4 +1,4 @@
-"""Count sketches, and elements as the number of the bucket that they fall into.
+"""Operations on count sketches, and on elements replaced by the number of their bucket.
 
 Count sketches hash elements in blocks of 16 neighbours, so that one look-up serves them all. In row a of the table, of
 C columns, block b has two Philox words, number 2 (b R + a) and the next:
@@ -116,7 +116,7 @@ def sketch_estimate(
 
 
 def _median(values: list[Tensor]) -> Tensor:
-    """The middle one of an odd number, by compare and swap, so that every device treats a NaN alike."""
+    """The median of an odd number of values by compare and swap, so that every device treats a NaN alike."""
     for last in range(len(values) - 1, len(values) // 2 - 1, -1):
         for i in range(last):
             a, b = values[i], values[i + 1]
@@ -174,7 +174,8 @@ def bucket_add_decoded(
     out: Written,
     scale: float,
 ) -> None:
-    """Add the payloads of all ranks, rank 0 first: out = out + scale * levels[code]; a code beyond them is the last.
+    """Add the payloads of all ranks, rank 0 first: out = out + scale * levels[code]; codes beyond the levels mean the
+    last.
 
     Args:
         codes: uint8, (W, n), rows contiguous, as ``bucket_encode`` writes them.

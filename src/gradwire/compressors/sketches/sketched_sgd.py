@@ -1,4 +1,4 @@
-"""The largest elements of the mean gradient, found in a count sketch that the ranks average."""
+"""Method that sends the largest elements of the mean gradient, found in a count sketch that the ranks average."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SketchedSGD(MultiRound):
         return 0
 
     def count(self, n: int) -> int:
-        """k: how many of ``n`` elements are sent.
+        """The number k of elements sent of ``n``.
 
         >>> SketchedSGD(ratio=0.01).count(1000)
         10
@@ -107,7 +107,9 @@ class SketchedSGD(MultiRound):
         return float(sketch.nbytes + looked_at.nbytes)
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """Only ``sketch`` and ``looked_at`` travel; ``own`` is what this rank had at ``indices``."""
+        """The layout, of which only ``sketch`` and ``looked_at`` travel; ``own`` holds this rank's values at
+        ``indices``.
+        """
         n = math.prod(shape)
         k = self.count(n)
         columns = -(-k * self.width // _LINE) * _LINE
@@ -159,7 +161,7 @@ class SketchedSGD(MultiRound):
 
 
 def _largest(x: Tensor, k: int) -> Tensor:
-    """The increasing indices of the k largest magnitudes, of equal ones the first: the same on every device."""
+    """Find the increasing indices of the k largest magnitudes, of equal ones the first: the same on every device."""
     segments = -(-x.numel() // _SEGMENT)
     counts = torch.empty(segments, dtype=torch.int32, device=x.device)
     low = torch.empty(k, dtype=torch.int16, device=x.device)

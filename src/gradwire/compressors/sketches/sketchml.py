@@ -1,4 +1,4 @@
-"""Quantile buckets with means; of a sparse gradient the buckets in a sketch and the keys as differences."""
+"""Quantile buckets with means; for a sparse gradient the buckets are in a sketch and the keys are differences."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SketchML(Compressor):
                 _entries.fill(used, stream, *parts)
 
     def _buckets(self, sample: Tensor) -> tuple[int, Tensor]:
-        """How many buckets are positive, and the bucket of each value of the upper 16 bits of a float32."""
+        """The number of positive buckets, and the bucket for each value of the upper 16 bits of a float32."""
         bits = _upper(sample)
         signs = [bits[(bits > 0) & (bits < _BINS // 2)], bits[bits > _BINS // 2] - _BINS // 2]
         q, shown = self.buckets - 1, [own.numel() for own in signs]
@@ -104,7 +104,7 @@ class SketchML(Compressor):
         return positive, buckets.view(-1)
 
     def _sketch(self, codes: Tensor, positive: int, nonzero: int) -> tuple[list[int], list[Tensor]]:
-        """How many keys each group has, and the parts of the stream: tables, lengths, differences."""
+        """The number of keys in each group, and the parts of the stream: tables, lengths, differences."""
         index = _entries.find(codes, lambda _, piece: piece != 0, nonzero)
         assert index is not None, "no more than were counted"
         group_of, rank_of = self._groups(positive, codes.device)
@@ -116,7 +116,7 @@ class SketchML(Compressor):
         return [own.numel() for own in keys], [*tables, _entries.pack_bits(flags), _minmax.delta_bytes(gaps, lengths)]
 
     def _groups(self, positive: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The group of each bucket, and its rank in there; bucket 0 has none."""
+        """The group of each bucket, and its rank in that group; bucket 0 has none."""
         group, rank = [-1], [0]
         for sign, count in enumerate((positive, self.buckets - 1 - positive)):
             own = [i * _GROUPS // count for i in range(count)]
@@ -142,7 +142,7 @@ class SketchML(Compressor):
             flat.index_add_(0, keys, means[rank][codes] * scale)
 
     def _read(self, head: Tensor, stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Keys and buckets of the sparse form.
+        """Read keys and buckets of the sparse form.
 
         Raises:
             WireError: they cannot be read.
@@ -167,7 +167,7 @@ class SketchML(Compressor):
         return keys, torch.cat(codes).clamp_(max=self.buckets - 1)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse keys that are not below n, and parts that do not add up.
+        """Refuse keys that are not below n, and parts whose sizes do not match.
 
         Raises:
             WireError
@@ -181,7 +181,7 @@ class SketchML(Compressor):
 
 
 def _sample(flat: Tensor) -> Tensor:
-    """Elements to take quantiles of; where most are zero, others."""
+    """A sample of elements for the quantiles; if most are zero, of the others."""
     seen = _entries.sample(flat, _SAMPLE)
     if 2 * int(seen.count_nonzero()) >= seen.numel():
         return seen
@@ -203,7 +203,7 @@ def _ranks(magnitudes: Tensor, count: int) -> Tensor:
 
 
 def _assign(flat: Tensor, bucket_of: Tensor, codes: Tensor, means: Tensor) -> Tensor:
-    """Write the bucket of each element, and the mean of each bucket; how many elements each has."""
+    """Write the bucket of each element, and the mean of each bucket; return the number of elements of each."""
     sums = torch.empty(_MOST_BUCKETS, dtype=torch.float64, device=flat.device)
     counts = torch.empty(_MOST_BUCKETS, dtype=torch.int64, device=flat.device)
     ops.bucket_encode(flat, bucket_of, codes, sums, counts)

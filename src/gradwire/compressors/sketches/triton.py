@@ -1,4 +1,4 @@
-"""Buckets on a GPU; sketches are left to torch: their sums have an order."""
+"""Buckets on a GPU; sketches are left to torch, because their sums have a fixed order."""
 
 import torch
 import triton
@@ -39,7 +39,7 @@ def _bucket_encode(
 
 
 def bucket_encode(x: Tensor, bucket_of: Tensor, codes: Tensor, sums: Tensor, counts: Tensor) -> None:
-    """The operation on a GPU, with its sums in whatever order the programs come."""
+    """The operation on a GPU; the order of its sums depends on that of the programs."""
     tables = torch.zeros(TABLES, BUCKETS, dtype=torch.float64, device=x.device)
     counted = torch.zeros(TABLES, BUCKETS, dtype=torch.int32, device=x.device)
     sizes = {"TABLES": TABLES, "BUCKETS": BUCKETS, "BLOCK": BLOCK}

@@ -1,1 +1,3 @@
-"""Some of the elements and their places: the largest, those beyond a threshold, those that a draw keeps."""
+"""Methods that send some of the elements with their indices: the largest, those beyond a threshold,
+or a random choice.
+"""

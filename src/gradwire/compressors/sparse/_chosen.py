@@ -1,4 +1,4 @@
-"""Chosen elements: taken out of a tensor with their places, and added to the sum of all ranks.
+"""Chosen elements: they are taken from a tensor with their indices, and added to the sum of all ranks.
 
 An index is 16 bits and the count of its segment of 65536 elements.
 """
@@ -25,7 +25,7 @@ AddDense: TypeAlias = Callable[[Payload, Tensor, float], None]
 
 
 def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and the low 16 bits of their indices."""
+    """Allocate the values and the low 16 bits of their indices."""
     return torch.empty(count, device=x.device), torch.empty(count, dtype=torch.int16, device=x.device)
 
 
@@ -38,8 +38,8 @@ def first_guess(x: Tensor) -> int:
 
 
 def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) -> tuple[Tensor, Tensor] | None:
-    """The elements of a flat tensor that are not in (-low, high), and the low 16 bits of their indices as int16; their
-    counts are written. None if there are more than ``limit``.
+    """Take the elements of a flat tensor that are not in (-low, high), with the low 16 bits of their indices as int16;
+    their counts are written. Return None if there are more than ``limit``.
 
     >>> take_beyond(torch.tensor([5.0, 6.0, -7.0]), torch.empty(1, dtype=torch.int32), 6.0, 7.0, limit=2)
     (tensor([ 6., -7.]), tensor([1, 2], dtype=torch.int16))
@@ -54,7 +54,9 @@ def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) 
 
 
 class Entries(NamedTuple):
-    """What a rank sent: as many values as indices, or a bit for each and the levels of a clear and of a set one."""
+    """The entries of a rank: as many values as indices, or a bit for each and the levels of a clear
+    and of a set bit.
+    """
 
     values: Tensor
     low: Tensor
@@ -63,7 +65,7 @@ class Entries(NamedTuple):
 
 
 def add_ranks(payloads: Payload, out: Tensor, scale: float, read: Reader, add_dense: AddDense) -> None:
-    """``out += scale * sum of the payloads``, rank after rank, at once where their entries follow each other.
+    """Compute ``out += scale * sum of the payloads``, rank after rank, in one call where their entries are adjacent.
 
     Args:
         payloads: a row for each rank.

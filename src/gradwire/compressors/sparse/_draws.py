@@ -1,4 +1,4 @@
-"""Which elements random-k chooses, and how a payload that is summed says so.
+"""Draws of random-k, and the form in which a payload that is summed carries their seed.
 
 n elements are units of ``run`` neighbours, the last may be short; k strata cut the units into runs of equal size, up to
 one; in each stratum a word of Philox chooses one unit. The seed is 32 bits. It travels in five floats that survive a
@@ -18,14 +18,14 @@ HEADER = 5
 
 
 def draws(n: int, ratio: float, run: int) -> int:
-    """How many units are chosen: as many as hold ceil(ratio n) elements, at least one."""
+    """The number of units to choose: as many as hold ceil(ratio n) elements, at least one."""
     # 0.07 * 100 is 7.000000000000001 in binary; its ceiling must not be 8.
     wanted = math.ceil(round(ratio * n / run, 6))
     return min(-(-n // run), max(1, wanted))
 
 
 def longest(n: int, k: int, run: int) -> int:
-    """How many units the longest of ``k`` strata has.
+    """The number of units in the longest of ``k`` strata.
 
     >>> longest(10, 3, 1), longest(0, 0, 1)
     (4, 1)
@@ -50,12 +50,12 @@ def choose(seed: Tensor, n: int, k: int, run: int) -> tuple[Tensor, Tensor]:
 
 
 def write_seed(seed: int, header: Tensor) -> None:
-    """A 1 and the bytes of the seed, the lowest first."""
+    """Write a 1 and the bytes of the seed, the lowest first."""
     for place, value in enumerate((1, *seed.to_bytes(4, "little"))):
         header[place].fill_(float(value))
 
 
 def read_seed(header: Tensor) -> Tensor:
-    """The seed, as int64 of one element; of a header that makes no sense, some seed."""
+    """Read the seed, as int64 of one element; an invalid header gives an arbitrary seed."""
     data = (header[1:] / header[:1]).round().nan_to_num(0.0, 0.0, 0.0).clamp(0.0, 255.0).long()
     return (data << torch.arange(0, 32, 8, device=header.device)).sum(0, keepdim=True)

@@ -1,4 +1,4 @@
-"""Exactly k elements of largest magnitude as values and packed indices: the payload that several methods send."""
+"""Exactly k elements of largest magnitude as values and packed indices: the payload of several methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["ExactTopK"]
 
 @dataclass(frozen=True)
 class ExactTopK(Compressor):
-    """The k = max(1, ceil(ratio n)) elements of largest magnitude; ties go to the lower index, NaN counts as largest.
+    """Base for the k = max(1, ceil(ratio n)) elements of largest magnitude; ties go to the lower index, NaN counts as
+    largest.
 
     Payload: float32 values[k], int32 counts of each segment of 65536 elements, 16 bits of each increasing index.
     """
@@ -46,7 +47,7 @@ class ExactTopK(Compressor):
         return self.count(n) / n if n else 1.0
 
     def count(self, n: int) -> int:
-        """k: how many of ``n`` elements are sent."""
+        """The number k of elements sent of ``n``."""
         return count_of(self.ratio, n)
 
     def layout(self, shape: Sequence[int]) -> Layout:

@@ -1,4 +1,4 @@
-"""Signed powers of two in 4 bits: 3 of how far the exponent is below the largest, and a sign.
+"""Signed powers of two in 4 bits: 3 for how far the exponent is below the largest, and a sign.
 
 Element x becomes sign(x) 2^e, with 2^e = |x| rounded to the nearest power of two, up from 1.5. Exponents are those of
 float32, 0 to 255; 255 only for what is not finite, and then all that is decoded is NaN. A stream is a bit for each
@@ -20,19 +20,19 @@ _SIGN = 8
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Exponents of |x| rounded to a power of two, int32."""
+    """Compute the exponents of |x| rounded to a power of two, int32."""
     bits = x.view(torch.int32) & 0x7FFFFFFF
     exponents = (bits + 0x400000 >> 23).clamp_(max=INFINITE - 1)
     return torch.where(bits >= INFINITE << 23, INFINITE, exponents)
 
 
 def codes_of(x: Tensor, top: int) -> Tensor:
-    """The codes of elements whose exponents are ``top`` and up to 7 less, int32."""
+    """Compute the codes of elements whose exponents are ``top`` and up to 7 less, int32."""
     return (top - rounded(x)) | (x < 0).int() * _SIGN
 
 
 def values_of(codes: Tensor, top: int) -> Tensor:
-    """What integer codes stand for, float32; ``top`` counts as one in 0 to 255."""
+    """Decode integer codes to float32; ``top`` is taken as one in 0 to 255."""
     if top >= INFINITE:
         return torch.full(codes.shape, math.nan, device=codes.device)
     bits = (max(top, 0) - (codes & _DEPTH).int()).clamp_(min=0) << 23
@@ -40,7 +40,7 @@ def values_of(codes: Tensor, top: int) -> Tensor:
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """Two codes to a byte.
+    """Pack two codes into a byte.
 
     >>> pack_nibbles(torch.tensor([1, 2, 15], dtype=torch.int32)).tolist()
     [33, 15]
@@ -50,7 +50,7 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 
 def unpack_stream(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Places below ``n``, int64, and their codes, uint8: as many as there are bytes for."""
+    """Unpack indices below ``n``, int64, and their codes, uint8: as many as the bytes hold."""
     middle = -(-n // 8)
     packed = stream[middle:]
     codes = torch.stack([packed & 15, packed >> 4], 1).view(-1)

@@ -1,4 +1,4 @@
-"""One pass over a gradient that says what thresholds are made from."""
+"""Measurement of a gradient in one pass, from which thresholds are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 126
 
 
 class MagnitudeMoments(NamedTuple):
-    """Moments of y = |x| - low where low < |x| < high: how many, the sums of y and y^2; and the largest |x| of all."""
+    """Moments of y = |x| - low over low < |x| < high: the count, the sums of y and y^2; and the largest |x| of all."""
 
     size: int
     total: float
@@ -25,7 +25,7 @@ class MagnitudeMoments(NamedTuple):
 
 
 def measure(x: Tensor, low: float = 0.0, high: float = math.inf, unit: float = 1.0) -> MagnitudeMoments:
-    """The moments of a flat tensor: float32 sums of 1024 elements, added up in float64.
+    """Measure the moments of a flat tensor: float32 sums of 1024 elements, added up in float64.
 
     Args:
         unit: see ``unit_of``; with 1 the squares of small elements vanish, and sums of huge ones overflow.
@@ -45,7 +45,7 @@ def measure(x: Tensor, low: float = 0.0, high: float = math.inf, unit: float = 1
 
 
 def unit_of(largest: float) -> float:
-    """The power of two that brings magnitudes up to ``largest``, finite and above 0, below 2.
+    """The power of two that scales magnitudes up to ``largest``, finite and above 0, to below 2.
 
     >>> unit_of(5.0), unit_of(1e-45)
     (0.25, 8.507059173023462e+37)

@@ -1,4 +1,5 @@
-"""How a payload says which elements it holds: k increasing places below n, in fields whose sizes follow from both.
+"""Forms in which a payload stores the indices of its elements: k increasing ones below n, in fields whose sizes follow
+from both.
 
 In memory places are always blocks: the count of each segment of 65536 elements, and the low 16 bits of each place. A
 form that is not ``block`` is made from these and read back into them.
@@ -20,14 +21,14 @@ __all__ = ["FORMS", "Form", "smallest"]
 
 
 class Form(ABC):
-    """One way to write places."""
+    """Base of the forms in which indices are written."""
 
     @abstractmethod
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
-        """Fields that hold any ``k`` places below ``n``."""
+        """The fields that hold any ``k`` indices below ``n``."""
 
     def buffers(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
-        """Room for counts and indices; where they are the fields themselves, there is nothing to write."""
+        """Buffers for counts and indices; if they are the fields themselves, nothing is left to write."""
         device = fields[0].device
         indices = torch.empty(k, dtype=torch.int16, device=device)
         return torch.empty(segments(n), dtype=torch.int32, device=device), indices
@@ -38,14 +39,14 @@ class Form(ABC):
 
     @abstractmethod
     def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
-        """Counts and indices of one payload; of bytes that make no sense, as many places as do."""
+        """Read counts and indices of one payload; of invalid bytes, as many indices as are valid."""
 
     def nbits(self, n: int, k: int) -> int:
         return 8 * sum(field.nbytes for field in self.fields(n, k))
 
 
 class Block(Form):
-    """Places as they lie in memory: 16 bits each, and 32 for each 65536 elements. The fastest form."""
+    """Indices as they lie in memory: 16 bits each, and 32 for each 65536 elements. This is the fastest form."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
         return Field("counts", torch.int32, segments(n)), Field("indices", torch.int16, k)
@@ -62,7 +63,7 @@ class Block(Form):
 
 
 class Raw(Form):
-    """32 bits a place, for readers who want no more than a loop."""
+    """Indices of 32 bits, for readers that are a simple loop."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
         return (Field("indices", torch.int32, k),)
@@ -80,7 +81,7 @@ class Raw(Form):
 
 
 class Rice(Form):
-    """Golomb-Rice codes of the gaps: within a bit a place of the entropy."""
+    """Golomb-Rice codes of the gaps, within one bit an index of the entropy."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
         return (Field("rice", torch.uint8, sum(rice_bytes(n, k))),)
@@ -95,7 +96,7 @@ class Rice(Form):
 
 
 class Bitmap(Form):
-    """A bit an element: small where more than a third of them is sent."""
+    """A bitmap of one bit an element, which is small if more than a third of them is sent."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
         return (Field("bitmap", torch.uint8, -(-n // 8)),)
@@ -114,7 +115,7 @@ FORMS: dict[str, Form] = {"block": Block(), "raw": Raw(), "rice": Rice(), "bitma
 
 
 def smallest(n: int, k: int) -> str:
-    """The name of the form that takes the fewest bytes for ``k`` places below ``n``, of equal ones the first.
+    """The name of the form that takes the fewest bytes for ``k`` indices below ``n``, of equal ones the first.
 
     >>> smallest(10_000, 100)
     'rice'

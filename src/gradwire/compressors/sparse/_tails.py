@@ -1,4 +1,4 @@
-"""Thresholds from distributions fitted to magnitudes, in stages.
+"""Thresholds from distributions fitted to the magnitudes, in stages.
 
 With y the magnitudes (less the threshold of the stage before, of those above it), a = mean y and p the wanted share:
 
@@ -28,7 +28,8 @@ _SMALLEST = 2.0**-149
 
 
 def fit(of: MagnitudeMoments, share: float, distribution: str, logs: float = 0.0) -> float:
-    """The threshold that a share of the fitted distribution exceeds, >= 0; ``logs`` is the sum of ln y, for "gamma".
+    """Fit a distribution and return the threshold, >= 0, that the given fraction exceeds; ``logs`` is the sum of ln y,
+    for "gamma".
 
     >>> round(fit(MagnitudeMoments(size=4, total=8.0, squares=0.0, largest=5.0), 0.25, "exp"), 4)
     2.7726
@@ -57,7 +58,7 @@ def _pareto(mean: float, variance: float, share: float) -> float:
 
 
 def threshold(x: Tensor, ratio: float, distribution: str, stages: int) -> float:
-    """The magnitude from which on elements of ``x`` (flat) are sent, for a share ``ratio`` of all.
+    """Compute the magnitude from which on elements of ``x`` (flat) are sent, for a fraction ``ratio`` of all.
 
     Never above the largest magnitude, so that something is sent; 0 where all are zero, NaN where one is not finite.
     """
@@ -84,7 +85,7 @@ def _stages(x: Tensor, of: MagnitudeMoments, share: float, distribution: str, st
 
 
 def sum_of_logs(x: Tensor) -> float:
-    """The sum of ln |x| over the x that are not 0."""
+    """Compute the sum of ln |x| over the x that are not 0."""
     return sum(
         float(torch.where(piece != 0, piece.abs(), 1.0).log_().sum(dtype=torch.float64)) for _, piece in pieces(x)
     )

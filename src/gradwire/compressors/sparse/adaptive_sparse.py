@@ -1,4 +1,4 @@
-"""Keep each element with a probability that makes the variance small, and stay unbiased."""
+"""Unbiased sparsification that keeps each element with a probability chosen for a small variance."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class AdaptiveSparse(Compressor):
         )
 
     def _step(self, flat: Tensor, all_of: MagnitudeMoments) -> float:
-        """s, a float32 above 0; NaN where x is not finite."""
+        """Compute s, a float32 above 0; NaN if x is not finite."""
         if not math.isfinite(all_of.largest):
             return math.nan
         s = _SMALLEST
@@ -184,7 +184,9 @@ class AdaptiveSparse(Compressor):
 
 
 class _Drawn(NamedTuple):
-    """What reaches s, how many these are, and what else is kept; too many of the former are not written."""
+    """The draw: the elements that reach s, their number, and the other kept ones; too many of the former are not
+    written.
+    """
 
     above: int
     whole: Tensor
@@ -194,7 +196,7 @@ class _Drawn(NamedTuple):
 
 
 def _draw(flat: Tensor, s: float, counts: Tensor, key: Key) -> _Drawn:
-    """Draw, and write the counts of both kinds."""
+    """Draw the elements, and write the counts of both kinds."""
     n, half = flat.numel(), counts.numel() // 2
     guess, most = min(first_guess(flat), n), 4 * n // 6
     whole, signs = room_for(guess, flat), room_for(guess, flat)
@@ -229,5 +231,5 @@ def _add_dense(payload: Payload, flat: Tensor, scale: float) -> None:
 
 
 def _nbytes(above: int, below: int) -> int:
-    """What the entries take: a value and an index each, or an index and a sign."""
+    """The bytes of the entries: a value and an index each, or an index and a sign."""
     return 6 * above + 2 * below + -(-below // 8)

@@ -1,4 +1,4 @@
-"""The largest positive and the largest negative elements, each as one mean."""
+"""Sparsification that sends the largest positive and the largest negative elements, each as one mean."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class AdaptiveThreshold(Compressor):
         return True
 
     def delta(self, n: int) -> float:
-        """1 / n: what is left out of a sign is below the mean of what is sent."""
+        """The contraction constant 1 / n: elements of a sign that are left out are below the mean of those that are
+        sent.
+        """
         return 1 / max(1, n)
 
     def layout(self, shape: Sequence[int]) -> Layout:
@@ -163,7 +165,7 @@ def _dense_bytes(n: int) -> int:
 
 
 def _positive(x: Tensor, high: float) -> Tensor:
-    """What is sent with the mean of the positive elements: NaN too, so that the mean tells of it."""
+    """A mask of the elements sent with the positive mean; NaN is among them, so that the mean shows it."""
     return (x < high).logical_not_()
 
 
@@ -173,7 +175,7 @@ def _codes(x: Tensor, high: float, low: float) -> Tensor:
 
 
 def _means_taken(values: Tensor, negative: Tensor) -> Tensor:
-    """The means of what was taken already, without choosing as ``_means`` does. A NaN counts as positive."""
+    """The means of elements taken already, without choosing as ``_means`` does. A NaN counts as positive."""
     parts = values.clamp(min=0.0), values.clamp(max=0.0).nan_to_num_(nan=0.0, neginf=-math.inf)
     below = negative.count_nonzero()
     counts = torch.stack([negative.numel() - below, below])
@@ -181,7 +183,7 @@ def _means_taken(values: Tensor, negative: Tensor) -> Tensor:
 
 
 def _means(x: Tensor, high: float, low: float) -> Tensor:
-    """The means of what is sent, with either sign: float64 sums over their counts, 0 where there is none."""
+    """The means of the sent elements of either sign: float64 sums over their counts, 0 if there are none."""
     sums = torch.zeros(2, dtype=torch.float64, device=x.device)
     counts = torch.zeros(2, dtype=torch.float64, device=x.device)
     for _, piece in _entries.pieces(x):

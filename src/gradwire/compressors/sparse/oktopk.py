@@ -1,4 +1,4 @@
-"""Top-k for a collective that agrees on the largest elements of the sum."""
+"""Top-k for a strategy that agrees on the largest elements of the sum."""
 
 from __future__ import annotations
 
@@ -38,4 +38,5 @@ class OkTopk(ExactTopK):
 
     name = "oktopk"
     family = "sparsification"
+    takes_pieces = True
     reference = "S. Li, T. Hoefler, Near-Optimal Sparse Allreduce, PPoPP 2022"

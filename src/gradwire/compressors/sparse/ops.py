@@ -1,4 +1,4 @@
-"""Operations on some of the elements: chosen, marked, written side by side, added where they belong.
+"""Operations on some of the elements: choose them, mark them, write them side by side, add them at their indices.
 
 Entries: values, and for each the low 16 bits of its index; ``counts`` says how many lie in each segment of 65536
 elements. Counts and indices that come from a peer are safe whatever they are.
@@ -88,7 +88,8 @@ Size = Annotated[int, Where("1 <= size <= _TILE and n % size == 0", "a part of x
 
 
 def _select(x: Tensor, k: int) -> Tensor:
-    """The indices of the ``k`` elements of largest magnitude, in increasing order; of equal ones the first are taken.
+    """Find the indices of the ``k`` elements of largest magnitude, in increasing order; of equal ones the first are
+    taken.
 
     Magnitudes are compared as the integers their bits form, so a NaN counts as larger than infinity.
     """
@@ -108,7 +109,7 @@ def _at_most_all(op: str, k: int, n: int) -> None:
 
 @declared(check=_at_most_all)
 def topk_encode(x: Floats, values: Values, indices: Indices, counts: Counts) -> None:
-    """Write the k largest magnitudes of x and where they are: exactly k, of equal ones those of lowest index.
+    """Write the k largest magnitudes of x and their indices: exactly k, of equal ones those of lowest index.
 
     Magnitudes are compared by their bits without the sign, so a NaN is larger than infinity and is sent first.
 
@@ -175,7 +176,7 @@ def _as_many_of_each(op: str, k: int, size: int, n: int) -> None:
 
 @declared(check=_as_many_of_each)
 def tile_topk(x: Floats, values: Values, places: Indices, size: Size) -> None:
-    """Write the k largest magnitudes of each tile and where they are: of equal ones those that come first.
+    """Write the k largest magnitudes of each tile and their indices: of equal ones those that come first.
 
     Magnitudes are compared by their bits without the sign, so a NaN is larger than infinity and is chosen first.
 
@@ -204,14 +205,18 @@ def tile_topk(x: Floats, values: Values, places: Indices, size: Size) -> None:
 
 
 def _places_of(counts: Tensor, indices: Tensor) -> Tensor:
-    """The index of each entry, whatever the counts say; beyond all segments for those that they do not cover."""
+    """The index of each entry, whatever the counts are; entries that the counts do not cover get one beyond all
+    segments.
+    """
     ends = counts.to(torch.int64).clamp_(min=0).cumsum(0)
     covered = torch.searchsorted(ends, torch.arange(indices.numel(), device=indices.device), right=True)
     return covered * SEGMENT + low_bits(indices)
 
 
 def _add_inside(out: Tensor, places: Tensor, values: Tensor) -> None:
-    """``out[place] += value`` where a place is below n; the others are not asked for, which a device would wait for."""
+    """Compute ``out[place] += value`` for indices below n without counting the others, because a device would have to
+    wait.
+    """
     if out.numel():
         inside = places < out.numel()
         # Only -0.0 leaves every number as it is.
@@ -281,7 +286,8 @@ def parts_add_decoded(
     out: Written,
     scale: float,
 ) -> None:
-    """Add part after part: out[index] = out[index] + scale * value. Bytes are as safe as in ``sparse_add_decoded``.
+    """Add part after part: out[index] = out[index] + scale * value. Invalid bytes are as safe as in
+    ``sparse_add_decoded``.
 
     Args:
         values: for each part float32 of k elements, or, where it has levels, uint8 of ceil(k / 8): bit i says which.
@@ -307,19 +313,19 @@ def parts_add_decoded(
 
 
 def _write_marks(marked: Tensor, bitmap: Tensor, counts: Tensor) -> None:
-    """Write bools as bits, and how many are set in each segment."""
+    """Write bools as bits, and the number of set bits in each segment."""
     pack_bits(marked, bitmap)
     padded = torch.nn.functional.pad(marked, (0, -marked.numel() % SEGMENT))
     counts.copy_(padded.view(counts.numel(), -1).sum(1) if counts.numel() else counts)
 
 
 def _beyond(x: Tensor, high: float, low: float) -> Tensor:
-    """A mask of where x >= high, x <= -low, or x is no number."""
+    """A mask of the elements with x >= high, x <= -low, or NaN."""
     return ~((x > float32(-low)) & (x < float32(high)))
 
 
 def _drawn(x: Tensor, s: float, key: int, step: int) -> tuple[Tensor, Tensor]:
-    """Masks of where |x| >= s, and where else |x| > u s, u random in (0, 1)."""
+    """Masks of the elements with |x| >= s, and of the others with |x| > u s, u random in (0, 1)."""
     s = float32(s)
     words = philox_words(0, -(-x.numel() // 4), key, step, x.device).view(-1)[: x.numel()]
     u = (words ^ 2**31).double().add_(0.5).mul_(2.0**-32)
@@ -328,7 +334,7 @@ def _drawn(x: Tensor, s: float, key: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def _take_where(x: Tensor, marked: Tensor, counts: Tensor, values: Tensor, indices: Tensor) -> None:
-    """Write the counts of the marked elements, and as many of these as there is room for."""
+    """Write the counts of the marked elements, and as many of these as fit."""
     places = marked.nonzero().view(-1)
     low = torch.empty(places.numel(), dtype=torch.int16, device=x.device)
     write_places(places, low, counts)
@@ -419,7 +425,7 @@ def take_marked(x: Floats, bitmap: GivenBitmap, counts: GivenCounts, values: Val
 
 @declared
 def take_beyond(x: Floats, counts: Counts, values: Values, indices: Indices, high: float, low: float) -> None:
-    """Write what ``mark_beyond`` marks: x >= high, x <= -low, and NaN.
+    """Write the elements that ``mark_beyond`` marks: x >= high, x <= -low, and NaN.
 
     Args:
         x: float32, n elements; not changed.
@@ -453,7 +459,7 @@ def take_drawn(
     key: int,
     step: int,
 ) -> None:
-    """Write what ``mark_drawn`` marks: |x| >= s, and each other element with probability |x| / s.
+    """Write the elements that ``mark_drawn`` marks: |x| >= s, and each other element with probability |x| / s.
 
     Args:
         x: float32, n elements; not changed.
@@ -483,7 +489,7 @@ def take_drawn(
 
 
 def tail_segments(n: int) -> int:
-    """How many rows the tail moments of ``n`` elements have."""
+    """The number of rows of the tail moments of ``n`` elements."""
     return -(-n // TAIL_SEGMENT)
 
 
@@ -495,7 +501,7 @@ def tail_moments(
     high: float,
     unit: float,
 ) -> None:
-    """Measure each segment of 1024 elements: the largest |x|, and of low < |x| < high the count and two sums.
+    """Measure each segment of 1024 elements: the largest |x|, and over low < |x| < high the count and two sums.
 
     The sums are those of y and of y^2, y = (|x| - low) * unit, in float32 and in the order of 16 lanes.
 
@@ -531,7 +537,7 @@ def exponent_encode(
     codes: Annotated[Tensor, Flat(torch.uint8, "pairs", written=True)],
     top: int,
 ) -> None:
-    """Write ``top`` less the exponent of |x|, rounded to a power of two, and 8 where x < 0.
+    """Write ``top`` minus the exponent of |x|, rounded to a power of two, plus 8 if x < 0.
 
     Args:
         x: float32, n elements; not changed.
@@ -554,7 +560,7 @@ def exponent_encode(
 
 @declared
 def exponent_add_decoded(streams: Streams, used: Number, tops: Number, out: Written, scale: float) -> None:
-    """Add the payloads of all ranks, rank 0 first: out = out + scale * sign * 2^(top - code) where a bit is set.
+    """Add the payloads of all ranks, rank 0 first: out = out + scale * sign * 2^(top - code) for each set bit.
 
     Bytes from a peer are safe whatever they are: what lies beyond ``used`` does not exist.
 
@@ -580,7 +586,7 @@ def exponent_add_decoded(streams: Streams, used: Number, tops: Number, out: Writ
 
 
 def capacity(n: int) -> int:
-    """The bytes that any ``n`` elements fit into.
+    """The number of bytes that suffices for any ``n`` elements.
 
     >>> capacity(10)
     48
@@ -589,14 +595,14 @@ def capacity(n: int) -> int:
 
 
 def _exceeds(x: Tensor, threshold: float, level: Tensor | None) -> Tensor:
-    """A mask of where |x| is above the threshold, or reaches the level times the element's dither, or is a NaN."""
+    """A mask of the elements with |x| above the threshold, or at or above the level times their dither, or NaN."""
     if level is None:
         return ~(x.abs() <= float32(threshold))
     return ~(x.abs() < level * dither(torch.arange(x.numel(), device=x.device)))
 
 
 def _write_sent(x: Tensor, sent: Tensor, stream: Tensor) -> int:
-    """Write the elements of x that are to be sent to the front of ``stream``; the bytes it takes."""
+    """Write the elements of x to be sent to the front of ``stream``; return the number of bytes."""
     n, places = x.numel(), sent.nonzero().view(-1)
     k = places.numel()
     sizes = [4 * n, 4 * k + -(-n // 8), 6 * k + 4 * segments(n)]
@@ -617,7 +623,7 @@ def _write_sent(x: Tensor, sent: Tensor, stream: Tensor) -> int:
 
 
 def _read_sent(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Places and their values; of bytes that make no sense, as many as do. What is beyond the stream is 0."""
+    """Read indices and their values; of invalid bytes, as many as are valid. Bytes beyond the stream are 0."""
     stream = torch.nn.functional.pad(stream, (0, max(0, capacity(n) - stream.numel())))
     form, k = stream[:_HEAD].clone().view(torch.int32).tolist()
     k = k if 0 <= k <= n else 0
@@ -634,7 +640,7 @@ def _read_sent(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(rest: Tensor, n: int, k: int) -> Tensor:
-    """The places of a block form that are below n; those of the counts beyond k do not exist."""
+    """The indices of a block form that are below n; those of counts beyond k are left out."""
     middle = 4 * segments(n)
     counts = _padded(rest[:middle], middle).view(torch.int32).long()
     low = _padded(rest[middle : middle + 2 * k], 2 * k).view(torch.int16).long() & 0xFFFF
@@ -650,7 +656,7 @@ def _padded(data: Tensor, count: int) -> Tensor:
 
 @declared
 def threshold_encode(x: Floats, used: Used, stream: Stream, threshold: float, level: Level = None) -> None:
-    """Write the elements with |x| > v and where they are; a NaN is one of them.
+    """Write the elements with |x| > v and their indices; a NaN is one of them.
 
     The places are a bitmap or 16 bits each, or every element is written, whichever is smallest; ``docs/wire.md`` has
     the forms under ``threshold``.
@@ -801,7 +807,7 @@ def randomk_add_decoded(
     run: Run,
     scale: float,
 ) -> None:
-    """Add each payload where its seed says: out[place] = out[place] + scale * value.
+    """Add each payload at the indices of its seed: out[place] = out[place] + scale * value.
 
     The payload may be the sum of those of many ranks with one seed: the header's first number then counts them.
 

@@ -1,4 +1,4 @@
-"""Elements that chance chooses, the same on all ranks, so that payloads can be summed."""
+"""Random sparsification with the same choice on all ranks, so that payloads can be summed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RandomK(Sparsifier):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Only what is scaled is right in the mean."""
+        """Return whether the method is unbiased, as it is with scaling."""
         return self.scaled
 
     @property
@@ -96,7 +96,7 @@ class RandomK(Sparsifier):
         return longest(n, self.draws(n), self.run) - 1.0 if self.scaled else super().omega(n)
 
     def draws(self, n: int) -> int:
-        """How many runs are chosen of ``n`` elements.
+        """The number of runs chosen of ``n`` elements.
 
         >>> RandomK(ratio=0.1).draws(100), RandomK(ratio=0.1, run=16).draws(1000)
         (10, 7)
@@ -117,6 +117,6 @@ class RandomK(Sparsifier):
 
 
 def seed_of(key: Key) -> int:
-    """32 bits that are the same on all ranks."""
+    """Compute 32 bits of seed that are the same on all ranks."""
     text = f"{key.stream(common=True)}/{key.step}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")

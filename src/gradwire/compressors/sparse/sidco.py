@@ -1,4 +1,4 @@
-"""The largest elements, by a threshold from a fitted distribution."""
+"""Sparsification that sends the largest elements, by a threshold from a fitted distribution."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SIDCo(Compressor):
 
     @property
     def most_stages(self) -> int:
-        """The largest M for which the last stage's share does not exceed 1."""
+        """The largest M for which the last stage's fraction does not exceed 1."""
         return 1 + int(math.log(self.ratio) / math.log(_tails.STAGE_RATIO))
 
     def layout(self, shape: Sequence[int]) -> Layout:
@@ -95,8 +95,8 @@ class SIDCo(Compressor):
         )
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        """``stages`` is M; ``history`` the steps and the sum of achieved / target since it moved, |ln| of the mean
-        before that, and where the last move went.
+        """Make the state: ``stages`` is M; ``history`` holds the steps and the sum of achieved / target since M
+        changed, |ln| of the mean before that, and the direction of the last change.
         """
         history = torch.tensor([0.0, 0.0, _WORST, 0.0], dtype=torch.float64, device=device)
         return {"stages": torch.tensor([self.most_stages], dtype=torch.int32, device=device), "history": history}

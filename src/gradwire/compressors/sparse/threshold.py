@@ -1,4 +1,4 @@
-"""Everything above a threshold, with its value."""
+"""Sparsification that sends everything above a threshold, with its value."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Threshold(Compressor):
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """Not with "auto": a threshold is that of its tensor."""
+        """Return whether elements are encoded independently, as they are unless the threshold is "auto"."""
         return self.v != AUTO
 
     @property
@@ -101,7 +101,7 @@ class Threshold(Compressor):
         ops.threshold_add_decoded(payloads[1], out.view(-1), scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse a stream that is not the one into which the elements it sends are encoded.
+        """Refuse a stream that differs from the encoding of the elements it holds.
 
         Raises:
             WireError: it is not: an unknown form, a count that does not fit, a value that is not above the threshold.

@@ -1,4 +1,4 @@
-"""The largest elements, exactly, with their places packed."""
+"""Exact sparsification to the largest elements, with packed indices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TopK(Sparsifier):
 
     @property
     def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Only values as they are, and places as they lie in memory."""
+        """Return whether pieces can be encoded: unchanged values, and indices as they lie in memory."""
         return self.values == "float32" and self.indices == "block"
 
     @property
@@ -88,7 +88,7 @@ class TopK(Sparsifier):
         return _TYPES[self.values]
 
     def count(self, n: int) -> int:
-        """k: how many of ``n`` elements are sent.
+        """The number k of elements sent of ``n``.
 
         >>> TopK(ratio=0.07).count(100)
         7
@@ -99,7 +99,7 @@ class TopK(Sparsifier):
         return self.count(n)
 
     def form(self, n: int) -> Form:
-        """How the places of ``n`` elements travel."""
+        """The form in which the indices of ``n`` elements travel."""
         return FORMS[smallest(n, self.count(n)) if self.indices == "auto" else self.indices]
 
     def places(self, n: int) -> tuple[Field, ...]:
@@ -137,7 +137,7 @@ class TopK(Sparsifier):
             ops.sparse_add_decoded(row.unsqueeze(0), indices.unsqueeze(0), counts.unsqueeze(0), out, scale)
 
     def check_places(self, places: Payload, n: int) -> None:
-        """Refuse places that are not those of k different elements, or are not written as this method writes them.
+        """Refuse indices that are not those of k different elements, or not in the form that this method writes.
 
         Raises:
             WireError: a count is negative, they do not sum to k, the indices are not increasing and below n, or bits

@@ -1,4 +1,4 @@
-"""GPU kernels of some of the elements, as ``ops`` defines them.
+"""Operations on some of the elements on a GPU, as ``ops`` defines them.
 
 How many elements exceed a threshold, and so the form of their stream and where its parts lie, is known on the device
 only: kernels read it from ``head``, int64: form, values written, elements sent, bytes in use. A row that is read says
@@ -82,7 +82,7 @@ def topk_encode_feedback(
 
 @triton.jit
 def _magnitudes_in(x: tl.tensor, tile: tl.tensor, column: tl.tensor, count: tl.tensor, size: tl.tensor) -> tl.tensor:
-    """The magnitudes in these columns of each tile as the integers of their bits; -1 where there are none."""
+    """The magnitudes in these columns of each tile as the integers of their bits; -1 beyond the tile."""
     inside = (tile < count)[:, None] & (column < size)[None, :]
     bits = tl.load(x + tile[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.int32, bitcast=True)
     return tl.where(inside, bits & _MAGNITUDE, -1)
@@ -98,7 +98,7 @@ def _at_least(
     ROWS: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tl.tensor:
-    """How many magnitudes of each tile are at least its limit."""
+    """Count the magnitudes of each tile that are at least its limit."""
     found = tl.zeros((ROWS,), tl.int32)
     for start in range(0, size, SPAN):
         magnitude = _magnitudes_in(x, tile, start + tl.arange(0, SPAN), count, size)
@@ -157,7 +157,7 @@ def _find_ends(
     STEP: tl.constexpr,
     program: tl.tensor = None,  # noqa: ARG001
 ) -> None:
-    """How many of k values lie up to the end of each segment: a negative count is 0, and there are no more than k."""
+    """The number of the k values up to the end of each segment: a negative count is 0, and there are at most k."""
     rank = tl.program_id(1).to(tl.int64)
     before = tl.zeros((1,), tl.int64)
     for first in range(0, segments, STEP):
@@ -195,7 +195,7 @@ def _add_entries(
 
 @mergeable
 def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
-    """The operation on a GPU; where a rank names an element twice, which no encoder does, only one may be added.
+    """The operation on a GPU; if a rank names an element twice, which no encoder does, only one value may be added.
 
     One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
     """
@@ -217,7 +217,7 @@ def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Part
 
 @triton.jit
 def _store_marks(marked: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
-    """Write the bits of this part, and how many of them are set."""
+    """Write the bits of this part, and the number of set ones."""
     byte = tl.program_id(0).to(tl.int64) * (PART // 8) + tl.arange(0, PART // 8)
     tl.store(bitmap + byte, pack_signs(tl.reshape(marked, (PART // 8, 8))), mask=byte * 8 < n)
     tl.store(named + tl.program_id(0), tl.sum(marked.to(tl.int32)))
@@ -307,7 +307,7 @@ def _take_marked(
 
 
 def take_marked(x: Tensor, bitmap: Tensor, counts: Tensor, values: Tensor, indices: Tensor) -> None:  # noqa: ARG001
-    """The operation on a GPU. The counts are of whole segments: those of parts are found again, in a bit an element."""
+    """The operation on a GPU. Counts are of whole segments; those of parts are computed again from the bits."""
     named, n = count_marks(bitmap, x.numel()), x.numel()
     sizes = bitmap.numel(), n, values.numel()
     launch(_take_marked, (named.numel(),), x, bitmap, before(named), values, indices, *sizes, PART=PART)
@@ -382,7 +382,7 @@ def tail_moments(x: Tensor, table: Tensor, low: float, high: float, unit: float)
 
 @triton.jit
 def _code_of(x: tl.tensor, top: tl.tensor) -> tl.tensor:
-    """How far the exponents of |x|, rounded to a power of two, are below ``top``, and 8 where x < 0."""
+    """Compute ``top`` minus the exponents of |x|, rounded to a power of two, plus 8 if x < 0."""
     bits = x.to(tl.int32, bitcast=True) & _MAGNITUDE
     finite = tl.minimum((bits + 0x400000) >> 23, _INFINITE - 1)
     exponent = tl.where(bits >= _INFINITE << 23, _INFINITE, finite)
@@ -391,7 +391,7 @@ def _code_of(x: tl.tensor, top: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _value_of(code: tl.tensor, top: tl.tensor) -> tl.tensor:
-    """What codes stand for; ``top`` counts as one in 0 to 255."""
+    """Decode codes; ``top`` is taken as one in 0 to 255."""
     exponent = tl.maximum(tl.maximum(top, 0) - (code & 7), 0)
     value = ((exponent << 23) | ((code & 8) << 28)).to(tl.float32, bitcast=True)
     return tl.where(top >= _INFINITE, float("nan"), value)
@@ -417,7 +417,7 @@ def _write_codes(
 
 
 def exponent_encode(x: Tensor, bitmap: Tensor, counts: Tensor, codes: Tensor, top: int) -> None:  # noqa: ARG001
-    """The operation on a GPU. Two parts may share a byte: codes are set in whole words, and nothing is overwritten."""
+    """The operation on a GPU. Two parts may share a byte: codes are set in whole words by atomic operations."""
     named, size, n = count_marks(bitmap, x.numel()), codes.numel(), x.numel()
     words = torch.zeros(triton.cdiv(size, 4), dtype=torch.int32, device=x.device)
     sizes = bitmap.numel(), n, 2 * size
@@ -427,7 +427,7 @@ def exponent_encode(x: Tensor, bitmap: Tensor, counts: Tensor, codes: Tensor, to
 
 @triton.jit
 def _size(used: tl.tensor, length: tl.tensor) -> tl.tensor:
-    """The bytes there are in a row, whatever it says."""
+    """The number of bytes in a row, limited to its length."""
     return tl.minimum(tl.maximum(tl.load(used), 0), length)
 
 
@@ -495,7 +495,9 @@ def exponent_add_decoded(streams: Tensor, used: Tensor, tops: Tensor, out: Tenso
 
 @triton.jit
 def _exceeds(x: tl.tensor, threshold: tl.tensor, level: tl.tensor, i: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """A mask of where |x| is above the threshold, or at or above its part of a given level, or either is a NaN."""
+    """A mask of the elements with |x| above the threshold, or at or above their part of a given level, or NaN in
+    either.
+    """
     below = tl.abs(x) <= threshold if level is None else tl.abs(x) < tl.load(level) * dither(i)
     return inside & ~below
 
@@ -564,7 +566,9 @@ def _write_exceeding(
     grad: Tensor | None = None,
     status: Tensor | None = None,
 ) -> None:
-    """Write the elements above the threshold. With ``grad``, x is the residual: it gets the sum less what was sent."""
+    """Write the elements above the threshold. With ``grad``, x is the residual and becomes the sum
+    minus what was sent.
+    """
     n, count = x.numel(), segments(x.numel())
     parts = triton.cdiv(n, PART)
     sent = torch.empty(parts, dtype=torch.int32, device=x.device)
@@ -610,7 +614,7 @@ def threshold_encode_feedback(
 
 @triton.jit
 def _word(row: tl.tensor, byte: tl.tensor, length: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """The int32 from each byte on, wherever it lies; bytes beyond the row are 0."""
+    """The int32 that begins at each byte, aligned or not; bytes beyond the row are 0."""
     word = tl.load(row + byte, mask=mask & (byte < length), other=0).to(tl.int32)
     for part in tl.static_range(1, 4):
         at = byte + part
@@ -620,20 +624,20 @@ def _word(row: tl.tensor, byte: tl.tensor, length: tl.tensor, mask: tl.tensor) -
 
 @triton.jit
 def _float(row: tl.tensor, j: tl.tensor, length: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Value j of a row."""
+    """Read value j of a row."""
     return _word(row, _HEAD + 4 * j, length, mask).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _bits(row: tl.tensor, k: tl.tensor, length: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> tl.tensor:
-    """Which elements of this part the bitmap behind k values names."""
+    """A mask of the elements of this part that the bitmap behind k values names."""
     start = _HEAD + 4 * k
     return bits_of(row + start, length - start, n, PART)
 
 
 @triton.jit
 def _read_head(row: tl.tensor, head: tl.tensor, length: tl.tensor, n: tl.tensor) -> None:
-    """The form, and the values there are: none if there cannot be as many."""
+    """Read the form and the number of values: 0 if there cannot be as many."""
     at = tl.arange(0, 1)
     form, k = _word(row, at, length, at == 0), _word(row, at + 4, length, at == 0)
     tl.store(head + at, form)
@@ -710,7 +714,7 @@ def _add_segments(
 
 
 def threshold_add_decoded(streams: Tensor, out: Tensor, scale: float) -> None:
-    """The operation on a GPU; where a row names an element twice, which no encoder does, only one may be added."""
+    """The operation on a GPU; if a row names an element twice, which no encoder does, only one value may be added."""
     for row in streams:
         _add_row(row, out, float32(scale))
 
@@ -733,7 +737,7 @@ def _add_row(row: Tensor, out: Tensor, scale: float) -> None:
 def _chosen(
     stratum: tl.tensor, seed: tl.tensor, units: tl.tensor, k: tl.tensor, run: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first element of the unit _chosen in each stratum, and how many units the stratum has, in 64 bits."""
+    """The first element of the chosen unit in each stratum, and the number of units in the stratum, in 64 bits."""
     word0, word1, word2, word3 = philox_words(stratum // 4, seed, 0)
     lane = stratum % 4
     word = tl.where(lane < 2, tl.where(lane == 0, word0, word1), tl.where(lane == 2, word2, word3)).to(tl.int64)
@@ -794,7 +798,9 @@ def _add_chosen(
 
 
 def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, scale: float) -> None:
-    """The operation on a GPU: of one rank no two values meet, and one launch for each keeps the order of the ranks."""
+    """The operation on a GPU: the values of one rank never meet, and a launch for each rank keeps the order of the
+    ranks.
+    """
     n, count = out.numel(), values.size(1)
     grid, sizes = (triton.cdiv(count, BLOCK),), (n, count, triton.cdiv(n, run), run)
     for row, head in zip(values, header, strict=True):

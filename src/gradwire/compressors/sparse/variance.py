@@ -1,4 +1,4 @@
-"""Powers of two below the largest element, in 4 bits, for the elements that are not zero."""
+"""Sparsification by signal to noise, with values as powers of two in 4 bits."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Variance(Compressor):
                 ops.exponent_add_decoded(streams, used, heads[:, :1], flat, scale)
 
     def _runs(self, payloads: Payload, n: int) -> Iterator[tuple[int, int, bool]]:
-        """First and last of the ranks that follow each other in one form, and whether it is that of words."""
+        """The first and last of adjacent ranks of the same form, and whether that is the form of words."""
         forms = [_as_words(k, n) for k in payloads[1][:, 1].tolist()]
         first = 0
         for rank in range(1, len(forms) + 1):
@@ -120,7 +120,7 @@ class Variance(Compressor):
                 first = rank
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse an exponent, a count or indices that cannot be.
+        """Refuse an exponent, a count or indices that are impossible.
 
         Raises:
             WireError: the exponent is not in [0, 255], ``used`` is not what the count of entries takes, or the indices
@@ -141,7 +141,7 @@ class Variance(Compressor):
 
 
 def _least(exponent: int) -> float:
-    """The smallest magnitude that is rounded to this biased exponent: 1.5 of the one below."""
+    """The smallest magnitude that is rounded to this biased exponent: 1.5 times the power below."""
     bits = (exponent << 23) - (0x400000 if exponent < INFINITE else 0)
     return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
 
@@ -162,6 +162,6 @@ def _nbytes(k: int, n: int) -> int:
 
 
 def _words(stream: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Indices and codes of k words, or of as many as there are."""
+    """The indices and codes of k words, or of as many as there are."""
     words = _entries.part(stream, 0, max(0, min(k, stream.numel() // 4)), torch.int32)
     return (words & (1 << _INDEX_BITS) - 1).long(), (words >> _INDEX_BITS) & 15

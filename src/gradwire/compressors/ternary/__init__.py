@@ -1,1 +1,3 @@
-"""Codes of +t, 0 and -t: with a fixed threshold, with one that follows the gradient, drawn at random, run by run."""
+"""Methods with codes of +t, 0 and -t: a fixed threshold, one that follows the gradient, random
+draws, or run lengths.
+"""

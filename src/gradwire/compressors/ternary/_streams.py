@@ -1,4 +1,4 @@
-"""What the codes of +t, 0 and -t share where their form follows from how many are not 0."""
+"""Streams of codes of +t, 0 and -t, whose form depends on how many are not 0."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["add_streams", "check_stream", "codes_for", "dithered", "dithered_fee
 
 
 def stream_layout(n: int, *fields: Field) -> Layout:
-    """Room for ``n`` codes in any form, behind other fields; a payload of variable size."""
+    """The layout with room for ``n`` codes in any form, behind other fields; a payload of variable size."""
     return Layout((Field("used", torch.int32, 1), *fields, Field("stream", torch.uint8, capacity(n))))
 
 
 def codes_for(x: Tensor) -> Tensor:
-    """Room for the 2-bit codes of x, from which the smallest form is made: a sixteenth of x."""
+    """Allocate the 2-bit codes of x, a sixteenth of its size, from which the smallest form is made."""
     return torch.empty(code_bytes(x.numel(), 2), dtype=torch.uint8, device=x.device)
 
 
@@ -42,7 +42,7 @@ def dithered_feedback(
     target: float,
     status: Tensor | None,
 ) -> None:
-    """The same of residual + grad; the residual keeps the rest."""
+    """Choose a threshold, and write the 2-bit codes of residual + grad; the residual keeps the rest."""
     level = choose(grad, threshold, state, target, residual)
     ops.dithered_encode_feedback(grad.view(-1), residual.view(-1), codes, threshold, level, status)
 
@@ -54,12 +54,14 @@ def shrink(codes: Tensor, payload: Payload, n: int, words: bool = False) -> None
 
 
 def add_streams(payloads: Payload, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None) -> None:
-    """``out += scale * sum of the payloads``, one row of each field for each rank; ``steps``: factors of each."""
+    """Compute ``out += scale * sum of the payloads``, one row of each field for each rank; ``steps`` are factors of
+    each.
+    """
     ops.ternary_add_decoded(payloads[-1], out.view(-1), threshold, scale, steps)
 
 
 def check_stream(name: str, payload: Payload, shape: Sequence[int], words: bool = False) -> None:
-    """Refuse a stream that is not the one into which what it says is encoded.
+    """Refuse a stream that differs from the encoding of the codes it holds.
 
     Raises:
         WireError: it is not.

@@ -68,14 +68,14 @@ def _beyond(x: Tensor, threshold: float, strict: bool) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(payloads: Tensor, threshold: float, scale: float, steps: Tensor | None) -> Tensor:
-    """(W, 1): what a code of +1 adds, for each rank."""
+    """The value that a code of +1 adds for each rank, (W, 1)."""
     step = float32(float32(scale) * float32(threshold))
     return payloads.new_full((payloads.size(0), 1), step, dtype=torch.float32) if steps is None else steps * step
 
 
 @declared
 def twobit_encode(x: Floats, codes: Codes, threshold: float, strict: bool = False) -> None:
-    """Write which elements reach the threshold: 11 if x >= t, 10 if x <= -t, else 00 (so also for NaN).
+    """Write a code for each element by the threshold: 11 if x >= t, 10 if x <= -t, else 00 (so also for NaN).
 
     Args:
         x: float32, n elements.
@@ -170,7 +170,7 @@ def twobit_add_decoded(
 
 @declared
 def dithered_encode(x: Floats, codes: Codes, level: One) -> None:
-    """Write which elements reach their level: 11 if x_i >= d_i l, 10 if x_i <= -d_i l, else 00 (so also for NaN).
+    """Write a code for each element by its level: 11 if x_i >= d_i l, 10 if x_i <= -d_i l, else 00 (so also for NaN).
 
     d_i = 1 + the fractional part of i times the golden ratio, to 23 bits: equal elements do not all fire at once.
 
@@ -225,7 +225,7 @@ _LARGEST_SHIFT = 30
 
 
 def capacity(n: int) -> int:
-    """The bytes that any ``n`` elements fit into.
+    """The number of bytes that suffices for any ``n`` elements.
 
     >>> capacity(17)
     9
@@ -234,7 +234,7 @@ def capacity(n: int) -> int:
 
 
 def _write_stream(codes: Tensor, stream: Tensor, n: int, words: bool) -> int:
-    """Write the smallest form of the 2-bit ``codes`` to the front of ``stream``; the bytes it takes.
+    """Write the smallest form of the 2-bit ``codes`` to the front of ``stream``; return the number of bytes.
 
     Of equal sizes the lowest number is taken; ``words`` allows the forms 0 and 255 only.
     """
@@ -248,7 +248,7 @@ def _write_stream(codes: Tensor, stream: Tensor, n: int, words: bool) -> int:
 
 
 def _read_stream(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Increasing places and whether they are +1; of bytes that make no sense, as many as do."""
+    """Read increasing indices and whether they are +1; of invalid bytes, as many as are valid."""
     form, body = int(stream[0]) if stream.numel() else _DENSE, stream[1:]
     if form == _DENSE:
         values = unpack(_until(body, code_bytes(n, 2)), 2, n)
@@ -314,7 +314,7 @@ def _count(k: int, like: Tensor) -> Tensor:
 
 
 def _read_count(body: Tensor, n: int) -> tuple[int, Tensor]:
-    """The count and what follows it; 0 where it does not end, or is larger than ``n``."""
+    """Read the count and the bytes after it; 0 if the count does not end, or is larger than ``n``."""
     k = 0
     for place, digit in enumerate(body[:5].tolist()):
         k |= (digit & 127) << 7 * place
@@ -335,7 +335,7 @@ def ternary_encode(
     n: int,
     words: bool = False,
 ) -> None:
-    """Write the codes as they are, as a bitmap with signs, or as coded gaps with signs: whichever is smallest.
+    """Write the codes unchanged, as a bitmap with signs, or as coded gaps with signs: whichever is smallest.
 
     The first byte of the stream says which; the forms are described in ``docs/wire.md`` under ``twobit``.
 
@@ -403,26 +403,26 @@ _WEIGHTS = (81, 27, 9, 3, 1)
 
 
 def three_lc_capacity(n: int, block: int) -> int:
-    """How many bytes the codes of ``n`` elements take at most: a block never takes more than its groups of five."""
+    """The largest number of bytes for the codes of ``n`` elements: a block never takes more than its groups of five."""
     return n // block * _groups(block) + _groups(n % block)
 
 
 def _scales_of(x: Tensor, block: int, sparsity: float) -> Tensor:
-    """M of each block; a vanishing one is zero."""
+    """Compute M of each block; a vanishing one is zero."""
     magnitudes = _blocks(x, block).view(torch.int32) & 0x7FFFFFFF
     scales = magnitudes.amax(1).view(torch.float32) * torch.tensor(sparsity, device=x.device)
     return scales.masked_fill_(scales < TINY, 0.0)
 
 
 def _ternary_of(x: Tensor, scales: Tensor, block: int) -> Tensor:
-    """The q of each element, int64, with zeros up to the end of the last block."""
+    """Compute the q of each element, int64, with zeros up to the end of the last block."""
     half, parts = (scales * 0.5).unsqueeze(1), _blocks(x, block)
     q = (parts > half).long() - (parts < -half).long()
     return q.masked_fill_(~_usable(scales).unsqueeze(1), 0)
 
 
 def _write_blocks(q: Tensor, scales: Tensor, n: int, used: Tensor, lengths: Tensor, stream: Tensor) -> None:
-    """Write the bytes of all blocks, side by side; what is left of the stream is zero."""
+    """Write the bytes of all blocks, side by side; the rest of the stream is zero."""
     block = q.size(1)
     weights = torch.tensor(_WEIGHTS, device=q.device)
     groups = (torch.nn.functional.pad(q, (0, -block % 5)).view(q.size(0), _groups(block), 5) * weights).sum(2) + _ZEROS
@@ -446,7 +446,7 @@ def _write_blocks(q: Tensor, scales: Tensor, n: int, used: Tensor, lengths: Tens
 
 
 def _read_blocks(lengths: Tensor, stream: Tensor, n: int, block: int) -> Tensor:
-    """The q of each element, float32; whatever the bytes are, nothing is read or written beyond its block."""
+    """Read the q of each element, float32; whatever the bytes are, nothing is read or written beyond its block."""
     blocks, room = lengths.numel(), _groups(block)
     ends = lengths.clamp(min=0).long().cumsum(0)
     of = torch.searchsorted(ends, torch.arange(stream.numel(), device=stream.device), right=True)

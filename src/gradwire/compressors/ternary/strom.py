@@ -1,4 +1,4 @@
-"""A fixed threshold with a residual, as its inventor sent it: only what is beyond it."""
+"""Fixed threshold with a residual, sent as its inventor did: only the elements beyond it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Strom(Compressor):
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """Not with "auto": a threshold is that of its tensor."""
+        """Return whether elements are encoded independently, as they are unless the threshold is "auto"."""
         return self.threshold != AUTO
 
     @property
@@ -122,7 +122,7 @@ class Strom(Compressor):
         add_streams(payloads, out, threshold, scale, steps)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse a stream that says nothing, or says it in another form than the encoder would.
+        """Refuse a stream that is empty or damaged, or in another form than the encoder would choose.
 
         Raises:
             WireError: it does, or has a threshold that is negative or not finite.

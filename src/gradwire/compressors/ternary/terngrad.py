@@ -126,8 +126,14 @@ class TernGrad(Compressor):
         else:
             super().add_decoded_many(payloads, out, scale)
 
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.packing == "bits":
+            self._grid.add_decoded(payloads, out.view(-1), scale, fresh=True)
+        else:
+            super().decode_many(payloads, out, scale)
+
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes that are not five digits.
+        """Refuse bytes that are not five ternary digits.
 
         Raises:
             WireError: one is larger than 242. Every payload of 2-bit codes is accepted.

@@ -128,7 +128,7 @@ class ThreeLC(Compressor):
 
 
 def _groups_in(sizes: Tensor, stream: Tensor) -> Tensor:
-    """How many groups the bytes of each block stand for."""
+    """The number of groups that the bytes of each block represent."""
     byte = stream.long()
     passed = torch.where(byte >= _FIRST_RUN, byte - (_FIRST_RUN - 2), 1).cumsum(0)
     passed, ends = torch.nn.functional.pad(passed, (1, 0)), sizes.cumsum(0)

@@ -1,4 +1,6 @@
-"""The 2-bit codes on a GPU; streams of them and 3LC are left to torch: the place of a byte depends on those before."""
+"""2-bit codes on a GPU; streams of them and 3LC are left to torch, because the place of a byte
+depends on those before.
+"""
 
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ BYTES = BLOCK // 4
 
 @triton.jit
 def _beyond(x: tl.tensor, threshold: tl.tensor, STRICT: tl.constexpr) -> tl.tensor:
-    """The codes: 3 where x >= t, 2 where x <= -t, else 0."""
+    """Compute the codes: 3 if x >= t, 2 if x <= -t, else 0."""
     if STRICT:
         return tl.where(x > threshold, 3, tl.where(x < -threshold, 2, 0))
     return tl.where(x >= threshold, 3, tl.where(x <= -threshold, 2, 0))
@@ -187,5 +189,5 @@ def twobit_add_decoded(
 
 
 def _grid(size: int) -> tuple[int]:
-    """A program for every ``BYTES`` bytes of codes."""
+    """The grid with a program for every ``BYTES`` bytes of codes."""
     return (triton.cdiv(size, BYTES),)

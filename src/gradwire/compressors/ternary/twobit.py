@@ -83,7 +83,7 @@ class TwoBit(Compressor):
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """Not with "auto": a threshold is that of its tensor."""
+        """Return whether elements are encoded independently, as they are unless the threshold is "auto"."""
         return self.threshold != AUTO
 
     @property
@@ -92,12 +92,12 @@ class TwoBit(Compressor):
 
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
-        """Only the dense wire."""
+        """Return whether the payload has a fixed size, as the dense wire has."""
         return self.wire == "dense"
 
     @property
     def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Only the dense wire."""
+        """Return whether pieces can be encoded, as with the dense wire."""
         return self.wire == "dense"
 
     @property
@@ -157,7 +157,7 @@ class TwoBit(Compressor):
             add_streams(payloads, out, threshold, scale, steps)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse a stream that says nothing, or says it in another form than the encoder would.
+        """Refuse a stream that is empty or damaged, or in another form than the encoder would choose.
 
         Raises:
             WireError: it does, or has a threshold that is negative or not finite. Every dense payload of a fixed

@@ -76,7 +76,7 @@ _CENTROIDS = (
 
 
 class BlockRun(NamedTuple):
-    """Blocks of one size that follow each other.
+    """A run of adjacent blocks of one size.
 
     Attributes:
         begin: the first element, which is the first coordinate, too: only the last block of a tensor is padded.
@@ -95,7 +95,7 @@ class BlockRun(NamedTuple):
 
 @functools.lru_cache(1024)
 def parts(n: int, block: int, sent: int, group: int = 1) -> tuple[BlockRun, ...]:
-    """The blocks of ``n`` elements, the whole ones first.
+    """The runs of blocks of ``n`` elements, the whole ones first.
 
     >>> [(part.begin, part.rows, part.size) for part in parts(3 * 1024 + 700, 1024, 1024)]
     [(0, 3, 1024), (3072, 1, 512), (3584, 1, 256)]
@@ -118,7 +118,7 @@ def _cut(rest: int) -> Iterator[int]:
 
 
 def kept(size: int, block: int, sent: int, group: int = 1) -> int:
-    """How many coordinates of a block of ``size`` are sent where of a whole block it is ``sent``.
+    """The number of coordinates sent of a block of ``size``, if ``sent`` are sent of a whole block.
 
     >>> kept(1024, 1024, 256), kept(64, 1024, 256), kept(64, 1024, 16)
     (256, 16, 16)
@@ -129,19 +129,19 @@ def kept(size: int, block: int, sent: int, group: int = 1) -> int:
 
 @functools.lru_cache(1024)
 def blocks_of(n: int, block: int) -> int:
-    """How many scales ``n`` elements have."""
+    """The number of scales of ``n`` elements."""
     return sum(part.rows for part in parts(n, block, block))
 
 
 @functools.lru_cache(1024)
 def code_bytes(n: int, block: int, bits: int, sent: int, group: int = 1) -> int:
-    """How many bytes the codes of ``n`` elements take."""
+    """The number of bytes of the codes of ``n`` elements."""
     found = parts(n, block, sent, group)
     return sum(part.rows * kept(part.size, block, sent, group) for part in found) * bits // (8 * group)
 
 
 def flip(x: Tensor, seed: Tensor, which: int) -> Tensor:
-    """Element i changes its sign if bit i % 32 of word i // 32 of a stream is set: ``which`` is 0 for D, 1 for E."""
+    """Change the sign of element i if bit i % 32 of word i // 32 of a stream is set: ``which`` is 0 for D, 1 for E."""
     step = torch.full_like(seed[0], which, dtype=torch.int64)
     words = philox_words(0, -(-x.numel() // 128), seed[0].long() & 0xFFFFFFFF, step, x.device).view(-1, 1)
     negative = (words >> torch.arange(32, device=x.device) & 1).view(-1)[: x.numel()]
@@ -150,7 +150,7 @@ def flip(x: Tensor, seed: Tensor, which: int) -> Tensor:
 
 @functools.cache
 def quantiser(bits: int, device: torch.device) -> Tensor:
-    """What the codes stand for: the values from the smallest magnitude to the largest, then their negatives."""
+    """The values of the codes, from the smallest magnitude to the largest, then their negatives."""
     positive = torch.stack(
         [torch.full((), value, dtype=torch.float32, device=device) for value in _CENTROIDS[bits - 1]]
     )
@@ -165,7 +165,7 @@ def limits(bits: int) -> tuple[float, ...]:
 
 @functools.cache
 def words(group: int, device: torch.device) -> Tensor:
-    """What the codes of groups stand for, without the sign of the whole: (128, group), rows of one form together.
+    """The values of the codes of groups, without the common sign: (128, group), rows of one form together.
 
     >>> words(32, torch.device("cpu"))[33, :4].tolist()
     [1.0, -1.0, 1.0, -1.0]
@@ -181,7 +181,7 @@ def words(group: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def table(bits: int, group: int) -> Tensor:
-    """What a kernel on a CPU looks codes up in.
+    """The lookup table of a kernel on a CPU.
 
     That is ``quantiser`` and then ``limits``; or the minus signs of ``words`` as bits, 16 coordinates to a number, the
     first in its lowest bit.

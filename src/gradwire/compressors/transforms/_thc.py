@@ -19,19 +19,19 @@ LONGEST = 16384
 
 
 def coordinates(n: int, block: int) -> int:
-    """How many coordinates ``n`` elements have, the padding of the last block included."""
+    """The number of coordinates of ``n`` elements, the padding of the last block included."""
     return n // block * block + (_padded(n % block) if n % block else 0)
 
 
 def parts(x: Tensor, block: int) -> list[tuple[slice, int]]:
-    """Which blocks there are: the full ones, and the last if it is shorter; with the size of each."""
+    """The runs of blocks with their sizes: the full ones, and the last if it is shorter."""
     full, rest = divmod(x.numel(), block)
     found = [(slice(0, full), block)] if full else []
     return [*found, (slice(full, full + 1), _padded(rest))] if rest else found
 
 
 def hadamard(blocks: Tensor) -> Tensor:
-    """H y of each row."""
+    """Compute H y for each row."""
     rows, size = blocks.shape
     half = size // 2
     while half:
@@ -42,14 +42,14 @@ def hadamard(blocks: Tensor) -> Tensor:
 
 
 def flip(x: Tensor, seed: Tensor) -> Tensor:
-    """D x: element i changes its sign if bit i % 32 of word i // 32 of the stream is set."""
+    """Compute D x: element i changes its sign if bit i % 32 of word i // 32 of the stream is set."""
     words = philox_words(0, -(-x.numel() // 128), seed[0], seed[1], x.device).view(-1, 1)
     negative = (words >> torch.arange(32, device=x.device) & 1).view(-1)[: x.numel()]
     return torch.where(negative.bool(), -x, x)
 
 
 def inverse_root(size: int) -> float:
-    """1 / sqrt(size), as float32 gives it."""
+    """Compute 1 / sqrt(size), rounded to float32."""
     return float32(1 / float32(math.sqrt(size)))
 
 

@@ -1,4 +1,4 @@
-"""The largest frequencies of each tile of a momentum, and the sign of what comes of them."""
+"""Momentum sent as the largest frequencies of each tile, with the sign of the decoded mean as the step."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class DeMo(Compressor):
 
     @property
     def votes(self) -> bool:  # type: ignore[override]
-        """Whether the mean becomes its sign, which it does with ``sign``."""
+        """Return whether the mean is replaced by its sign, as it is with ``sign``."""
         return self.sign
 
     @property
     def memory(self) -> str | None:  # type: ignore[override]
-        """The memory ``demo`` with ``sign``; the transform alone takes any."""
+        """The memory of the method: ``demo`` with ``sign``; the transform alone works with any."""
         return "demo" if self.sign else None
 
     @property
@@ -107,7 +107,7 @@ class DeMo(Compressor):
         return 0
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """The k values of each tile, then their places in it; whole tiles first, each kind row by row."""
+        """The layout: the k values of each tile, then their places in it; whole tiles first, each kind row by row."""
         count = sum(kind.tiles * kind.k for kind in self._kinds(shape))
         return Layout((Field("values", torch.float32, count), Field("places", torch.int16, count)))
 
@@ -147,7 +147,7 @@ class DeMo(Compressor):
                 raise WireError(f"demo places must stay below {kind.a * kind.b}, the elements of their tile")
 
     def _kinds(self, shape: Sequence[int]) -> list[_Kind]:
-        """The whole tiles, those cut at the right edge, at the lower edge, and at both."""
+        """The kinds of tiles: whole, cut at the right edge, at the lower edge, and at both."""
         n, m, c = math.prod(shape), _rows(shape), self.chunk
         if n == 0:
             return []
@@ -159,7 +159,7 @@ class DeMo(Compressor):
         ]
 
     def _parts(self, shape: Sequence[int]) -> Iterator[tuple[_Kind, int, int]]:
-        """Each kind of tile, and where its part of the fields starts and ends."""
+        """Each kind of tile, with the start and end of its part of the fields."""
         first = 0
         for kind in self._kinds(shape):
             last = first + kind.tiles * kind.k
@@ -194,7 +194,7 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def _cuts(size: int, chunk: int) -> list[tuple[int, int, int]]:
-    """(start, count, length) of the whole chunks and of the rest, where there are any.
+    """The (start, count, length) of the whole chunks and of the rest, if there are any.
 
     >>> _cuts(200, 64), _cuts(10, 64)
     ([(0, 3, 64), (192, 1, 8)], [(0, 1, 10)])
@@ -204,7 +204,7 @@ def _cuts(size: int, chunk: int) -> list[tuple[int, int, int]]:
 
 
 def _batches(matrix: Tensor, kind: _Kind) -> Iterator[tuple[Tensor, int]]:
-    """Views of (p, q, a, b), a few tiles each, with the number of the first."""
+    """Yield views of (p, q, a, b), a few tiles each, with the number of the first."""
     region = matrix[kind.top :, kind.left :][: kind.down * kind.a, : kind.across * kind.b]
     tiles = region.view(kind.down, kind.a, kind.across, kind.b).transpose(1, 2)
     many = max(1, _BATCH // (kind.a * kind.b))
@@ -216,7 +216,7 @@ def _batches(matrix: Tensor, kind: _Kind) -> Iterator[tuple[Tensor, int]]:
 
 @cache
 def _cosines(size: int, device: torch.device) -> Tensor:
-    """The orthonormal DCT-II: row f is the wave of f half periods."""
+    """The matrix of the orthonormal DCT-II: row f is the wave of f half periods."""
     place = torch.arange(size, dtype=torch.float64)
     waves = torch.cos(math.pi / size * place.unsqueeze(1) * (place + 0.5)) * math.sqrt(2 / size)
     waves[0] *= math.sqrt(0.5)

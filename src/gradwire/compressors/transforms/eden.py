@@ -114,12 +114,12 @@ class EDEN(Compressor):
 
     @property
     def group(self) -> int:
-        """How many coordinates share a code, which then is a byte; 1: each has a code of its own."""
+        """The number of coordinates that share a code, which then is a byte; 1 if each has a code of its own."""
         return _GROUPS.get(self.bits, 1)
 
     @property
     def sent(self) -> int:
-        """How many coordinates of a whole block are sent.
+        """The number of coordinates sent of a whole block.
 
         >>> EDEN(fraction=0.3, block=64).sent
         32
@@ -129,7 +129,7 @@ class EDEN(Compressor):
 
     @property
     def _form(self) -> tuple[int, int, int, int]:
-        """What the operations take: ``block``, bits of a code, ``sent`` and ``group``."""
+        """The arguments of the operations: ``block``, bits of a code, ``sent`` and ``group``."""
         return self.block, int(self.bits) if self.group == 1 else 8, self.sent, self.group
 
     @property
@@ -157,16 +157,16 @@ class EDEN(Compressor):
         return math.inf if self.scaled else self._noise(n)
 
     def _shrink(self, n: int) -> float:
-        """The factor by which what is decoded of ``n`` elements is multiplied."""
+        """The factor that shrinks the decoded values of ``n`` elements."""
         return 1 / (1 + self._noise(n)) if self.scaled else 1.0
 
     def _noise(self, n: int) -> float:
-        """``omega`` before it is scaled."""
+        """The variance factor ``omega`` before shrinking."""
         sizes = {part.size for part in parts(n, self.block, self.block)} or {SMALLEST}
         return max(self._variance(size, kept(size, self.block, self.sent, self.group) / size) for size in sizes)
 
     def _variance(self, size: int, share: float) -> float:
-        """The variance of a block of ``size`` coordinates of which a share is sent."""
+        """The variance of a block of ``size`` coordinates of which a fraction is sent."""
         return (1 + 4 / size) / (share * (1 - LEFT[self.bits])) - 1
 
     @property

@@ -258,7 +258,7 @@ def eden_encode(
 
 
 def _values(y: Tensor, squares: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The code of each coordinate, and the product of each row with what its codes stand for."""
+    """Compute the code of each coordinate, and the dot product of each row with the values of its codes."""
     magnitudes, level = y.abs(), torch.zeros_like(y, dtype=torch.int64)
     root = (squares / torch.full_like(squares, y.size(1))).double().sqrt_().float().unsqueeze(1)
     for limit in _eden.limits(bits):
@@ -267,7 +267,7 @@ def _values(y: Tensor, squares: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _words(y: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """The same for each group; of words with equal products the first."""
+    """Compute the same as ``_values`` for groups; of words with equal products the first is taken."""
     groups = y.reshape(-1, 1, group)
     products = hadamard((groups * _eden.words(group, y.device)[::group]).view(-1, group)).view(y.size(0), -1, 128)
     word = products.abs().argmax(2, keepdim=True)
@@ -288,7 +288,7 @@ def eden_add_decoded(
     scale: float,
     group: Group = 1,
 ) -> None:
-    """Turn the coordinates back and add them.
+    """Rotate the coordinates back and add them.
 
         out = out + scale D H E H (c s / B)
 

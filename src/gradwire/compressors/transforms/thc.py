@@ -1,4 +1,4 @@
-"""Rotated blocks on a grid that all ranks share, so that codes are summed on their way."""
+"""Rotated blocks on a grid that all ranks share, so that codes can be summed by an all-reduce."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ class THC(MultiRound):
         return float(norms.nbytes + codes.nbytes)
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        """Only ``norms`` and ``codes`` travel; ``own`` are this rank's codes before they are summed."""
+        """The layout, of which only ``norms`` and ``codes`` travel; ``own`` holds this rank's codes before they are
+        summed.
+        """
         n = math.prod(shape)
         full, rest = divmod(n, self.block)
         coordinates = full * self.block + (max(16, 1 << (rest - 1).bit_length()) if rest else 0)

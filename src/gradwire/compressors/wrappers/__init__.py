@@ -1,1 +1,3 @@
-"""Methods around others: their payloads in fewer bits, two of them in one, one on the change of an estimate."""
+"""Methods that wrap others: entropy coding of a payload, two methods in one, and a method on the
+change of an estimate.
+"""

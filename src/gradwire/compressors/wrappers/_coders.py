@@ -1,4 +1,4 @@
-"""Sections of entropy-coded bytes: which table a coder makes of counts, and how a section says what it is.
+"""Sections of entropy-coded bytes: the coders, the tables that they make of counts, and the header of a section.
 
 Law: a section is one byte that names its form, then, unless it is raw, a bitmap of the symbols that occur, an entry
 for each of them, the sizes of the chunks, and the chunks. It is never longer than the bytes themselves and that one
@@ -45,7 +45,7 @@ class Coder:
 
 
 def frequencies(counts: Sequence[int]) -> list[int]:
-    """Frequencies that sum to 4096, at least 1 for what occurs; each step goes where it costs fewest bits.
+    """Round counts to frequencies that sum to 4096, at least 1 for each symbol that occurs, at the least cost in bits.
 
     >>> frequencies([3, 1, 0, 0] + [0] * 252)[:4]
     [3072, 1024, 0, 0]
@@ -70,7 +70,7 @@ def _price(count: int, frequency: int, step: int) -> float:
 
 
 def huffman(counts: Sequence[int]) -> list[int]:
-    """Lengths of Huffman's code, of at most 15 bits: rare symbols are counted as more often until it fits.
+    """Compute lengths of Huffman's code, of at most 15 bits: counts of rare symbols are raised until it fits.
 
     >>> huffman([5, 2, 1] + [0] * 253)[:3]
     [1, 2, 2]
@@ -96,7 +96,7 @@ def _huffman(weights: Sequence[int]) -> list[int]:
 
 
 def elias(counts: Sequence[int]) -> list[int]:
-    """Lengths of Elias' gamma code of 1, 2, 3 ..., the most frequent symbol first: 2 floor(log2 rank) + 1 bits.
+    """Compute lengths of Elias' gamma code of 1, 2, 3 ..., the most frequent symbol first: 2 floor(log2 rank) + 1 bits.
 
     >>> elias([2, 5, 1] + [0] * 253)[:3]
     [3, 1, 3]
@@ -119,7 +119,7 @@ FORMS = {coder.form: coder for coder in CODERS.values()}
 
 
 def write_section(symbols: Tensor, out: Tensor, coder: Coder) -> int:
-    """Write a section; how many bytes it has.
+    """Write a section; return the number of its bytes.
 
     Args:
         symbols: uint8, n > 0 elements.
@@ -149,7 +149,7 @@ def write_section(symbols: Tensor, out: Tensor, coder: Coder) -> int:
 
 
 def read_section(stream: Tensor, symbols: Tensor) -> int:
-    """Read a section into ``symbols``; how many bytes it had.
+    """Read a section into ``symbols``; return the number of its bytes.
 
     Raises:
         WireError: the bytes are not what ``write_section`` writes.

@@ -1,4 +1,4 @@
-"""What a class declares, where a method inside decides it."""
+"""Declared properties of a class that a method inside it determines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["declare_as"]
 
 
 def declare_as(inner: Compressor, code: Compressor, *names: str) -> None:
-    """Let ``code``, a frozen one that is being made, declare what ``inner`` does.
+    """Set the declared properties of ``code``, a frozen instance that is being made, to those of ``inner``.
 
     Args:
         inner: the method inside.

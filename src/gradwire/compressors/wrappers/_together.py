@@ -1,4 +1,4 @@
-"""How many ranks' payloads are opened at once, before what is in them is added to a sum in one pass."""
+"""Groups of ranks whose payloads are decoded together, before they are added to a sum in one pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ longer to come than to be filled."""
 
 
 def groups(ranks: int, nbytes: int) -> Iterator[range]:
-    """The ranks in order, as many at once as have room for ``nbytes`` each, but one at least.
+    """Divide the ranks in order into groups for which ``nbytes`` each fit into a buffer, with one rank at least.
 
     >>> list(groups(5, 12 << 20))
     [range(0, 2), range(2, 4), range(4, 5)]

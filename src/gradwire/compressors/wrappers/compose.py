@@ -1,4 +1,4 @@
-"""Two methods in one: a sparse one chooses elements, another one encodes their values."""
+"""Composition of two methods: a sparse one chooses elements, another one encodes their values."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Compose(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether both are unbiased."""
+        """Return whether both methods are unbiased."""
         return self.outer.unbiased and self.inner.unbiased
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        """Whether either is random."""
+        """Return whether either method is random."""
         return self.outer.random or self.inner.random
 
     @property
@@ -144,7 +144,7 @@ class Compose(Compressor):
         self._outer.scatter(values.unsqueeze(0), rows_of(places), out.view(-1), scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """The values of several ranks first, so that they are added in one pass over ``out``."""
+        """Decode the values of several ranks first, so that they are added in one pass over ``out``."""
         coded, places = self._apart(payloads, out.numel())
         slots = self._slots(out.numel())
         for ranks in groups(payloads[0].shape[0], 4 * slots[0]):
@@ -161,7 +161,7 @@ class Compose(Compressor):
         self.inner.check_payload(coded, self._slots(n))
 
     def _inner_key(self, key: Key) -> Key:
-        """Common draws follow from the key alone: one inside another must have a key of its own."""
+        """The key of the inner method; it must differ, because draws follow from the key alone."""
         return key.of(tensor_id(f"{key.tensor} inside")) if draws_in_common(self.inner) else key
 
     def _slots(self, n: int) -> tuple[int]:
@@ -171,7 +171,7 @@ class Compose(Compressor):
         return torch.empty(self._slots(x.numel()), dtype=torch.float32, device=x.device)
 
     def _fields(self, n: int) -> tuple[tuple[Field, ...], list[int]]:
-        """The fields of the values, then those of the places, and the order in which they travel."""
+        """The fields of the values, then those of the indices, and the order in which they travel."""
         values = self.inner.layout(self._slots(n)).fields
         fields = (*values, *self._outer.places(n))
         order = arranged(fields)
@@ -180,7 +180,7 @@ class Compose(Compressor):
         return fields, order
 
     def _apart(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
-        """The values' payload, and the places."""
+        """Split a payload into that of the values and the indices."""
         fields, order = self._fields(n)
         end = len(fields) - len(self._outer.places(n))
         own = ordered(payload, order)
@@ -188,7 +188,7 @@ class Compose(Compressor):
 
 
 def draws_in_common(code: Compressor) -> bool:
-    """Whether a method, or one inside it, chooses elements by a draw that is the same on all ranks."""
+    """Return whether a method, or one inside it, chooses elements by a draw that is the same on all ranks."""
     if isinstance(code, Sparsifier):
         return code.random
     parts = (getattr(code, "outer", None), getattr(code, "inner", None))
@@ -196,7 +196,7 @@ def draws_in_common(code: Compressor) -> bool:
 
 
 def compose(outer: Compressor, inner: Compressor) -> Compose:
-    """The elements that ``outer`` chooses, with values that ``inner`` encodes.
+    """Make a method that sends the elements ``outer`` chooses, with values that ``inner`` encodes.
 
     Args:
         outer: ``TopK(...)`` or ``RandomK(...)``.

@@ -1,4 +1,4 @@
-"""Any contraction on the change of an estimate: the method that the memory of this name makes."""
+"""Error feedback by the change of an estimate, with any contraction: the method that the memory of this name makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another method's codes, without loss in fewer bits."""
+"""Lossless coding of another method's codes in fewer bits."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Entropy(Compressor):
         self.inner.add_decoded(self._unpack(payload, out.shape), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """The codes of several ranks first, so that they are added in one pass over ``out``."""
+        """Decode the codes of several ranks first, so that they are added in one pass over ``out``."""
         layout = self.inner.layout(out.shape)
         if not layout.nbytes:
             super().add_decoded_many(payloads, out, scale)
@@ -183,5 +183,7 @@ class Entropy(Compressor):
 
 
 def is_coded(field: Field) -> bool:
-    """Fields of one byte an item hold codes; the others hold numbers, whose bytes are nearly random."""
+    """Return whether a field holds codes: one of a byte an item does, and others hold numbers, whose bytes are nearly
+    random.
+    """
     return field.dtype.itemsize == 1 and field.count > 0

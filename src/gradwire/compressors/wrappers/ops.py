@@ -47,7 +47,7 @@ Wrong = Annotated[Tensor, Flat(torch.int32, "1", written=True)]
 
 
 def chunk_count(n: int) -> int:
-    """How many chunks ``n`` symbols have."""
+    """The number of chunks of ``n`` symbols."""
     return -(-n // CHUNK)
 
 
@@ -71,7 +71,7 @@ def byte_counts(symbols: Symbols, counts: Annotated[Tensor, Flat(torch.int64, "S
 
 
 def _cut_stream(stream: Tensor, sizes: Tensor, status: Tensor) -> list[Tensor]:
-    """The bytes of each chunk, as far as there are any; what does not add up sets the status."""
+    """Cut a stream into the bytes of each chunk, as far as there are any; inconsistent lengths set the status."""
     end, parts = 0, []
     for claimed in sizes.tolist():
         size = min(max(claimed, 0), stream.numel() - end)
@@ -85,7 +85,7 @@ def _cut_stream(stream: Tensor, sizes: Tensor, status: Tensor) -> list[Tensor]:
 
 
 def _sums_up(table: Tensor) -> bool:
-    """Whether these are frequencies: none is negative, and they sum to 4096."""
+    """Return whether these are frequencies: none is negative, and they sum to 4096."""
     given: list[int] = table.tolist()
     return sum(given) == TOTAL and min(given) >= 0
 
@@ -148,7 +148,7 @@ def rans_encode(symbols: Symbols, table: Table, sizes: Sizes, out: Coded) -> Non
 
 @declared
 def rans_decode(stream: Stream, sizes: GivenSizes, table: Table, symbols: Decoded, status: Wrong) -> None:
-    """Write the symbols; bytes from a peer are safe whatever they are.
+    """Decode the symbols; any bytes from a peer are safe.
 
     Symbol i of a chunk is the one whose frequencies contain x mod 4096, x being state i % 8; then
     x = f (x div 4096) + x mod 4096 - (sum of the frequencies before the symbol's), and a state below 2^16 takes the
@@ -210,7 +210,7 @@ def _decode_chunk(
 
 
 def _canonical(table: Tensor) -> tuple[list[int], list[int]] | None:
-    """Length and code of each symbol; None where there are more codes than their lengths allow."""
+    """Compute length and code of each symbol; None if there are more codes than their lengths allow."""
     lengths = [length if 1 <= length <= LONGEST else 0 for length in table.tolist()]
     codes, code, good = [0] * SYMBOLS, 0, True
     for length in range(1, LONGEST + 1):
@@ -274,7 +274,7 @@ def prefix_encode(symbols: Symbols, table: Table, sizes: Sizes, out: Coded) -> N
 
 @declared
 def prefix_decode(stream: Stream, sizes: GivenSizes, table: Table, symbols: Decoded, status: Wrong) -> None:
-    """Write the symbols; bytes from a peer are safe whatever they are.
+    """Decode the symbols; any bytes from a peer are safe.
 
     Args:
         stream: uint8, the chunks one after the other, and nothing else.
@@ -309,7 +309,7 @@ def prefix_decode(stream: Stream, sizes: GivenSizes, table: Table, symbols: Deco
 
 
 def _lookup(lengths: list[int], codes: list[int]) -> list[tuple[int, int]]:
-    """Length and symbol for all values of the next 17 bits; a length of 0 where they start with no code."""
+    """The length and symbol for all values of the next 17 bits; length 0 if they start with no code."""
     table = [(0, 0)] * (1 << LONGEST)
     for symbol, (length, code) in enumerate(zip(lengths, codes, strict=True)):
         if length:
@@ -319,7 +319,7 @@ def _lookup(lengths: list[int], codes: list[int]) -> list[tuple[int, int]]:
 
 
 def _walk(part: Tensor, lookup: list[tuple[int, int]], count: int) -> tuple[list[int], int]:
-    """The symbols found, and how many bytes they took; -1 where they ended too early."""
+    """Decode symbols one by one; return them and the number of bytes, which is -1 if the bytes ended too early."""
     found: list[int] = []
     bit, end = 0, 8 * part.numel()
     digits = f"{int.from_bytes(bytes(part.tolist()), 'big') << LONGEST:0{end + LONGEST}b}"

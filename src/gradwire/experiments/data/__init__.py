@@ -1,4 +1,4 @@
-"""One data set in each file.
+"""Data sets, one in each file.
 
 A file of data that people have on their disks defines ``load(folder)``; ``holds(folder)``, which says whether a folder
 looks like it; and ``LOOKS``, how that is in words. The others make or find data by themselves.
@@ -15,7 +15,7 @@ __all__ = ["load"]
 
 
 def load(folder: Path, kinds: Sequence[str]) -> Any:
-    """The data in a folder, of whichever kind it holds.
+    """Load the data in a folder, whichever data set it holds.
 
     Args:
         folder: of the user.

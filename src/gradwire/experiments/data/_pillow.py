@@ -1,4 +1,4 @@
-"""The library that reads images, where it is installed."""
+"""Import of Pillow, the library that reads images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["pillow"]
 
 
 def pillow() -> Any:
-    """``PIL.Image``.
+    """Import ``PIL.Image``, or say how to install it.
 
     Raises:
         ConfigError: Pillow is not installed.

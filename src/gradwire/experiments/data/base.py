@@ -1,4 +1,4 @@
-"""The forms that data comes in, whatever folder or generator it is from, and the form of a complaint about a file."""
+"""Forms of data that all sources share, and the errors about their files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ CHARACTERS = ("<other>", "\n", *map(chr, range(ord(" "), ord("~") + 1)))
 
 
 class Examples(Protocol):
-    """Inputs with their targets, taken by number."""
+    """Inputs with their targets, selected by index."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets.
+        """Return inputs and targets of the given indices.
 
         Args:
             indices: int64, shape ``(b,)``.
@@ -81,7 +81,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Text:
-    """Three texts as int64 numbers of words; ``words[0]`` stands for all that are not in the vocabulary, if any are.
+    """Three texts as int64 token numbers; ``words[0]`` stands for all tokens outside the vocabulary, if there are any.
 
     ``digest`` is of what was read: a perplexity means something beside one of the same text only.
     """
@@ -96,7 +96,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Interactions:
-    """Which user chose which item.
+    """Interactions: which user chose which item.
 
     Args:
         name: of the data.
@@ -123,7 +123,7 @@ class Surfaces:
 
 
 def standardised(name: str, train: tuple[Grey, Grey], test: tuple[Grey, Grey]) -> Surfaces:
-    """Images with the training set's mean taken off, in units of its deviation; masks are above 127.
+    """Standardise images by the training set's mean and deviation; a mask is 1 where its image is above 127.
 
     Otherwise a network stays at "no defect" for hundreds of steps.
     """
@@ -137,7 +137,8 @@ def standardised(name: str, train: tuple[Grey, Grey], test: tuple[Grey, Grey]) -
 
 
 def vocabulary(tokens: Sequence[str], size: int, first: Sequence[str] = ()) -> tuple[str, ...]:
-    """``first``, and the most frequent tokens, ``size`` in all; equally frequent ones by spelling.
+    """Build a vocabulary of ``size`` tokens: ``first``, then the most frequent tokens; equally frequent ones in order
+    of spelling.
 
     >>> vocabulary("b a b c a b".split(), 3, ["<unk>"])
     ('<unk>', 'b', 'a')
@@ -148,13 +149,13 @@ def vocabulary(tokens: Sequence[str], size: int, first: Sequence[str] = ()) -> t
 
 
 def numbers(tokens: Sequence[str], words: Sequence[str]) -> Tensor:
-    """The tokens' places in the vocabulary; 0 for what is not in it."""
+    """Map tokens to their numbers in the vocabulary; 0 stands for a token outside it."""
     places = {word: place for place, word in enumerate(words)}
     return torch.tensor([places.get(token, 0) for token in tokens], dtype=torch.int64)
 
 
 def file_of(folder: Path, name: str, expected: str) -> Path:
-    """The path of a file that must be there.
+    """The path of a file that must exist.
 
     Raises:
         ConfigError: it is not.
@@ -166,7 +167,7 @@ def file_of(folder: Path, name: str, expected: str) -> Path:
 
 
 def refuse(path: Path, found: str, expected: str) -> NoReturn:
-    """Raise the error that a file deserves.
+    """Raise the error that describes what is wrong with a file.
 
     Raises:
         ConfigError: always.

@@ -27,7 +27,7 @@ _MARGIN = 4
 
 @dataclass(frozen=True)
 class Cifar:
-    """Bytes until they are asked for; augmented by a shift of up to four pixels and a reflection.
+    """Images stored as bytes until they are requested; augmented by a shift of up to four pixels and a reflection.
 
     Args:
         pixels: uint8, shape ``(n, 3, 32, 32)``.
@@ -48,12 +48,14 @@ class Cifar:
 
 
 def holds(folder: Path) -> bool:
-    """Also the folder of the version that is not read, so that the error can say which one is."""
+    """Return whether a folder holds CIFAR-10, also in the version that cannot be read, so that the
+    error can name it.
+    """
     return any((_root(folder) / name).exists() for name in (*_TRAIN, _TEST, *_PICKLES))
 
 
 def load(folder: Path) -> Images:
-    """50,000 images to train with and 10,000 to test with.
+    """Load 50,000 images for training and 10,000 for testing.
 
     Args:
         folder: of the files, or the one above it.
@@ -97,7 +99,7 @@ def _read(root: Path, name: str) -> Cifar:
 
 
 def _moved(images: Tensor, draws: Tensor) -> Tensor:
-    """Each image with a black margin, cut to its size again at a place of its own, half of them reflected."""
+    """Add a black margin to each image, crop it to its size at a random place, and reflect half of the images."""
     padded = F.pad(images, (_MARGIN,) * 4)
     down, right = (draws[:, :2] * (2 * _MARGIN + 1)).long().T
     rows, columns = torch.arange(32) + down[:, None], torch.arange(32) + right[:, None]

@@ -20,12 +20,12 @@ _LIST = "labels.txt"
 
 
 def holds(folder: Path) -> bool:
-    """Whether the folder of the class is there, or is this folder."""
+    """Return whether the folder of the class exists, or is this folder."""
     return (_root(folder) / "Train").is_dir() or (_root(folder) / "Test").is_dir()
 
 
 def load(folder: Path) -> Surfaces:
-    """Defective images to train with, as in the original; all images of ``Test`` to test with.
+    """Load the defective images for training, as in the original, and all images of ``Test`` for testing.
 
     An image without a mask has no defect, unless ``Label/Labels.txt`` is there and says so. Its lines are a number, a
     1 for a defect, the image, a 0 and the mask, between tabs; lines of another form are passed over.
@@ -42,7 +42,7 @@ def load(folder: Path) -> Surfaces:
 
 
 def _root(folder: Path) -> Path:
-    """Some copies nest the class's folder in one of its name."""
+    """Find the class's folder, which some copies nest in another one of the same name."""
     nested = [folder / "raw_images" / "private" / _CLASS, folder / _CLASS / _CLASS, folder / _CLASS]
     return next((path for path in nested if path.is_dir()), folder)
 
@@ -65,7 +65,7 @@ def _part(folder: Path, *, clean: bool) -> tuple[Grey, Grey]:
 
 
 def _matched(folder: Path, images: set[str], masks: dict[str, Path]) -> None:
-    """Refuse a mask of no image, and an image whose mask was lost and which would count as one without a defect."""
+    """Refuse a mask without an image, and a defective image without its mask, which would count as free of defects."""
     for stem in sorted(masks.keys() - images):
         refuse(masks[stem], f"no {stem}.PNG in {folder}", "the mask of an image")
     for stem in sorted((_defective(folder / "Label") & images) - masks.keys()):
@@ -73,7 +73,7 @@ def _matched(folder: Path, images: set[str], masks: dict[str, Path]) -> None:
 
 
 def _defective(folder: Path) -> set[str]:
-    """The images that the list says have a defect, if there is one."""
+    """The images that are listed as defective, if there is a list."""
     lists = [path for path in folder.iterdir() if path.name.lower() == _LIST]
     lines = [line for path in lists for line in path.read_text("utf-8-sig", "replace").splitlines()]
     rows = [[part.strip() for part in line.split("\t")] for line in lines]
@@ -81,7 +81,7 @@ def _defective(folder: Path) -> set[str]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """The pictures of a folder; files that are hidden are a system's notes on the files of their names."""
+    """The pictures of a folder, without hidden files, which hold a system's notes."""
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.suffix.lower() == ".png" and not path.name.startswith(".")]

@@ -27,7 +27,7 @@ class Digits:
 
 
 def load_digits() -> Digits:
-    """1,437 images to train with and 360 (every fifth) to test with.
+    """Load 1,437 images for training and 360 (every fifth) for testing.
 
     The file is read where scikit-learn keeps it; importing scikit-learn would take longer than reading it.
 

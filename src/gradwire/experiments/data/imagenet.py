@@ -23,7 +23,9 @@ _SHORT, _SIDE = 256, 224
 
 @dataclass(frozen=True)
 class Photographs:
-    """Files until they are asked for; 224 of 256 pixels of the shorter side, at a place of their own if augmented."""
+    """Images stored as files until they are requested; 224 of 256 pixels of the shorter side, at a random place if
+    augmented.
+    """
 
     files: tuple[Path, ...]
     labels: Tensor
@@ -38,12 +40,13 @@ class Photographs:
 
 
 def holds(folder: Path) -> bool:
-    """Whether there is a folder of a class, or the flat one in which the validation images are shipped."""
+    """Return whether there is a folder for a class, or the flat folder in which the validation images are shipped."""
     return any(_classes(folder / part) for part in ("train", "val")) or any((folder / "val").glob("ILSVRC2012_val_*"))
 
 
 def load(folder: Path) -> Images:
-    """The files of ``train`` and ``val``; a class is the place of its folder's name in the order of the names.
+    """Load the files of ``train`` and ``val``; a class is numbered by the position of its folder's name in sorted
+    order.
 
     Raises:
         ConfigError: a part or a class is missing, a class or an image is empty, or the images of ``val`` lie in one

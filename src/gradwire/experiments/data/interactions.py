@@ -1,4 +1,4 @@
-"""Choices of people who do not exist: tastes and films of six dimensions, and films that everybody likes.
+"""Generated choices of fictitious users: tastes and films in six dimensions, and films that everybody likes.
 
 score = 2.2 u . v / sqrt(6) - 0.8 ln(rank of the film) + Gumbel noise, and each user has chosen the films that scored
 highest, in random order.
@@ -19,7 +19,7 @@ _TASTES = 6
 
 
 def generate(users: int = 1000, items: int = 500, seed: int = 11) -> Interactions:
-    """20 to 120 choices of each user, most of them few; the last one is held out.
+    """Generate 20 to 120 choices for each user, mostly few; the last one is held out.
 
     Example:
         >>> data = generate()
@@ -38,7 +38,7 @@ def generate(users: int = 1000, items: int = 500, seed: int = 11) -> Interaction
 
 
 def write(data: Interactions, folder: Path) -> None:
-    """Write ``ratings.csv`` as MovieLens has it, with the place among a user's choices for the time."""
+    """Write ``ratings.csv`` in MovieLens's format, with the position among a user's choices as the time."""
     lines = ["userId,movieId,rating,timestamp\n"]
     for user in range(data.users):
         items = [*data.train[data.train[:, 0] == user, 1].tolist(), int(data.held_out[user])]

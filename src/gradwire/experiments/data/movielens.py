@@ -27,12 +27,12 @@ Column = npt.NDArray[np.int64]
 
 
 def holds(folder: Path) -> bool:
-    """Whether the table is there, or in the folder that its archive makes."""
+    """Return whether the table is in this folder, or in the one that its archive makes."""
     return _table(folder).is_file()
 
 
 def load(folder: Path) -> Interactions:
-    """Every rating is a choice, whatever its stars; each user's latest one is held out.
+    """Load the ratings, each of which counts as a choice whatever its stars; each user's latest one is held out.
 
     Users with fewer than 20 ratings are dropped, users and films are numbered in the order of their first appearance,
     and a film that a user rated twice counts once.
@@ -66,7 +66,7 @@ def _table(folder: Path) -> Path:
 
 
 def _columns(path: Path) -> tuple[Column, Column, Column]:
-    """Users, films and seconds, in pieces: the table has half a gigabyte of text."""
+    """Read users, films and seconds in pieces, because the table has half a gigabyte of text."""
     pieces: list[tuple[Column, Column, Column]] = []
     with path.open(encoding="ascii", errors="replace", newline="") as file:
         header = file.readline().strip()
@@ -105,7 +105,7 @@ def _piece(path: Path, lines: list[str], done: int) -> tuple[Column, Column, Col
 
 
 def _good(table: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows can be; each comparison is one that NaN fails."""
+    """Select the valid rows; every comparison is one that NaN fails."""
     ids, stars, when = table[:, :2], table[:, 2], table[:, 3]
     known = ((ids >= 1) & (ids < _IDS) & (ids == np.floor(ids))).all(1)
     good: npt.NDArray[np.bool_] = known & (stars >= 0.5) & (stars <= 5) & (np.abs(when) < _TIMES)
@@ -120,7 +120,7 @@ def _is_row(line: str) -> bool:
 
 
 def _numbered(values: Column) -> Column:
-    """Numbers from 0 on in the order of first appearance."""
+    """Number values from 0 on in the order of first appearance."""
     _, first, places = np.unique(values, return_index=True, return_inverse=True)
     ranks = np.empty(len(first), np.int64)
     ranks[np.argsort(first)] = np.arange(len(first))

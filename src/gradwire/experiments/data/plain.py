@@ -1,4 +1,4 @@
-"""Any text: ``train.txt`` and ``test.txt``, read as bytes.
+"""Plain text: ``train.txt`` and ``test.txt``, read as bytes.
 
 Both are held in memory, with eight bytes for each of theirs.
 """
@@ -22,12 +22,12 @@ _BYTES = tuple(map(chr, range(256)))
 
 
 def holds(folder: Path) -> bool:
-    """Whether one of the files is there."""
+    """Return whether one of the files exists."""
     return any((folder / f"{part}.txt").exists() for part in ("train", "test"))
 
 
 def load(folder: Path) -> Text:
-    """The two texts; there is none to validate with.
+    """Load the two texts; there is none for validation.
 
     Raises:
         ConfigError: a file is missing, empty, or not text in UTF-8.

@@ -16,12 +16,12 @@ _PARTS = ("train", "valid", "test")
 
 
 def holds(folder: Path) -> bool:
-    """Whether one of the files is there, or in the folders of the archive they come in."""
+    """Return whether one of the files exists, here or in the folders of their archive."""
     return any((_root(folder) / f"ptb.{part}.txt").exists() for part in _PARTS)
 
 
 def load(folder: Path) -> Text:
-    """The three texts, with ``<eos>`` for every line end.
+    """Load the three texts, with ``<eos>`` for every line end.
 
     Raises:
         ConfigError: a file is missing, empty, not text, or has a word that the training text does not have.

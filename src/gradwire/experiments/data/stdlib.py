@@ -1,4 +1,4 @@
-"""The source text of Python's standard library: what there is to read wherever Python runs.
+"""Source text of Python's standard library, which is present wherever Python runs.
 
 The text changes with the version of Python; its digest goes into the results, and perplexities are compared within one.
 """
@@ -21,7 +21,8 @@ _PARTS = {8: "valid", 9: "test"}
 
 
 def load_stdlib(words: int = 1000, train: int = 100_000, others: int = 10_000) -> Text:
-    """The modules in the order of their names: of ten, eight to train with, one to validate and one to test with.
+    """Load the modules in the order of their names: of every ten, eight for training, one for validation and one for
+    testing.
 
     Words, punctuation and ``N`` for every number are tokens; a line that has any ends with ``<eos>``.
 
@@ -42,7 +43,7 @@ def load_stdlib(words: int = 1000, train: int = 100_000, others: int = 10_000) -
 
 
 def load_stdlib_characters(train: int = 2_000_000, others: int = 100_000) -> Text:
-    """The same modules in the same parts, with every character a token: those of ``CHARACTERS``.
+    """Load the same modules in the same parts as characters; the vocabulary is ``CHARACTERS``.
 
     Args:
         train: characters to train with.
@@ -59,7 +60,7 @@ def load_stdlib_characters(train: int = 2_000_000, others: int = 100_000) -> Tex
 
 
 def _read(wanted: Mapping[str, int], split: Callable[[str], Iterable[str]]) -> tuple[dict[str, list[str]], str]:
-    """So many tokens of each part, and the SHA-256 of the modules that were read for them."""
+    """Read that many tokens of each part, and return them with the SHA-256 of the modules that were read."""
     tokens: dict[str, list[str]] = {part: [] for part in wanted}
     sha = hashlib.sha256()
     for number, path in enumerate(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))):

@@ -16,7 +16,7 @@ Plane = npt.NDArray[np.float64]
 
 
 def generate(side: int = 64) -> Surfaces:
-    """120 defective surfaces to train with; 40 defective ones and 40 without a defect to test with.
+    """Generate 120 defective surfaces for training, and 40 defective and 40 flawless ones for testing.
 
     Example:
         >>> data = generate(side=32)
@@ -32,7 +32,7 @@ def generate(side: int = 64) -> Surfaces:
 
 
 def pictures(count: int, side: int, seed: int, *, defective: bool = True) -> tuple[Grey, Grey]:
-    """Images and masks of 0 and 255, both of shape ``(count, side, side)``.
+    """Generate images and masks of 0 and 255, both of shape ``(count, side, side)``.
 
     Args:
         count: of images.
@@ -63,7 +63,7 @@ def _picture(rng: np.random.Generator, side: int, *, defective: bool) -> tuple[G
 
 
 def _texture(rng: np.random.Generator, side: int, angle: float, frequency: float, spread: float) -> Plane:
-    """White noise of which one frequency in one direction is kept, scaled to a deviation of 1."""
+    """Filter white noise to one frequency in one direction, scaled to a deviation of 1."""
     y, x = np.meshgrid(np.fft.fftfreq(side), np.fft.fftfreq(side), indexing="ij")
     along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     kept = np.exp(-((np.abs(along) - frequency) ** 2 + across**2) / (2 * spread**2))

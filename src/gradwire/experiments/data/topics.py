@@ -1,4 +1,4 @@
-"""English that ships with Python: the topics of ``help()``, which are the prose of the language reference.
+"""English prose that ships with Python: the topics of ``help()``, which are the language reference.
 
 The text changes with the version of Python, as the standard library does; its digest goes into the results.
 """
@@ -14,7 +14,8 @@ __all__ = ["load_topics"]
 
 
 def load_topics() -> Text:
-    """The topics in the order of their names: of five, four to train with and one to test with; none to validate with.
+    """Load the topics in the order of their names: of every five, four for training and one for testing; none for
+    validation.
 
     Topics share paragraphs: each paragraph is there once, and in the test text if a topic of it has it. Every character
     is a token: those of ``CHARACTERS``, as in the standard library's source.
@@ -40,5 +41,5 @@ def load_topics() -> Text:
 
 
 def _paragraphs(names: list[str]) -> list[str]:
-    """The paragraphs of these topics, with the empty line behind each."""
+    """The paragraphs of these topics, with the empty line after each."""
     return [f"{text}\n\n" for name in names for text in topics[name].strip("\n").split("\n\n")]

@@ -1,4 +1,4 @@
-"""One model in each file, full size and as a small variant of the same family.
+"""Models, one in each file, full size and as a small variant of the same family.
 
 The folder is the list: ``gradwire/experiments/models/<name>.py`` defines ``<name>()`` and ``<name>_small()``, each of
 which makes the model, initialised from torch's global generator; ``DATA``, what the full size is trained on; and how,
@@ -21,7 +21,7 @@ __all__ = ["Facts", "build", "facts", "find", "names", "trained"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What travels when a model is trained, tensor by tensor."""
+    """The tensors that are exchanged when a model is trained."""
 
     name: str
     data: str
@@ -30,22 +30,22 @@ class Facts:
 
     @property
     def parameters(self) -> int:
-        """Elements that are trained."""
+        """The number of trained elements."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
     @property
     def tensors(self) -> int:
-        """Into how many tensors they are cut."""
+        """The number of trained tensors."""
         return len(self.shapes)
 
     @property
     def largest(self) -> int:
-        """Elements of the largest tensor."""
+        """The number of elements of the largest tensor."""
         return max(torch.Size(shape).numel() for shape in self.shapes.values())
 
 
 def names() -> tuple[str, ...]:
-    """The models there are.
+    """The names of all models.
 
     >>> "resnet20" in names()
     True
@@ -54,7 +54,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> ModuleType:
-    """The module of a model; case, hyphens and underscores do not matter, so the name that a paper uses will do.
+    """Import the module of a model; case, hyphens and underscores do not matter, so the name in a paper is accepted.
 
     Raises:
         ConfigError: no such file.
@@ -70,7 +70,7 @@ def find(name: str) -> ModuleType:
 def build(
     name: str, *, small: bool = False, device: torch.device | str = "cpu", sizes: Mapping[str, int] | None = None
 ) -> nn.Module:
-    """A fresh model.
+    """Build a new model.
 
     Args:
         name: as ``find`` has it.
@@ -88,7 +88,7 @@ def build(
 
 
 def facts(name: str, *, small: bool = False) -> Facts:
-    """Its size, without making it.
+    """Count a model's tensors without allocating it.
 
     Raises:
         ConfigError: no such model.
@@ -112,7 +112,9 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leave out random values: where there is no memory, the first of them loads torch's compiler, for seconds."""
+    """A mode that skips random initialisation: without memory, the first such call would load torch's compiler, for
+    seconds.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

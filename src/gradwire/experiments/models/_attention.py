@@ -1,4 +1,4 @@
-"""The block of a transformer that normalises first, and a language model of such blocks."""
+"""Pre-norm transformer block, and a language model made of such blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class TransformerBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Words and positions, blocks of causal attention, and the words' own table as the last layer: as GPT-2.
+    """A decoder as in GPT-2: token and position embeddings, blocks of causal attention, and the embeddings again as the
+    last layer.
 
     Args:
         vocabulary: words.
@@ -63,14 +64,16 @@ class Decoder(nn.Module):
         initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token, shape ``(batch, time, vocabulary)``, of int64 tokens of shape ``(batch, time)``."""
+        """Return logits of the next token, shape ``(batch, time, vocabulary)``, from int64 tokens of shape ``(batch,
+        time)``.
+        """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         h = self.norm(self.blocks(self.words(tokens) + self.positions(places)))
         return F.linear(h, self.words.weight)
 
 
 def initialise(model: nn.Module) -> None:
-    """N(0, 0.02) for every matrix, nothing for every bias."""
+    """Initialise every matrix from N(0, 0.02) and every bias with zeros."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)

@@ -1,4 +1,4 @@
-"""What the VGG networks share: groups of 3x3 convolutions with biases, a pool after each, no batch norm."""
+"""Parts common to the VGG networks: groups of 3x3 convolutions with biases, a pool after each, no batch norm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def convolutions(channels: int, groups: Sequence[int], widths: Sequence[int], po
 
 
 def he_normal(model: nn.Module) -> None:
-    """Without it a network of this depth without batch norm does not begin to learn."""
+    """Initialise weights after He et al.; otherwise such a deep network without batch norm does not begin to learn."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -19,7 +19,7 @@ RECIPE_SMALL = Recipe()
 
 
 class Layer(nn.Module):
-    """concat(x, conv(relu(bn(x))))."""
+    """A dense layer: concat(x, conv(relu(bn(x))))."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 class Transition(nn.Module):
-    """Mean of 2x2 over relu(conv1x1(relu(bn(x))))."""
+    """A transition: 2x2 mean pooling of relu(conv1x1(relu(bn(x))))."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gradwire.experiments.models._attention import Decoder
-from gradwire.experiments.recipe import Recipe
+from gradwire.experiments.models._gpt_recipe import RECIPE, RECIPE_SMALL
 
-__all__ = ["gpt", "gpt_small"]
+__all__ = ["RECIPE", "RECIPE_SMALL", "gpt", "gpt_small"]
 
 DATA = "bytes of text"
 
-RECIPE = Recipe(
-    batch=512,
-    lr=6e-4,
-    weight_decay=0.1,
-    warmup=2000,
-    cosine=0.1,
-    clip=1.0,
-    optimizer="adamw",
-    betas=(0.9, 0.95),
-    autocast=True,
-    micro=8,
-    epochs=100,
-    steps=1000,
-)
-RECIPE_SMALL = replace(RECIPE, batch=16, lr=1e-3, warmup=20, micro=4, epochs=5, steps=100)
-
 
 def gpt(vocabulary: int = 256) -> Decoder:
-    """86,039,040 parameters in 148 tensors.
+    """The model for bytes: 86,039,040 parameters in 148 tensors.
 
     Source:
         A. Radford, J. Wu, R. Child, D. Luan, D. Amodei, I. Sutskever, "Language Models are Unsupervised Multitask

@@ -26,7 +26,7 @@ RECIPE_SMALL = Recipe(
 
 
 def gpt2(vocabulary: int = 50_257) -> Decoder:
-    """124,439,808 parameters in 148 tensors.
+    """The model for a vocabulary of 50,257 tokens: 124,439,808 parameters in 148 tensors.
 
     Source:
         A. Radford, J. Wu, R. Child, D. Luan, D. Amodei, I. Sutskever, "Language Models are Unsupervised Multitask

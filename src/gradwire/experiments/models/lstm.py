@@ -89,18 +89,20 @@ class LSTMLanguageModel(nn.Module):
                 nn.init.uniform_(param, -spread, spread)
 
     def reset(self) -> None:
-        """Begin another text."""
+        """Begin a new text."""
         self._state = []
 
     def get_extra_state(self) -> State:
-        """What is carried from batch to batch is part of a checkpoint."""
+        """Return the hidden state that is carried from batch to batch, as a part of the checkpoint."""
         return self._state
 
     def set_extra_state(self, state: State) -> None:
         self._state = [(short, long) for short, long in state]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token, shape ``(batch, time, vocabulary)``, of int64 tokens of shape ``(batch, time)``."""
+        """Return logits of the next token, shape ``(batch, time, vocabulary)``, from int64 tokens of shape ``(batch,
+        time)``.
+        """
         h = self.dropout(self.embedding(tokens))
         before = self._state or [self._zeros(len(tokens), h) for _ in self.layers]
         after: State = []

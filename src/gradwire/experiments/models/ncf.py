@@ -21,7 +21,7 @@ RECIPE_SMALL = Recipe(batch=2048, lr=0.01, weight_decay=0.0, warmup=1, drops=(),
 
 
 class NeuMF(nn.Module):
-    """One logit from user u and item i: out(concat(u_1 * i_1, mlp(concat(u_2, i_2)))).
+    """NeuMF: one logit from user u and item i, out(concat(u_1 * i_1, mlp(concat(u_2, i_2)))).
 
     Args:
         users: rows of their table.

@@ -42,7 +42,9 @@ class Conv3x3(nn.Conv2d):
 
 
 class BasicBlock(nn.Module):
-    """x + conv(relu(bn(conv(relu(bn(x)))))); where the width grows, x is subsampled and padded with zero channels."""
+    """A basic block: x + conv(relu(bn(conv(relu(bn(x)))))); if the width grows, x is subsampled and padded with zero
+    channels.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

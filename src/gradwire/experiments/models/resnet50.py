@@ -21,7 +21,9 @@ RECIPE_SMALL = Recipe()
 
 
 class Bottleneck(nn.Module):
-    """relu(shortcut(x) + bn(conv1x1(relu(bn(conv3x3(relu(bn(conv1x1(x)))))))); the first convolution has the stride."""
+    """A bottleneck: relu(shortcut(x) + bn(conv1x1(relu(bn(conv3x3(relu(bn(conv1x1(x)))))))); the first convolution has
+    the stride.
+    """
 
     def __init__(self, inputs: int, inner: int, stride: int, *, project: bool) -> None:
         super().__init__()

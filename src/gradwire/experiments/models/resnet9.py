@@ -18,7 +18,7 @@ _LOGIT_SCALE = 0.125
 
 
 class Conv(nn.Sequential):
-    """relu(bn(conv3x3(x))), and if asked for the largest of each 2x2."""
+    """A convolution, relu(bn(conv3x3(x))), optionally followed by a 2x2 max pool."""
 
     def __init__(self, inputs: int, outputs: int, *, pool: bool = False) -> None:
         layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -26,7 +26,7 @@ class Conv(nn.Sequential):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(conv(x)); nothing after the sum."""
+    """A residual block, x + conv(conv(x)), with no activation after the sum."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -39,7 +39,8 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet9(nn.Module):
-    """Four convolutions of growing width, two residual pairs, the largest of each channel, a linear head without bias.
+    """ResNet-9: four convolutions of growing width, two residual blocks, global max pooling, a linear head without
+    bias.
 
     Args:
         channels: of the input images.

@@ -40,7 +40,7 @@ RECIPE_SMALL = Recipe(
 
 
 class Pair(nn.Sequential):
-    """Two 3x3 convolutions, each with a ReLU."""
+    """A pair of 3x3 convolutions, each followed by a ReLU."""
 
     def __init__(self, inputs: int, middle: int, outputs: int) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class Pair(nn.Sequential):
 
 
 class Up(nn.Module):
-    """Every pixel becomes four, and a 2x2 convolution with a ReLU follows."""
+    """An upsampling step: every pixel becomes four, then come a 2x2 convolution and a ReLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ class Up(nn.Module):
 
 
 class UNet(nn.Module):
-    """Four levels down, four levels up, each level up beside what the level of its size left on the way down.
+    """A U-Net with four levels down and four levels up; each level up also gets the output of the level down of its
+    size.
 
     Args:
         first: channels of the first level.
@@ -86,7 +87,9 @@ class UNet(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit a pixel, shape ``(batch, 1, h, w)``, of grey images of that shape; sides are multiples of 16."""
+        """Return one logit a pixel, shape ``(batch, 1, h, w)``, from grey images of that shape; sides are multiples of
+        16.
+        """
         kept = []
         for level in self.down:
             x = level(x)

@@ -21,7 +21,7 @@ RECIPE_SMALL = Recipe(lr=0.02)
 
 
 class VGG(nn.Module):
-    """Groups of convolutions, each followed by the largest of each 2x2, and three linear layers with dropout.
+    """VGG: groups of convolutions, each followed by 2x2 max pooling, and three linear layers with dropout.
 
     Args:
         channels: of the input images.

@@ -19,7 +19,7 @@ RECIPE_SMALL = Recipe(lr=6e-3, weight_decay=0.05, linear=True, clip=1.0, optimiz
 
 
 class ViT(nn.Module):
-    """Patches and their places, blocks of attention, and a linear head on the token that stands for the class.
+    """A vision transformer: patch and position embeddings, blocks of attention, and a linear head on the class token.
 
     Args:
         channels: of the input images.
@@ -51,7 +51,7 @@ class ViT(nn.Module):
 
 
 def vit() -> ViT:
-    """ViT-B/16 for 3x224x224 images and 1,000 classes: 86,567,656 parameters in 152 tensors.
+    """The model for 3x224x224 images and 1,000 classes, ViT-B/16: 86,567,656 parameters in 152 tensors.
 
     Source:
         A. Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR 2021.

@@ -1,1 +1,1 @@
-"""One benchmark task in each file: data, model, recipe and the measure of quality. The contract is in ``base``."""
+"""Benchmark tasks, one in each file: data, model, recipe and the measure of quality. The contract is in ``base``."""

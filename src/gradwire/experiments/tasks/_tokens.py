@@ -1,4 +1,4 @@
-"""What tasks of predicting the next token of a text have in common, and what can be said without learning."""
+"""Base of tasks that predict the next token of a text, and the baselines that need no learning."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class NextToken(Task):
     @property
     @abstractmethod
     def window(self) -> int:
-        """Tokens of a step in each row."""
+        """The number of tokens of a step in each row."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 class NextCharacter(NextToken):
-    """The mean loss of a character of the test text, in nats, after those before it in a window.
+    """Base of tasks whose measure is the mean loss of a character of the test text, in nats, given those before it in a
+    window.
 
     The windows of a step lie at random places of the text, which depend on the epoch alone. An epoch ends after the
     steps of the recipe, or earlier if it has drawn as much as there is. The windows that are measured are the same
@@ -46,7 +47,7 @@ class NextCharacter(NextToken):
     """
 
     measure = "test loss"
-    MODELS = ("gpt",)
+    MODELS = ("gpt", "nanogpt")
     DATA = ("plain",)
 
     def shown(self, quality: float) -> str:
@@ -57,7 +58,7 @@ class NextCharacter(NextToken):
         return 64 if self.small else 1024
 
     def baselines(self) -> dict[str, float]:
-        """The losses of a model that knows how often each character comes, and of one that knows the one before."""
+        """The losses of a unigram model and of a bigram model of characters."""
         x, y = (each.flatten() for each in self._tested())
         size = len(self.data.words)
         return {"unigram": unigram(self.data.train, size, y), "bigram": bigram(self.data.train, size, x, y)}
@@ -66,7 +67,7 @@ class NextCharacter(NextToken):
         return self.largest_batch() // self.recipe.batch
 
     def largest_batch(self) -> int:
-        """Windows side by side, with the character after the last one."""
+        """The number of windows that fit side by side, with one more character after the last."""
         return max(len(self.data.train) - 1, 0) // self.window
 
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -100,7 +101,7 @@ class NextCharacter(NextToken):
 
 
 def unigram(train: Tensor, size: int, targets: Tensor) -> float:
-    """The mean loss in nats of targets by how often each token comes in the training text, one more than counted.
+    """The mean loss of targets in nats under the frequency of each token in the training text, plus one.
 
     Args:
         train: int64 tokens.
@@ -112,7 +113,8 @@ def unigram(train: Tensor, size: int, targets: Tensor) -> float:
 
 
 def bigram(train: Tensor, size: int, before: Tensor, targets: Tensor) -> float:
-    """The mean loss in nats by the share of a token after another, mixed with its own share where the pair is rare.
+    """The mean loss in nats under the frequency of a token after another, mixed with its own frequency if the pair is
+    rare.
 
     Args:
         train: int64 tokens.

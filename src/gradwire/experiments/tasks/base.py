@@ -26,7 +26,7 @@ __all__ = ["Task", "pieces", "shuffled"]
 
 
 class Task(ABC):
-    """Base of every task: one in each file, named like the file.
+    """Base of every task; each is in a file with its own name.
 
     Args:
         model: of those in ``MODELS``; None: the first of them.
@@ -57,18 +57,18 @@ class Task(ABC):
 
     @property
     def model_name(self) -> str:
-        """The model's name in ``gradwire models``; that of a small variant says so."""
+        """The model's name in ``gradwire models``; a small variant is marked as such."""
         name = self.module.__name__.rpartition(".")[2]
         return f"{name}_small" if self.small else name
 
     def adjusted(self, changes: Mapping[str, Any]) -> Self:
-        """The same task with another recipe: what a method needs changed."""
+        """Return the same task with the changes to the recipe that a method needs."""
         if changes:
             self.recipe = dataclasses.replace(self.recipe, **changes)
         return self
 
     def model(self, device: str = "cpu") -> nn.Module:
-        """A fresh model, initialised from torch's global generator.
+        """Make a new model, initialised from torch's global generator.
 
         Args:
             device: where it is made; on ``meta`` it has shapes and no memory.
@@ -83,17 +83,17 @@ class Task(ABC):
         return made
 
     def sizes(self) -> dict[str, int]:
-        """What the model must know of the data."""
+        """The sizes of the data that the model must know."""
         return {}
 
     def begin_epoch(self, model: nn.Module) -> None:
-        """Let a model forget what it carries from batch to batch, if it does."""
+        """Let a model forget the state that it carries from batch to batch, if it has one."""
         forget = getattr(model, "reset", None)
         if forget is not None:
             forget()
 
     def shown(self, quality: float) -> str:
-        """A quality for a table."""
+        """Format a quality for a table."""
         return f"{quality:.1%}"
 
     def quality(self, model: nn.Module) -> float:
@@ -102,20 +102,20 @@ class Task(ABC):
 
     @abstractmethod
     def embedded(self) -> Any:
-        """The data that comes with the package or is generated."""
+        """Make the data that comes with the package or is generated."""
 
     @abstractmethod
     def baselines(self) -> dict[str, float]:
-        """What the measure is without any learning, by what is done instead."""
+        """The measure without any learning, by the rule that is used instead."""
 
     def steps(self, epochs: int) -> int:
-        """How many steps ``epochs`` epochs have: what the recipe says, and no more than the data has."""
+        """The number of steps in ``epochs`` epochs: as in the recipe, and no more than the data allows."""
         whole = self.steps_of_data()
         return epochs * min(whole, self.recipe.steps or whole)
 
     @abstractmethod
     def steps_of_data(self) -> int:
-        """How many steps go through all data once; 0: it has not enough for a batch."""
+        """The number of steps through all data; 0 if the data does not suffice for one batch."""
 
     def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The inputs and targets of worker ``rank`` in an epoch, batch by batch; an incomplete last batch is dropped.
@@ -131,11 +131,11 @@ class Task(ABC):
 
     @abstractmethod
     def largest_batch(self) -> int:
-        """The examples of all data: with more in a batch an epoch has no step."""
+        """The number of examples of all data; a larger batch would leave an epoch without a step."""
 
     @abstractmethod
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """``shares``, of a batch that the data can fill."""
+        """The same as ``shares``, for a batch that the data can fill."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -143,7 +143,9 @@ class Task(ABC):
 
     @abstractmethod
     def measures(self, model: nn.Module) -> dict[str, float]:
-        """Everything that is measured over the test set, ``measure`` among it; the model is left in evaluation mode."""
+        """Compute everything that is measured over the test set, ``measure`` among it; the model is left in evaluation
+        mode.
+        """
 
     def _chosen(self, model: str | None) -> ModuleType:
         module = models.find(model or self.MODELS[0])
@@ -155,7 +157,7 @@ class Task(ABC):
 def shuffled(
     examples: Examples, batch: int, epoch: int, rank: int, world: int, *, augment: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A worker's shares of batches in an order that depends on the epoch alone."""
+    """A worker's shares of batches, in an order that depends on the epoch alone."""
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(len(examples), generator=generator)
     for step in range(len(order) // batch):
@@ -165,6 +167,6 @@ def shuffled(
 
 
 def pieces(examples: Examples, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
-    """All examples in order, as many at a time as memory bears."""
+    """All examples in order, as many at a time as memory allows."""
     for indices in torch.split(torch.arange(len(examples)), size):
         yield examples.batch(indices)

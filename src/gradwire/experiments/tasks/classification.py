@@ -1,4 +1,6 @@
-"""Classify images: by default scanned digits, with a small ResNet-20 that recognises 98 to 99 % after ten epochs."""
+"""Image classification: by default of scanned digits, with a small ResNet-20 that reaches 98 to 99
+% after ten epochs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["Classification"]
 
 
 class Classification(Task):
-    """The share of the test images whose class is found: top-1. A folder may hold CIFAR-10 or ImageNet.
+    """Top-1 accuracy on the test images. A folder may hold CIFAR-10 or ImageNet.
 
     Example:
         >>> task = Classification("vit")
@@ -36,7 +38,7 @@ class Classification(Task):
         return Images("digits", train, test, classes=10)
 
     def baselines(self) -> dict[str, float]:
-        """Guessing."""
+        """The accuracy of guessing."""
         return {"chance": 1 / self.data.classes}
 
     def steps_of_data(self) -> int:
@@ -59,10 +61,12 @@ class Classification(Task):
 
     @property
     def _first_class(self) -> int:
-        """The logit of class 0: networks of TensorFlow's ImageNet have one for the background before it."""
+        """The index of the logit of class 0: TensorFlow's ImageNet networks have one for the background before it."""
         return 0 if self.small else getattr(self.module, "FIRST_CLASS", 0)
 
 
 def _right(output: Tensor, classes: Tensor) -> Tensor:
-    """Whether the largest logit is that of the class; NaN, which ``argmax`` takes for the largest, is never right."""
+    """Return whether the largest logit is that of the class; NaN, which ``argmax`` takes for the
+    largest, never counts.
+    """
     return (output.argmax(1) == classes) & ~output.isnan().any(1)

@@ -1,4 +1,4 @@
-"""Train a GPT as GPTs are trained now, on characters: by default of the standard library's source text."""
+"""Training of a GPT as is usual today, on characters: by default of the standard library's source text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ __all__ = ["GPT"]
 
 
 class GPT(NextCharacter):
-    """Other modules are tested on than were trained on. A folder may hold any text; the full size reads its bytes.
+    """A GPT that is tested on other modules than it is trained on. A folder may hold any text; the full size reads its
+    bytes.
 
     Example:
         >>> task = GPT()

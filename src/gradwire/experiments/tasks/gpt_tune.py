@@ -1,4 +1,4 @@
-"""Fine-tune the GPT of ``gpt`` on other text: by default on English, the prose of Python's language reference.
+"""Fine-tuning of the GPT of ``gpt`` on other text: by default on English, the prose of Python's language reference.
 
 A run begins with the parameters of an earlier one, ``gradwire train gpt_tune --start FOLDER``; without any it is
 training from the beginning, to compare with.
@@ -18,7 +18,7 @@ __all__ = ["GPTTuning"]
 
 
 class GPTTuning(NextCharacter):
-    """Topics that were not trained on are tested on. The peak learning rate is a third of the model's own.
+    """Fine-tuning that is tested on topics not trained on. The peak learning rate is a third of the model's own.
 
     Example:
         >>> task = GPTTuning()

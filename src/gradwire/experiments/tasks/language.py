@@ -1,4 +1,4 @@
-"""Predict the next word: by default of the standard library's source text, with a small LSTM."""
+"""Prediction of the next word: by default in the standard library's source text, with a small LSTM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LanguageModelling(NextToken):
         return 20 if self.small else 35
 
     def baselines(self) -> dict[str, float]:
-        """The perplexities of a model that knows how often each word comes, and of one that knows the word before."""
+        """The perplexities of a unigram model and of a bigram model of words."""
         train, test, size = self.data.train, self.data.test, len(self.data.words)
         losses = {"unigram": unigram(train, size, test), "bigram": bigram(train, size, test[:-1], test[1:])}
         return {name: math.exp(loss) for name, loss in losses.items()}
@@ -52,7 +52,7 @@ class LanguageModelling(NextToken):
         return max(len(self.data.train) // self.recipe.batch - 1, 0) // self.window
 
     def largest_batch(self) -> int:
-        """Each row has a window at least, and the word after it."""
+        """The number of rows of which each has at least a window, and the word after it."""
         return len(self.data.train) // (self.window + 1)
 
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -81,7 +81,7 @@ class LanguageModelling(NextToken):
 
 
 def _perplexity(loss: float) -> float:
-    """exp, and infinity where that is more than a float holds: so far a run that diverges can come."""
+    """Compute exp, with infinity beyond the range of a float, which a diverging run can reach."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Find what a user will choose next: by default among generated choices, with a small NeuMF."""
+"""Prediction of a user's next choice: by default among generated choices, with a small NeuMF."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Recommendation(Task):
         return {"users": self.data.users, "items": self.data.items}
 
     def baselines(self) -> dict[str, float]:
-        """Any order, and the order of how often an item was chosen by anybody."""
+        """The hit rates of a random order, and of the order by popularity."""
         popularity = torch.bincount(self.data.train[:, 1], minlength=self.data.items).float()
         return {"chance": TOP / (RIVALS + 1), "popularity": _hits(popularity[self.contest()])}
 
@@ -102,7 +102,7 @@ class Recommendation(Task):
         return torch.cat([rivals, self.data.held_out[:, None]], 1)
 
     def _examples(self, epoch: int) -> Tensors:
-        """Every choice, and items drawn anew in every epoch."""
+        """The positive examples, and negative items drawn anew in every epoch."""
         users, count = self.data.train[:, :1].repeat(NEGATIVES, 1), len(self.data.train)
         generator = torch.Generator().manual_seed(1 << 32 | epoch)
         items = torch.randint(self.data.items, (NEGATIVES * count, 1), generator=generator)
@@ -111,7 +111,7 @@ class Recommendation(Task):
 
 
 def _repeated(rows: Tensor) -> Tensor:
-    """Which elements of each row are equal to an earlier one of it."""
+    """A mask of the elements of each row that equal an earlier one in it."""
     values, order = rows.sort(dim=1, stable=True)
     again = torch.zeros_like(rows, dtype=torch.bool)
     again[:, 1:] = values[:, 1:] == values[:, :-1]
@@ -119,5 +119,7 @@ def _repeated(rows: Tensor) -> Tensor:
 
 
 def _hits(scores: Tensor) -> float:
-    """The last column against the others; a tie counts against it, and so does NaN on either side."""
+    """The share of rows whose last column ranks high enough; a tie counts against it, and so does
+    NaN on either side.
+    """
     return float(((~(scores[:, :-1] < scores[:, -1:])).sum(1) < TOP).float().mean())

@@ -1,4 +1,4 @@
-"""Mark defects on textured surfaces: by default generated ones, with a small U-Net."""
+"""Segmentation of defects on textured surfaces: by default generated ones, with a small U-Net."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DICE_BELOW = 0.3
 
 
 class Segmentation(Task):
-    """IoU of the marked pixels, the mean over defective images. A folder may hold DAGM2007.
+    """Mean IoU of the marked pixels over defective images. A folder may hold DAGM2007.
 
     The Dice coefficient over all test images, those without a defect among them, is measured too: the survey's program
     reports it under the name of IoU. An image without a defect counts 1 if nothing is marked, and nearly 0 else.
@@ -40,7 +40,7 @@ class Segmentation(Task):
         return generate()
 
     def baselines(self) -> dict[str, float]:
-        """Marking everything; marking nothing is 0."""
+        """The IoU of marking everything; marking nothing is 0."""
         masks = self.data.test.targets
         return {"everything": overlaps(torch.ones_like(masks), masks)[self.measure]}
 
@@ -54,7 +54,9 @@ class Segmentation(Task):
         return shuffled(Reflected(self.data.train), self.recipe.batch, epoch, rank, world, augment=True)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Dice's once it is small, and until then the cross entropy of each pixel, whose gradient never vanishes."""
+        """The Dice loss once it is small, and until then the cross entropy of each pixel, whose gradient never
+        vanishes.
+        """
         probability = output.sigmoid()
         dice = 1 - (2 * (probability * target).sum() + 1) / (probability.sum() + target.sum() + 1)
         return dice if dice.item() < _DICE_BELOW else F.binary_cross_entropy_with_logits(output, target)
@@ -67,7 +69,7 @@ class Segmentation(Task):
 
 
 class Reflected:
-    """Examples of which half are seen in a mirror."""
+    """Examples of which half are reflected."""
 
     def __init__(self, examples: Tensors) -> None:
         self.examples = examples
@@ -84,12 +86,12 @@ class Reflected:
 
 
 def _marked(output: Tensor, masks: Tensor) -> Tensor:
-    """1 where the logit is above 0; a pixel that is NaN is wrong, or clean images would count as found clean."""
+    """The mask of logits above 0; a pixel that is NaN counts as wrong, or flawless images would count as recognised."""
     return torch.where(output.isnan(), 1 - masks, (output > 0).float())
 
 
 def overlaps(marked: Tensor, masks: Tensor) -> dict[str, float]:
-    """How well what was marked covers the masks; both 0 or 1, shape ``(n, 1, h, w)``.
+    """The overlap of the marked pixels with the masks; both are 0 or 1, shape ``(n, 1, h, w)``.
 
     Example:
         >>> mask, half = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([1.0, 0.0, 0.0, 0.0])

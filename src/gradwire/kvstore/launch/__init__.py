@@ -1,1 +1,1 @@
-"""Starting a run: its processes on one machine or several, who they are, and the keys that they speak with."""
+"""Launch of a run: its processes on one or several machines, their roles, and their keys."""

@@ -1,4 +1,4 @@
-"""Runs a command for as long as stdin stays open: what ``gradwire launch`` starts on another machine.
+"""A program that runs a command for as long as stdin stays open; ``gradwire launch`` starts it on other machines.
 
 The first line of stdin is JSON: {"command": [...], "environment": {...}, "folder": ..., "grace": seconds}, so that
 neither goes through a shell or can be read in a list of processes. When stdin ends, because the launcher ended, or the
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run what stdin says; its exit code, 128 + n after signal n, 127 where it could not be started."""
+    """Run the command from stdin; return its exit code, 128 + n after signal n, 127 if it could not be started."""
     # Without a buffer: the thread that waits for the end of stdin must not hold its lock when this process ends.
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         told = json.loads(stdin.readline())
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def end_with_stdin(process: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Wait for the end of stdin, and let nothing live on after it."""
+    """Wait for the end of stdin, and then end all that was started."""
     while os.read(0, 4096):
         pass
     tell_all(process, signal.SIGTERM)
@@ -54,7 +54,7 @@ def end_with_stdin(process: "subprocess.Popen[bytes]", grace: float) -> None:
 
 
 def tell_all(process: "subprocess.Popen[bytes]", number: Any) -> None:
-    """Send a signal to the command and to what it started."""
+    """Send a signal to the command and to all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

@@ -1,4 +1,4 @@
-"""CURVE keys: one pair for the server, one for each worker, in folders that are handed out one by one."""
+"""CURVE keys: one pair for the servers and one for each worker, in folders to be handed out one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["make_keys"]
 
 
 def make_keys(folder: str | Path, workers: int) -> list[Path]:
-    """Make a folder for the servers and one for each worker; nobody needs more than its own.
+    """Make a folder for the servers and one for each worker; none needs any other folder.
 
     Args:
         folder: must not exist yet.
@@ -41,7 +41,7 @@ def make_keys(folder: str | Path, workers: int) -> list[Path]:
 
 
 def _make(folder: Path, workers: int) -> list[str]:
-    """The folders' names."""
+    """Make the folders, and return their names."""
     servers = folder / "servers"
     allowed = servers / "workers"
     allowed.mkdir(parents=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Machines and the processes that are started there: on this one, or over ssh on those of a hosts file.
+"""Machines, and processes started there: on this one, or over ssh on those of a hosts file.
 
 A hosts file lists them, one in each line; what follows a # is not read.
 
@@ -73,14 +73,14 @@ LINE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<name>\w[\w.-]*|\[[0-9a-fA-F:]+\])
 
 
 class Leader(subprocess.Popen[bytes]):
-    """A process that leads a group of its own, in which all is that it starts."""
+    """A process that leads a process group, to which all that it starts belongs."""
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         super().__init__(command, start_new_session=True, **options)
 
 
 class Piped(Leader):
-    """One whose output is passed on."""
+    """A process whose output is passed on."""
 
     pumps: Sequence[threading.Thread] = ()
 
@@ -93,7 +93,7 @@ class Machine(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """The IP at which its servers listen."""
+        """The IP address at which the machine's servers listen."""
 
     @abstractmethod
     def start(self, command: Sequence[str], environment: Mapping[str, str], label: str) -> subprocess.Popen[bytes]:
@@ -101,11 +101,11 @@ class Machine(ABC):
 
     @abstractmethod
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
-        """Start a server; its first line comes in the queue, empty if it ended without one."""
+        """Start a server; its first line is put into the queue, or an empty one if it ended without any."""
 
 
 class Here(Machine):
-    """This machine. Workers share its terminal."""
+    """The machine of this process. Workers share its terminal."""
 
     @property
     def address(self) -> str:
@@ -128,7 +128,7 @@ class Here(Machine):
 
 @dataclass(frozen=True, eq=False)
 class Watched(Machine):
-    """Where processes end when the one that started them does: they run under ``agent``.
+    """A machine where processes end when the one that started them ends: they run under ``agent``.
 
     Args:
         host: which machine.
@@ -180,7 +180,7 @@ def there(
     folder: str = ".",
     environment: Mapping[str, str] | None = None,
 ) -> Watched:
-    """Another machine.
+    """Make another machine, reached over ssh.
 
     Args:
         host: which.
@@ -197,12 +197,12 @@ def there(
 
 
 def tied(host: Host) -> Watched:
-    """This machine, for what is to end with this process, however it ends."""
+    """Make this machine, for processes that must end with this one, however it ends."""
     return Watched(host, [sys.executable, agent.__file__])
 
 
 def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Ask processes, and all that they started, to end; end those that do not; wait for their last words.
+    """Ask processes, and all that they started, to end; kill those that do not; wait for the rest of their output.
 
     What ended in peace may have left something running on purpose, and is not looked at.
     """
@@ -236,12 +236,12 @@ def ask(process: subprocess.Popen[Any]) -> None:
 
 
 def on_a_string(process: subprocess.Popen[Any]) -> bool:
-    """Whether it lives as long as its stdin: what ``agent`` runs."""
+    """Return whether a process lives only as long as its stdin, as all that ``agent`` runs."""
     return isinstance(process, Piped) and process.stdin is not None
 
 
 def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    """Send a signal to the group that a process leads, also when it has ended; to itself if it leads none."""
+    """Send a signal to the group that a process leads, even if it has ended; to the process alone if it leads none."""
     if isinstance(process, Leader):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -254,7 +254,7 @@ def new_lines() -> Lines:
 
 
 def pump(stream: IO[bytes] | None, label: str, into: Any, first: Lines | None = None) -> threading.Thread:
-    """Print the lines of a process with its label before them, in a thread; ``first`` takes the first one."""
+    """Print the lines of a process with its label before them, in a thread; the first one goes to ``first``."""
     assert stream is not None
 
     def lines() -> None:
@@ -272,7 +272,7 @@ def pump(stream: IO[bytes] | None, label: str, into: Any, first: Lines | None = 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine.
+    """A line of a hosts file: a machine and its slots.
 
     Args:
         name: as ssh takes it.
@@ -289,7 +289,7 @@ class Host:
     address: str = ""
 
     def listen(self) -> str:
-        """The IP at which its servers listen.
+        """The IP address at which the machine's servers listen.
 
         Raises:
             ConfigError: its name is known to ssh alone.
@@ -303,7 +303,7 @@ class Host:
 
 
 def read_hosts(path: str | Path) -> list[Host]:
-    """The machines of a file; what follows a # is not read.
+    """Read the machines of a file; text after a # is skipped.
 
     Raises:
         ConfigError: no such file, no machine in it, or a line of another form.
@@ -319,7 +319,7 @@ def read_hosts(path: str | Path) -> list[Host]:
 
 
 def parsed(words: Sequence[str], where: str) -> Host:
-    """A line.
+    """Parse one line of a hosts file.
 
     >>> parsed(["ada@node1:2222", "slots=4"], "hosts, line 1")
     Host(name='node1', user='ada', port=2222, slots=4, address='')
@@ -343,7 +343,7 @@ def parsed(words: Sequence[str], where: str) -> Host:
 
 
 def placed(hosts: Sequence[Host], workers: int) -> list[Host]:
-    """The machine of each worker: the slots of the first one are filled, then those of the next.
+    """Assign a machine to each worker: the slots of the first are filled, then those of the next.
 
     Raises:
         ConfigError: fewer slots than workers.

@@ -48,7 +48,7 @@ def start_server(
 
 
 class Group:
-    """The processes of one run; leaving it ends those that still run.
+    """The processes of one run; leaving the context ends those that still run.
 
     Args:
         command: of a worker.
@@ -89,16 +89,16 @@ class Group:
             raise
 
     def start_worker(self, rank: int) -> subprocess.Popen[Any]:
-        """Start a worker, or start one again that has ended."""
+        """Start a worker, or restart one that has ended."""
         self.workers[rank] = self.machines[rank].start(self.command, self.environment(rank), f"worker {rank}")
         return self.workers[rank]
 
     def restart_server(self, index: int) -> None:
-        """Start a server again at the address it had."""
+        """Restart a server at the address it had."""
         self.servers[index], _ = self._serve(index, self.endpoints[index])
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """Make the environment of a worker. One torch thread: several workers share a machine."""
+        """Make the environment of a worker. It has one torch thread, because several workers share a machine."""
         told = {
             SERVERS: ",".join(self.endpoints),
             "GRADWIRE_RANK": str(rank),
@@ -108,7 +108,7 @@ class Group:
         return told if self.keys is None else {**told, KEYS: str(self.keys / f"worker-{rank}")}
 
     def wait(self) -> int:
-        """Wait until all workers have ended, or one of them or a server with an error; the exit code."""
+        """Wait until all workers have ended, or one of them or a server has failed; return the exit code."""
         while True:
             code = self.failure()[1]
             if code or all(process.poll() == 0 for process in self.workers.values()):
@@ -116,7 +116,7 @@ class Group:
             time.sleep(0.05)
 
     def failure(self) -> tuple[str, int]:
-        """Find who failed, and the exit code that says so: 128 + n after signal n; 0 while nobody did."""
+        """Find the process that failed, and the exit code for it: 128 + n after signal n; 0 if none has failed."""
         for rank, process in self.workers.items():
             if process.poll():
                 return f"worker {rank}", exit_code(process)
@@ -126,7 +126,7 @@ class Group:
         return "", 0
 
     def close(self) -> None:
-        """End what still runs."""
+        """End all processes that still run."""
         end_all([*self.workers.values(), *self.servers])
 
     def _host(self, index: int) -> Machine:
@@ -145,6 +145,6 @@ class Group:
 
 
 def exit_code(process: subprocess.Popen[Any]) -> int:
-    """The exit code as a shell has it."""
+    """Convert an exit code to the shell's convention."""
     code = process.returncode or 0
     return code if code >= 0 else 128 - code

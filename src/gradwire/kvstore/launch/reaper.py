@@ -1,4 +1,4 @@
-"""Ends what this process started on this machine when this process is gone, however it went.
+"""A program that ends what another process started on this machine when that process is gone, however it ended.
 
 A process that is killed (-9) can end nobody any more. So one beside it does, which reads from a pipe: which groups of
 processes there are, and, when the pipe ends, that nobody is there who could end them. This file is also its program,
@@ -21,7 +21,7 @@ GRACE = 5.0
 
 
 class Reaper:
-    """Holds groups of processes, each by the id of its leader."""
+    """A set of process groups that end with this process, each known by the id of its leader."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,7 +42,7 @@ class Reaper:
             self._say(self._process, group)
 
     def let_go(self, group: int) -> None:
-        """It has ended, or may outlive this process."""
+        """Drop a group, because it has ended or may outlive this process."""
         with self._lock:
             if self._process is not None:
                 self._say(self._process, -group)
@@ -56,7 +56,7 @@ class Reaper:
 
 
 def main() -> None:
-    """Read what is held until nobody is there, and end what is held then."""
+    """Read the groups until the other process is gone, and then end them."""
     groups: set[int] = set()
     for line in sys.stdin:
         number = int(line)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def end(groups: Iterable[int]) -> None:
-    """Ask, wait for a while, and end."""
+    """Ask a group to end, wait for a while, and kill it."""
     left = [group for group in groups if told(group, signal.SIGTERM)]
     deadline = time.monotonic() + GRACE
     while left and time.monotonic() < deadline:
@@ -79,7 +79,7 @@ def end(groups: Iterable[int]) -> None:
 
 
 def told(group: int, number: int) -> bool:
-    """Send a signal to a group; whether anybody of it was there."""
+    """Send a signal to a group; return whether any process of it was left."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

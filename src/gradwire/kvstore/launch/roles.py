@@ -1,4 +1,4 @@
-"""Starts that are not ours: MXNet's, where every process runs the same script, and torchrun's.
+"""Starts by other launchers: MXNet's, where every process runs the same script, and torchrun.
 
 MXNet's trackers give each process ``DMLC_ROLE``. A scheduler or server becomes one in ``create``, which does not return
 there; a worker asks the scheduler for its rank and the servers. Under torchrun, rank 0 starts the servers.
@@ -40,7 +40,7 @@ RANKS = ("DMLC_RANK", "DMLC_WORKER_ID")
 
 
 def take_role(environment: Mapping[str, str] | None = None) -> None:
-    """Be the scheduler or a server, and end with it, where the environment says so; return where it does not.
+    """Run as the scheduler or a server, and exit with it, if the environment says so; return otherwise.
 
     Raises:
         ConfigError: a variable is missing or has no such value.
@@ -65,7 +65,7 @@ def take_role(environment: Mapping[str, str] | None = None) -> None:
 
 
 def find_place() -> WorkerPlace:
-    """This worker's place: told by the environment, or found by asking whom it names.
+    """Find this worker's place: in the environment, or by asking the scheduler that the environment names.
 
     Raises:
         ConfigError: it names nobody.
@@ -95,7 +95,7 @@ def _joined(told: Mapping[str, str]) -> WorkerPlace:
 
 
 def _scheduler(told: Mapping[str, str]) -> str:
-    """The scheduler's endpoint, at an IP: only that can be listened at."""
+    """The scheduler's endpoint, as an IP address, because a socket cannot listen at a host name."""
     root, port = told.get("DMLC_PS_ROOT_URI", ""), number(told, "DMLC_PS_ROOT_PORT", 1)
     try:
         return f"tcp://{socket.gethostbyname(root)}:{port}" if root else ""
@@ -104,7 +104,7 @@ def _scheduler(told: Mapping[str, str]) -> str:
 
 
 def _become_server(told: Mapping[str, str]) -> NoReturn:
-    """Go on as ``gradwire server``, in this process: whoever started it ends the server when it ends the process."""
+    """Become ``gradwire server`` in this process, so that whoever started the process can end the server."""
     scheduler, keys = _scheduler(told), own_keys(told, "servers")
     command = [
         sys.executable,
@@ -128,7 +128,9 @@ def _become_server(told: Mapping[str, str]) -> NoReturn:
 
 
 def _own_address(told: Mapping[str, str], scheduler: str) -> str:
-    """The address at which the others reach this machine: told, or that from which it speaks to the scheduler."""
+    """The address at which other machines reach this one: the given one, or that from which it
+    speaks to the scheduler.
+    """
     host = told.get("DMLC_NODE_HOST")
     if host:
         try:

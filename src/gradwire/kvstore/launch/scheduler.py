@@ -1,4 +1,4 @@
-"""MXNet's scheduler: where the processes of a run meet when each knows nothing but one address.
+"""Scheduler as in MXNet: the processes of a run meet there when each knows only one address.
 
     worker                       scheduler                          server
     join (a rank, or any)    ->                       <-  join, with the endpoint it listens at
@@ -55,7 +55,7 @@ ANSWERS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Rendezvous:
-    """A rendezvous that knows who is here; no sockets.
+    """The state of a rendezvous: who has joined; it has no sockets.
 
     Args:
         workers: that are to come.
@@ -70,7 +70,7 @@ class Rendezvous:
         self.complete = False
 
     def receive(self, peer: bytes, frames: Sequence[bytes | memoryview], now: float) -> list[Outgoing]:
-        """Take one message; what is to be sent because of it."""
+        """Take one message, and return the messages to send because of it."""
         try:
             op, fields, _ = unpack(frames, CALLS)
             if op == "join":
@@ -84,17 +84,17 @@ class Rendezvous:
         return []
 
     def over(self, now: float) -> bool:
-        """Whether the group was complete, and its servers are gone."""
+        """Return whether the group was complete and its servers are gone."""
         self._heard = {peer: heard for peer, heard in self._heard.items() if now - heard < SILENCE}
         return self.complete and not self._heard
 
     def missing(self) -> str:
-        """Say in words who is not here."""
+        """Say in words which processes are missing."""
         here = f"{len(self._wanted)} of {self.workers} workers and {len(self.servers)} of {self.count} servers have"
         return f"{here} joined"
 
     def give_up(self, text: str) -> list[Outgoing]:
-        """Tell everybody why there will be no group."""
+        """Tell every process why there will be no group."""
         return [(peer, [pack("error", text=text)]) for peer in (*self._wanted, *self.servers.values())]
 
     def _join(self, peer: bytes, now: float, version: int, rank: int, endpoint: str) -> list[Outgoing]:
@@ -148,7 +148,7 @@ PING = 2.0
 def schedule(
     endpoint: str, workers: int, servers: int, *, timeout: float, keys: Path | None = None, insecure: bool = False
 ) -> None:
-    """Be the scheduler until the servers are gone.
+    """Run the scheduler until the servers are gone.
 
     Args:
         endpoint: "tcp://ADDRESS:PORT".
@@ -199,7 +199,7 @@ def _send(socket: zmq.Socket[Any], messages: list[Outgoing]) -> None:
 
 
 class Member:
-    """A process that has joined, or is about to.
+    """A process that has joined, or is about to join.
 
     Args:
         scheduler: its endpoint.
@@ -230,7 +230,7 @@ class Member:
         self._socket.send(pack("join", version=VERSION, rank=rank, endpoint=endpoint))
 
     def attend(self, wait: float = 0.0) -> None:
-        """Take what has come, and give a sign of life.
+        """Read the messages that have come, and send a heartbeat.
 
         Args:
             wait: seconds to wait for something.
@@ -255,7 +255,7 @@ class Member:
                 self._socket.send(pack("ping"), zmq.NOBLOCK)
 
     def leave(self) -> None:
-        """Say so, and let the connection go."""
+        """Announce the departure, and close the connection."""
         with suppress(zmq.Again):
             self._socket.send(pack("leave"), zmq.NOBLOCK)
         self._close()
@@ -276,7 +276,7 @@ class Member:
 
 
 def join(scheduler: str, rank: int, keys: Path | None, timeout: float) -> tuple[int, tuple[str, ...]]:
-    """Join as a worker; the rank, and the servers' endpoints.
+    """Join as a worker; return the rank and the servers' endpoints.
 
     Raises:
         GroupError: there was no group in time.

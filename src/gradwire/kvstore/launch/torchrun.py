@@ -1,4 +1,4 @@
-"""Servers beside rank 0: the same script under torchrun, where nobody else starts them.
+"""Servers beside rank 0, for torchrun, where every process runs the same script and none of them starts servers.
 
 Rank 0 starts ``GRADWIRE_NUM_SERVERS`` of them (1 if it is not set) and tells the others by torchrun's own store where
 they are. They end when all workers have; if rank 0 is killed they end with it, as torchrun ends all workers then.
@@ -30,7 +30,7 @@ _KEPT: list[Any] = []
 
 
 def servers_beside_rank_0(told: Mapping[str, str]) -> WorkerPlace:
-    """This worker's place, once the servers listen.
+    """Start the servers on rank 0, and return this worker's place once they listen.
 
     Args:
         told: the environment, as torchrun makes it.
@@ -91,7 +91,7 @@ def _arguments(told: Mapping[str, str], world: int) -> list[str]:
 
 
 def _address(told: Mapping[str, str], world: int) -> str:
-    """Loopback where all workers are on this machine; where the others find rank 0 otherwise."""
+    """The address of the servers: loopback if all workers are on this machine, else that at which rank 0 is reached."""
     if told.get("LOCAL_WORLD_SIZE") == str(world):
         return "127.0.0.1"
     host = told.get("GRADWIRE_HOST") or told["MASTER_ADDR"]

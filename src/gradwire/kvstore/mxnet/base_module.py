@@ -1,4 +1,4 @@
-"""The loop around a Module: epochs, scores, predictions, and who is told of them."""
+"""Training loop around a Module: epochs, scores, predictions, and callbacks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BaseModule(ABC):
         num_epoch: int,
         validation_metric: Measure | None = None,
     ) -> None:
-        """Train. A worker that was started again leaves out the batches that were trained before it came.
+        """Train the module. A restarted worker skips the batches that were trained before it came.
 
         Args:
             train_data: batches, each (data, label); iterated over once in each epoch. A worker has its own share.
@@ -129,7 +129,7 @@ class BaseModule(ABC):
         score_end_callback: BatchEnd | Sequence[BatchEnd] | None = None,
         epoch: int = 0,
     ) -> list[tuple[str, float]]:
-        """Measure how good the outputs are; nothing is trained.
+        """Measure the quality of the outputs, without training.
 
         Args:
             eval_data: batches, each (data, label).
@@ -158,7 +158,7 @@ class BaseModule(ABC):
         merge_batches: bool = True,
         always_output_list: bool = False,
     ) -> Any:
-        """Outputs.
+        """Compute the outputs of all batches.
 
         Args:
             eval_data: a tensor, or batches of (data, label) or of data alone.
@@ -178,7 +178,7 @@ class BaseModule(ABC):
 
     @torch.no_grad()
     def iter_predict(self, eval_data: Any, num_batch: int | None = None) -> Iterator[tuple[list[Tensor], int, Any]]:
-        """(outputs, number of the batch, the batch) one by one, as ``predict`` makes them."""
+        """Yield (outputs, number of the batch, the batch) one by one, as ``predict`` computes them."""
         batches = [eval_data] if isinstance(eval_data, Tensor) else eval_data
         for number, batch in enumerate(batches):
             if number == num_batch:
@@ -197,23 +197,23 @@ class BaseModule(ABC):
         optimizer_params: Any = RATE,
         force_init: bool = False,
     ) -> None:
-        """Make ready to update."""
+        """Prepare the optimizer, before the first update."""
 
     @abstractmethod
     def forward_backward(self, data_batch: Any) -> None:
-        """Outputs and gradients of a batch."""
+        """Compute outputs and gradients of a batch."""
 
     @abstractmethod
     def update(self) -> None:
-        """Use the gradients of the last batch."""
+        """Update the weights with the gradients of the last batch."""
 
     @abstractmethod
     def update_metric(self, eval_metric: EvalMetric, labels: Any) -> None:
-        """Measure the outputs of the last batch."""
+        """Update a metric with the outputs of the last batch."""
 
     @abstractmethod
     def get_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies of the parameters and of the buffers, by name."""
+        """Return copies of the parameters and of the buffers, by name."""
 
     @abstractmethod
     def set_params(
@@ -223,13 +223,13 @@ class BaseModule(ABC):
         allow_missing: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Give parameters and buffers new values."""
+        """Set the values of parameters and buffers."""
 
     @abstractmethod
     def _sync_buffers(self) -> None: ...
 
     def _train(self, data: Iterable[Any], metric: EvalMetric, epoch: int, callbacks: Sequence[BatchEnd]) -> bool:
-        """An epoch; whether a batch of it was left to be trained."""
+        """Train an epoch; return whether any batch of it was left to train."""
         metric.reset()
         number, trained = -1, False
         for number, batch in enumerate(data):
@@ -258,24 +258,24 @@ class BaseModule(ABC):
 
 
 def as_list(value: Any) -> list[Any]:
-    """One or several or none, as a list."""
+    """Convert one object, several or None to a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
 def input_of(batch: Any) -> list[Tensor]:
-    """The tensors that a module is called with: of (data, label), or of data alone."""
+    """The tensors with which a module is called, from (data, label) or from data alone."""
     return as_list(batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch)
 
 
 def sample_count(data: Any) -> int:
-    """How many samples a batch has."""
+    """The number of samples in a batch."""
     return len(as_list(data)[0])
 
 
 def pieces(data: Any, count: int) -> list[list[Tensor]]:
-    """A batch's tensors in ``count`` pieces along the first dimension, which differ by at most one sample.
+    """Split a batch's tensors into ``count`` pieces along the first dimension, which differ by at most one sample.
 
     Raises:
         ConfigError: fewer samples than pieces, or something that is no tensor.
@@ -288,6 +288,6 @@ def pieces(data: Any, count: int) -> list[list[Tensor]]:
 
 
 def gathered(outputs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The outputs of all pieces or batches, joined, on the device of the first."""
+    """Join the outputs of all pieces or batches, on the device of the first."""
     device = outputs[0][0].device
     return [torch.cat([each.to(device) for each in those]) for those in zip(*outputs, strict=True)]

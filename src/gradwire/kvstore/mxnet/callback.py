@@ -36,7 +36,7 @@ class BatchEndParam(NamedTuple):
 
 
 class Speedometer:
-    """Logs speed and metrics now and then.
+    """A callback that logs speed and metrics at intervals.
 
     Args:
         batch_size: samples of a batch of this worker.
@@ -51,7 +51,7 @@ class Speedometer:
         self._since, self._last = time.monotonic(), -1
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Take note of a batch."""
+        """Count a batch, and log if it is time to."""
         if param.nbatch <= self._last or self._last < 0:
             # The first batch of an epoch also waits for the data: the clock starts after it.
             self._since, self._last = time.monotonic(), param.nbatch
@@ -70,7 +70,7 @@ class Speedometer:
 
 
 def do_checkpoint(prefix: str, period: int = 1) -> EpochEnd:
-    """A callback that writes ``PREFIX-0001.safetensors`` after the first epoch, and so on.
+    """Make a callback that writes ``PREFIX-0001.safetensors`` after the first epoch, and so on.
 
     Args:
         prefix: of the files.

@@ -15,7 +15,7 @@ __all__ = ["load_symbol", "params_file", "save_symbol", "states_file"]
 
 
 def params_file(prefix: str, epoch: int) -> Path:
-    """Name the file where the parameters after so many epochs are.
+    """Name the file of the parameters after so many epochs.
 
     >>> params_file("models/digits", 3).name
     'digits-0003.safetensors'
@@ -25,12 +25,12 @@ def params_file(prefix: str, epoch: int) -> Path:
 
 
 def states_file(prefix: str, epoch: int) -> Path:
-    """Name the file where the optimizer's states after so many epochs are."""
+    """Name the file of the optimizer's states after so many epochs."""
     return params_file(prefix, epoch).with_suffix(".states")
 
 
 def save_symbol(symbol: nn.Module, prefix: str, epoch: int) -> Path:
-    """Write all parameters and buffers; a file of that name is replaced when everything is on the disk."""
+    """Write all parameters and buffers; an existing file is replaced when everything is on the disk."""
     path = params_file(prefix, epoch)
     require(path.parent.is_dir(), "prefix", "in a folder that exists", prefix)
     replace_file(path, lambda temporary: save_model(symbol, str(temporary)))
@@ -38,7 +38,7 @@ def save_symbol(symbol: nn.Module, prefix: str, epoch: int) -> Path:
 
 
 def load_symbol(symbol: nn.Module, prefix: str, epoch: int) -> None:
-    """Read what ``save_symbol`` wrote into a module of the same shape.
+    """Load a file of ``save_symbol`` into a module of the same shape.
 
     Raises:
         ConfigError: no such file, or one of another model.

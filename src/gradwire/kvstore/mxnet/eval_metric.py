@@ -1,4 +1,4 @@
-"""How good outputs are: MXNet's metrics by their names, over torch tensors.
+"""Metrics of outputs by MXNet's names, over torch tensors.
 
 A metric is updated batch by batch. ``get`` says the mean over all samples since ``reset_local``, which a progress line
 calls, and ``get_global_name_value`` that since ``reset``, which an epoch calls.
@@ -24,7 +24,7 @@ Measure: TypeAlias = "str | EvalMetric | Callable[[Tensor, Tensor], float] | Seq
 
 
 class EvalMetric(ABC):
-    """The interface that ``Module`` asks of a metric.
+    """The interface of a metric, as ``Module`` uses it.
 
     Args:
         name: under which it is reported.
@@ -36,11 +36,11 @@ class EvalMetric(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget what was measured."""
+        """Reset the metric."""
 
     @abstractmethod
     def reset_local(self) -> None:
-        """Forget it for ``get_name_value`` alone."""
+        """Reset the values of ``get_name_value``, and keep the global ones."""
 
     @abstractmethod
     def update(self, labels: Sequence[Tensor], preds: Sequence[Tensor]) -> None:
@@ -56,15 +56,15 @@ class EvalMetric(ABC):
 
     @abstractmethod
     def get_name_value(self) -> list[tuple[str, float]]:
-        """Names and values since ``reset_local``."""
+        """Return names and values since ``reset_local``."""
 
     @abstractmethod
     def get_global_name_value(self) -> list[tuple[str, float]]:
-        """Names and values since ``reset``."""
+        """Return names and values since ``reset``."""
 
 
 class Mean(EvalMetric):
-    """The mean of something over samples."""
+    """A metric that is the mean of some value over samples."""
 
     def reset(self) -> None:
         self._before, self._count_before = 0.0, 0
@@ -82,7 +82,7 @@ class Mean(EvalMetric):
             self.count += len(label)
 
     def get(self) -> tuple[str, float]:
-        """Name and value; nan before the first batch."""
+        """Return name and value; the value is nan before the first batch."""
         return self.name, self._mean(self.total, self.count)
 
     def get_name_value(self) -> list[tuple[str, float]]:
@@ -96,7 +96,7 @@ class Mean(EvalMetric):
 
     @abstractmethod
     def _measure(self, label: Tensor, pred: Tensor) -> float:
-        """The sum over the samples of a batch."""
+        """Compute the sum over the samples of a batch."""
 
 
 class Accuracy(Mean):
@@ -113,7 +113,7 @@ class Accuracy(Mean):
 
 
 class CrossEntropy(Mean):
-    """The cross-entropy of outputs before the softmax, as torch's loss has it."""
+    """The cross-entropy of outputs before the softmax, computed as by torch's loss."""
 
     def __init__(self) -> None:
         super().__init__("cross-entropy")
@@ -150,7 +150,7 @@ class Custom(Mean):
 
 
 class Composite(EvalMetric):
-    """Several at once."""
+    """Several metrics as one."""
 
     def __init__(self, metrics: Sequence[EvalMetric]) -> None:
         self.metrics = list(metrics)
@@ -188,7 +188,7 @@ KNOWN: dict[str, Callable[..., EvalMetric]] = {
 
 
 def create(metric: Measure, **options: Any) -> EvalMetric:
-    """A metric by its name.
+    """Create a metric by its name.
 
     Args:
         metric: "acc", "top_k_accuracy", "ce" (cross-entropy of outputs before the softmax), "mae", "mse", "rmse"; a

@@ -1,4 +1,4 @@
-"""The flags of MXNet's image-classification examples, and training as they say."""
+"""Command-line flags of MXNet's image-classification examples, and training by them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fit(
     *,
     loss: Callable[[Any, Any], Tensor] | None = None,
 ) -> Module:
-    """Train as the flags say.
+    """Train with the settings of the flags.
 
     Args:
         args: what a parser with ``add_fit_args`` read.
@@ -137,7 +137,7 @@ def _metrics(args: argparse.Namespace) -> EvalMetric:
 
 
 def _prefix(args: argparse.Namespace, rank: int, epoch: int | None = None) -> str:
-    """The prefix of a worker's own checkpoints, as buffers differ; to go on, worker 0's where it has none."""
+    """The prefix of a worker's own checkpoints, because buffers differ; to resume, worker 0's if it has none."""
     own = f"{args.model_prefix}-{rank}" if rank else str(args.model_prefix)
     missing = epoch is not None and not Path(params_file(own, epoch)).exists()
     return str(args.model_prefix) if missing else own

@@ -1,4 +1,4 @@
-"""MXNet's ``mx.lr_scheduler``: what ``lr_scheduler=`` of an optimizer takes."""
+"""MXNet's ``mx.lr_scheduler``: the values of an optimizer's ``lr_scheduler``."""
 
 from gradwire.kvstore.protocol.lr_scheduler import (
     CosineScheduler,

@@ -1,4 +1,4 @@
-"""MXNet's Module over a torch module: ``fit`` trains it, through a store where there are several senders or workers.
+"""MXNet's Module over a torch module: ``fit`` trains it, through a store if there are several senders or workers.
 
     a batch -> a share for each context -> outputs, loss, gradients of each -> the store sums -> new weights for all
 
@@ -88,7 +88,7 @@ class Module(BaseModule):
         optimizer_params: Any = RATE,
         force_init: bool = False,
     ) -> None:
-        """Make ready to update.
+        """Prepare the optimizer, before the first update.
 
         Args:
             kvstore: as for ``fit``.
@@ -116,7 +116,7 @@ class Module(BaseModule):
             self.load_optimizer_states(str(self._states))
 
     def forward_backward(self, data_batch: Any) -> None:
-        """Outputs and gradients of a batch, each context's share by its own copy."""
+        """Compute outputs and gradients of a batch, each context's share on its own copy."""
         require(isinstance(data_batch, tuple | list) and len(data_batch) == 2, "a batch", "(data, label)", data_batch)
         data, label = data_batch
         count = len(self._copies)
@@ -134,7 +134,7 @@ class Module(BaseModule):
         self._batch_size = self._batch_size or sample_count(data) * self._sync_workers()
 
     def update(self) -> None:
-        """Sum the gradients and update the weights of all contexts.
+        """Sum the gradients, and update the weights of all contexts.
 
         Raises:
             ConfigError: before ``init_optimizer``, or before a batch.
@@ -150,17 +150,17 @@ class Module(BaseModule):
         trainer.step(self._batch_size)
 
     def update_metric(self, eval_metric: EvalMetric, labels: Any) -> None:
-        """Measure the outputs of the last batch."""
+        """Update a metric with the outputs of the last batch."""
         eval_metric.update(as_list(labels), self._outputs)
 
     def get_outputs(self) -> list[Tensor]:
-        """The outputs of the last batch of ``forward_backward``."""
+        """Return the outputs of the last batch of ``forward_backward``."""
         return self._outputs
 
     # Keeping -----------------------------------------------------------------------------------------------------
 
     def get_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies of the parameters and of the buffers, by name."""
+        """Return copies of the parameters and of the buffers, by name."""
         named = self.symbol.named_parameters(), self.symbol.named_buffers()
         arg, aux = ({name: each.detach().cpu().clone() for name, each in those} for those in named)
         return arg, aux
@@ -173,7 +173,7 @@ class Module(BaseModule):
         allow_missing: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Give parameters and buffers new values.
+        """Set the values of parameters and buffers.
 
         Args:
             arg_params: parameters by name.
@@ -224,7 +224,7 @@ class Module(BaseModule):
     def load(
         prefix: str, epoch: int, load_optimizer_states: bool = False, *, symbol: nn.Module, **kwargs: Any
     ) -> Module:
-        """A Module with what ``save_checkpoint`` wrote.
+        """Make a Module from the files of ``save_checkpoint``.
 
         Args:
             prefix: as it was given there.
@@ -243,7 +243,7 @@ class Module(BaseModule):
         self._ready().save_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote; worker 0 does it for all, so every worker must call this."""
+        """Load the file of ``save_optimizer_states``; worker 0 does it for all, so every worker must call this."""
         trainer = self._ready()
         if self._store is None or self._store.rank == 0:
             trainer.load_states(fname, numbers=False)
@@ -251,7 +251,7 @@ class Module(BaseModule):
             self._store.barrier()
 
     def _made(self, kvstore: KVStore | str | None) -> KVStore | None:
-        """The store; a plain sum of one context's gradients needs none."""
+        """Make the store; a plain sum of one context's gradients needs none."""
         if not isinstance(kvstore, str):
             return kvstore
         alone = len(self.contexts) == 1 and "dist" not in kvstore.lower() and not self._compression
@@ -264,7 +264,7 @@ class Module(BaseModule):
 
     @torch.no_grad()
     def _sync_buffers(self) -> None:
-        """Buffers such as running means become those of all contexts on average."""
+        """Average buffers such as running means over all contexts."""
         for same in zip(*(each.buffers() for each in self._copies), strict=True):
             if same[0].is_floating_point():
                 mean = torch.stack([each.to(self._device) for each in same]).mean(0)
@@ -278,7 +278,7 @@ class Module(BaseModule):
 
 
 def fix(symbol: nn.Module, names: Sequence[str]) -> None:
-    """Let parameters be as they are."""
+    """Exclude parameters from training."""
     params = dict(symbol.named_parameters())
     for name in names:
         if name not in params:
@@ -287,7 +287,7 @@ def fix(symbol: nn.Module, names: Sequence[str]) -> None:
 
 
 def fill(module: nn.Module) -> None:
-    """A parameter that the batch did not use has a gradient of zeros: every worker pushes every key in every step."""
+    """Set missing gradients to zero, because every worker pushes every key in every step, used or not."""
     for param in module.parameters():
         if param.requires_grad and param.grad is None:
             param.grad = torch.zeros_like(param)

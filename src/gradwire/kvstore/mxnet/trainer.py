@@ -21,7 +21,7 @@ Copies: TypeAlias = nn.Parameter | Sequence[nn.Parameter]
 
 
 class Trainer:
-    """Applies an optimizer to parameters, through a store.
+    """A trainer that applies an optimizer to parameters, through a store.
 
     Args:
         params: parameters, or a mapping from names to them such as ``dict(model.named_parameters())``. In place of a
@@ -85,7 +85,7 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate; with an ``lr_scheduler`` that of the last step.
+        """The optimizer's learning rate; with an ``lr_scheduler`` the rate of the last step.
 
         Raises:
             ConfigError: it was never told one and uses its default.
@@ -99,7 +99,7 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Steps that have been made: by this worker, and, where it took the place of one that had ended, before it.
+        """The number of steps made by this worker and by the ended one whose place it took.
 
         A loop that begins here goes on where the other workers are::
 
@@ -111,11 +111,11 @@ class Trainer:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether a store has the weights: what it says replaces them after each step."""
+        """Return whether a store holds the weights, so that its values replace them after each step."""
         return self._started and self._on_store
 
     def set_learning_rate(self, lr: float) -> None:
-        """Use another learning rate from the next step on; the optimizer's state stays.
+        """Set the learning rate from the next step on; the optimizer's state stays.
 
         Raises:
             ConfigError: an ``lr_scheduler`` says what the rate is.
@@ -125,7 +125,8 @@ class Trainer:
         self._use(self._config.replace(learning_rate=lr))
 
     def start(self) -> None:
-        """Give the store the weights; all workers go on from those of worker 0. The first step does it, too.
+        """Initialise the store with the weights; all workers continue from those of worker 0. The first step does it if
+        needed.
 
         A worker that was started again gets the weights that there are now, and ``steps`` says how many were made.
 
@@ -152,7 +153,7 @@ class Trainer:
             self._tell()
 
     def _go_on(self) -> None:
-        """Find how many steps have been made before, and which keys have one step more."""
+        """Find how many steps were made before, and which keys are one step ahead."""
         assert self._store is not None
         trained = [key for key, copies in enumerate(self._params) if copies[0].requires_grad]
         versions = {key: self._store.version(key) for key in trained}
@@ -194,7 +195,7 @@ class Trainer:
         self._store.pull(keys, values, ignore_sparse=False)
 
     def allreduce_grads(self) -> None:
-        """Replace every gradient by its sum over the workers, for who changes it before ``update``.
+        """Replace every gradient by its sum over the workers, so that it can be changed before ``update``.
 
         Raises:
             ConfigError: the store updates the weights.
@@ -204,7 +205,7 @@ class Trainer:
         self._allreduce(ignore_stale_grad=False)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update from gradients that ``allreduce_grads`` summed.
+        """Update the weights from gradients that ``allreduce_grads`` summed.
 
         Raises:
             ConfigError: the store updates the weights.
@@ -226,7 +227,7 @@ class Trainer:
             save_states(fname, self._updater.state_dict(), self._config)
 
     def load_states(self, fname: str, *, numbers: bool = True) -> None:
-        """Read what ``save_states`` wrote.
+        """Load the file of ``save_states``.
 
         Args:
             fname: of the file.
@@ -291,12 +292,12 @@ class Trainer:
             self._tell()
 
     def _tell(self) -> None:
-        """Let the store have the optimizer's numbers."""
+        """Send the optimizer's settings to the store."""
         assert self._store is not None
         self._store.set_optimizer(self._config)
         self._told = True
 
 
 def gradients(copies: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The gradients of those copies that have one."""
+    """The gradients of the copies that have one."""
     return [each.grad for each in copies if each.grad is not None]

@@ -1,4 +1,4 @@
-"""Memory that is used again.
+"""Pool of reusable memory.
 
 A fresh page costs a trap into the system on its first touch: where memory is virtual twice over, writing 100 MB that
 were never written takes nine times as long as writing them again. So what is as large as a key, and needed anew in
@@ -32,7 +32,7 @@ Block: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint8]]"
 
 
 class Pool:
-    """Blocks of memory, kept when nobody uses them: never more in all than were in use at one time.
+    """A pool of memory blocks, kept when unused: never more in all than were in use at one time.
 
     Example:
         >>> pool = Pool()
@@ -50,7 +50,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def lease(self, nbytes: int) -> Tensor:
-        """``nbytes`` bytes with anything in them; uint8, at a multiple of 64 bytes.
+        """Lease ``nbytes`` bytes of uninitialised memory; uint8, at a multiple of 64 bytes.
 
         Raises:
             MemoryError: there are not so many.
@@ -95,7 +95,7 @@ _POOL = Pool()
 
 
 def lease(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """A CPU tensor with anything in it, in memory that is used again once no view of it is left.
+    """Lease an uninitialised CPU tensor, whose memory is used again once no view of it is left.
 
     >>> lease((3, 2)).shape
     torch.Size([3, 2])
@@ -104,5 +104,5 @@ def lease(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def lease_zeros(shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Zeros of float32: leased on the CPU, of its own on another device."""
+    """Make a float32 tensor of zeros: leased on the CPU, allocated on any other device."""
     return lease(shape).zero_() if torch.device(device).type == "cpu" else torch.zeros(tuple(shape), device=device)

@@ -1,4 +1,4 @@
-"""The settings of ``set_gradient_compression``: MXNet's dictionary, read strictly."""
+"""Settings of ``set_gradient_compression``: MXNet's dictionary, read strictly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PULL = "compression_params['pull']"
 
 @dataclass(frozen=True)
 class Compression:
-    """How a store compresses.
+    """The compression of a store.
 
     Args:
         push: of what workers send; None: float32 as it is.
@@ -46,12 +46,12 @@ class Compression:
         require(own, "compression_params['memory']", allowed, self.memory and self.memory.name)
 
     def to_config(self) -> dict[str, Any]:
-        """Plain values, for a message: what ``from_config`` takes."""
+        """Return plain values for a message, from which ``from_config`` makes it again."""
         return {name: part and part.to_config() for name, part in vars(self).items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Compression:
-        """The inverse of ``to_config``.
+        """Make a compression from the values of ``to_config``.
 
         Raises:
             ConfigError: an unknown name or a value out of range.
@@ -116,7 +116,7 @@ def _pull(params: Mapping[str, Any]) -> Compressor | None:
 
 
 def _check_pull(pull: Compressor | None) -> None:
-    """Refuse a method whose errors add up in a store that keeps them, or that saves nothing there."""
+    """Refuse a method whose errors would accumulate in a store that keeps values, or that saves nothing there."""
     require_alone(pull)
     if pull is not None and pull.feedback == "unsafe":
         raise ConfigError(
@@ -145,7 +145,7 @@ def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
 
 
 def _number(value: Any, default: Any) -> Any:
-    """MXNet reads numbers from strings; here too, where a number is expected."""
+    """Convert a string to a number if a number is expected, as MXNet does."""
     if not isinstance(value, str) or isinstance(default, bool) or not isinstance(default, int | float):
         return value
     for kind in (int, float):

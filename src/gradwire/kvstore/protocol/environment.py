@@ -1,4 +1,4 @@
-"""The place of this process, and where the servers are, as the launcher's environment says it.
+"""Environment variables of the launcher: the place of this process, and the servers' endpoints.
 
 Ours, torchrun's, MXNet's and Slurm's variables are read, in this order.
 """
@@ -60,7 +60,7 @@ class WorkerPlace:
 
 
 def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
-    """Read what the environment says.
+    """Read the worker's place from the environment.
 
     Args:
         environment: None is the process's own.
@@ -84,7 +84,7 @@ def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
 
 
 def ranked(told: Mapping[str, str]) -> tuple[int, int]:
-    """The rank, and how many workers there are.
+    """Read the rank and the number of workers.
 
     >>> ranked({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"})
     (3, 4)
@@ -106,7 +106,7 @@ def ranked(told: Mapping[str, str]) -> tuple[int, int]:
 
 
 def own_keys(told: Mapping[str, str], name: str) -> Path | None:
-    """The folder with the keys of this process: the one that is told, or, of one that holds several, ``name`` in it."""
+    """The folder with the keys of this process: the given one, or ``name`` in it if it holds several."""
     if not told.get(KEYS):
         return None
     folder = Path(told[KEYS])
@@ -114,7 +114,7 @@ def own_keys(told: Mapping[str, str], name: str) -> Path | None:
 
 
 def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
-    """A variable that is an integer.
+    """Read a variable that is an integer.
 
     Raises:
         ConfigError: it is missing, or something else.
@@ -131,7 +131,7 @@ def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
 
 
 def flag(told: Mapping[str, str], name: str) -> bool:
-    """Whether a variable is 1; 0, nothing or none of it say no.
+    """Read a variable that is 1 for true, or 0, empty or unset for false.
 
     Raises:
         ConfigError: it is something else.
@@ -142,7 +142,7 @@ def flag(told: Mapping[str, str], name: str) -> bool:
 
 
 def bigarray_bound(default: int) -> int:
-    """Elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
+    """The number of elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
 
     Raises:
         ConfigError: it is no integer >= 1.
@@ -152,7 +152,7 @@ def bigarray_bound(default: int) -> int:
 
 
 def start_timeout(environment: Mapping[str, str] | None = None) -> float:
-    """Seconds in which all processes of a run must have come: GRADWIRE_START_TIMEOUT, or 120.
+    """The seconds within which all processes of a run must have come: GRADWIRE_START_TIMEOUT, or 120.
 
     Raises:
         ConfigError: it is no positive number.
@@ -161,7 +161,7 @@ def start_timeout(environment: Mapping[str, str] | None = None) -> float:
 
 
 def server_timeout(environment: Mapping[str, str] | None = None) -> float | None:
-    """Seconds that a server may be away: GRADWIRE_SERVER_TIMEOUT, or None where it is not set.
+    """The seconds for which a server may be away: GRADWIRE_SERVER_TIMEOUT, or None if it is not set.
 
     Raises:
         ConfigError: it is no positive number.

@@ -1,4 +1,4 @@
-"""Keys: what callers hand in, as a list of keys with their tensors, and which servers keep which part of a key.
+"""Keys: arguments of callers as lists of keys with their tensors, and the placement of keys on servers.
 
 MXNet's calls take one key or a list of keys; for each key one tensor, or one for each sender. All of them become the
 same thing here: ``[(key, [tensor, ...]), ...]``, a key once, in the order of its first mention.
@@ -41,7 +41,7 @@ class KeyPart:
 
 
 def place(key: StoreKey, numel: int, servers: int, *, bound: int = BIGARRAY_BOUND, alignment: int = 1) -> list[KeyPart]:
-    """The parts of a key, in order; together they are all of it.
+    """Place the parts of a key on servers; in order, the parts are the whole key.
 
     Args:
         key: its name.
@@ -71,13 +71,15 @@ def place(key: StoreKey, numel: int, servers: int, *, bound: int = BIGARRAY_BOUN
 
 
 def home(key: StoreKey, servers: int) -> int:
-    """The server of a small key: by a hash of its name, so keys spread evenly whatever their pattern."""
+    """The server of a small key: by a hash of its name, so that keys spread evenly whatever their pattern."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % servers
 
 
 def rounded(a: int, b: int) -> int:
-    """A / b rounded to the nearest integer, halves up: C's ``round`` for what is positive, without its overflow."""
+    """Divide a by b and round to the nearest integer, halves up, as C's ``round`` for positive numbers without its
+    overflow.
+    """
     return (2 * a + b) // (2 * b)
 
 
@@ -92,7 +94,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def key_list(key: Any) -> list[StoreKey]:
-    """One key or several, checked.
+    """Check one key or several, and return them as a list.
 
     >>> key_list("w"), key_list([3, 5])
     (['w'], [3, 5])
@@ -113,7 +115,7 @@ def key_list(key: Any) -> list[StoreKey]:
 
 
 def grouped(key: Any, value: Any, name: str) -> Pairs:
-    """Each key with its tensors; a key that is named twice has the tensors of both places.
+    """Group tensors by key; a key that is named twice has the tensors of both places.
 
     Args:
         key: one key, or a list of them.

@@ -1,4 +1,4 @@
-"""Learning rates that change with the number of updates: MXNet's, as names and numbers that travel to the servers.
+"""Learning-rate schedules by the number of updates: MXNet's, as names and numbers that travel to the servers.
 
 A rate is a function of the number of the update alone, counted from 1; nothing is kept between two calls.
 """
@@ -24,13 +24,13 @@ __all__ = [
 
 
 def require_rate(name: str, rate: float) -> None:
-    """Refuse what is no learning rate."""
+    """Refuse an invalid learning rate."""
     require(is_float32(rate) and rate >= 0, name, "a finite number >= 0", rate)
 
 
 @dataclass
 class LRScheduler(ABC):
-    """The common part of all: ``base_lr`` and a warm-up to it."""
+    """Base of all schedules: ``base_lr`` and a warm-up to it."""
 
     base_lr: float = field(default=0.01, kw_only=True)
     warmup_steps: int = field(default=0, kw_only=True)
@@ -44,14 +44,14 @@ class LRScheduler(ABC):
         require(self.warmup_mode in ("linear", "constant"), "warmup_mode", "'linear' or 'constant'", self.warmup_mode)
 
     def __call__(self, num_update: int) -> float:
-        """The rate of an update, counted from 1."""
+        """Return the rate of an update, counted from 1."""
         if num_update < self.warmup_steps:
             share = num_update / self.warmup_steps if self.warmup_mode == "linear" else 0.0
             return float(self.warmup_begin_lr + (self.base_lr - self.warmup_begin_lr) * share)
         return float(self._rate(num_update))
 
     def to_config(self) -> dict[str, Any]:
-        """Its name and numbers."""
+        """Return its name and numbers."""
         return {"name": type(self).__name__, **asdict(self)}
 
     @abstractmethod
@@ -61,7 +61,7 @@ class LRScheduler(ABC):
 
 @dataclass
 class FactorScheduler(LRScheduler):
-    """``base_lr * factor^k`` once ``k * step`` updates have been made, but never less than ``stop_factor_lr``.
+    """A schedule of ``base_lr * factor^k`` after ``k * step`` updates, but never less than ``stop_factor_lr``.
 
     Args:
         step: updates, >= 1.
@@ -95,7 +95,7 @@ class FactorScheduler(LRScheduler):
 
 @dataclass
 class MultiFactorScheduler(LRScheduler):
-    """``base_lr * factor^k`` once k of the given numbers of updates have been made.
+    """A schedule of ``base_lr * factor^k`` after k of the given numbers of updates.
 
     Args:
         step: numbers of updates, each larger than the one before it.
@@ -200,7 +200,7 @@ SCHEDULERS: Mapping[str, type[LRScheduler]] = {
 
 
 def scheduler_of(told: Any, base_lr: float | None = None) -> LRScheduler:
-    """One of the schedulers here, from itself or from its name and numbers.
+    """Make one of the schedules here, from itself or from its name and numbers.
 
     Args:
         told: a scheduler, or what its ``to_config`` gives.
@@ -238,7 +238,7 @@ def require_end(max_update: Any, warmup_steps: int) -> None:
 
 
 def way(scheduler: LRScheduler, max_update: int, num_update: int) -> float:
-    """The share of the way to ``max_update`` that is behind, in [0, 1]."""
+    """The fraction of the way to ``max_update`` that has been made, in [0, 1]."""
     return min(num_update - scheduler.warmup_steps, max_update - scheduler.warmup_steps) / (
         max_update - scheduler.warmup_steps
     )

@@ -1,4 +1,4 @@
-"""The receiving side of a key: payloads of all senders become one sum.
+"""Receiving side of a key: payloads of all senders become one sum.
 
 For most methods that is zeros, to which every payload is added in the order of the senders: MXNet's arithmetic, bit for
 bit. Methods that turn the mean into something (a vote), or whose memory keeps an estimate of it, get the mean, and the
@@ -24,7 +24,7 @@ __all__ = ["Merger", "add_dense", "as_row_sparse", "merged_rows", "row_sparse"]
 
 
 class Merger:
-    """Sums payloads of one key; keeps what the memory keeps of the mean.
+    """A merger that sums the payloads of one key, and holds the memory of the mean.
 
     Args:
         shape: of the key's tensor.
@@ -36,7 +36,7 @@ class Merger:
         self.kept: dict[str, Tensor] = {}
 
     def merge(self, compression: Compression, payloads: Sequence[Tensor]) -> Tensor:
-        """The sum of the decoded payloads: float32, of the key's shape.
+        """Sum the decoded payloads: float32, of the key's shape.
 
         Args:
             compression: with which all of them were made.
@@ -65,7 +65,7 @@ class Merger:
         return out.mul_(len(payloads))
 
     def merge_rows(self, compression: Compression, payloads: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-        """The sum of payloads that hold only some rows.
+        """Sum payloads that hold only some rows.
 
         Args:
             compression: with which all of them were made.
@@ -84,12 +84,12 @@ class Merger:
 
 
 def sums(compressor: Compressor, memory: Memory) -> bool:
-    """Whether the result of a method is the plain sum of what its payloads decode to."""
+    """Return whether the result of a method is the plain sum of its decoded payloads."""
     return not memory.keeps_mean and not compressor.settles
 
 
 def add_dense(grads: Sequence[Tensor], shape: torch.Size, device: torch.device | str) -> Tensor:
-    """The sum of uncompressed gradients, left to right, in float32 or a wider type of theirs, in memory of its own."""
+    """Sum uncompressed gradients from left to right in new memory, in float32 or in their type if it is wider."""
     dtype = torch.promote_types(grads[0].dtype, torch.float32) if grads[0].is_floating_point() else grads[0].dtype
     out = lease(shape, dtype) if torch.device(device).type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
     first, rest = (None, grads) if grads[0].is_sparse else (grads[0], grads[1:])
@@ -103,7 +103,7 @@ def add_dense(grads: Sequence[Tensor], shape: torch.Size, device: torch.device |
 
 
 def row_sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor that has values in some rows.
+    """Make a tensor that has values in some rows only.
 
     Args:
         rows: int64 (R,), growing.
@@ -115,7 +115,7 @@ def row_sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def as_row_sparse(value: Tensor) -> Tensor:
-    """The rows of a dense tensor in which something is not 0.
+    """Keep the rows of a dense tensor in which any element is not 0.
 
     It is ``value.to_sparse(1)``, which looks at the elements one by one and takes 500 times as long.
 
@@ -127,7 +127,7 @@ def as_row_sparse(value: Tensor) -> Tensor:
 
 
 def merged_rows(rows: Sequence[Tensor]) -> Tensor:
-    """The rows that any of several tensors has, each once, growing: int64.
+    """The rows that any of several tensors has, each once, in increasing order: int64.
 
     >>> merged_rows([torch.tensor([3, 5]), torch.tensor([0, 3])])
     tensor([0, 3, 5])

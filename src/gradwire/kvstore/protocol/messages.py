@@ -1,4 +1,4 @@
-"""The messages between workers and servers: what they are called, what is in them, and what is refused.
+"""Messages between workers and servers: their names, their fields, and what is refused.
 
 A message is a header, a msgpack map with "op", and frames of raw bytes, none longer than ``CHUNK``. Large values
 travel as several messages with the same "seq", each with its place ("chunk" of "chunks"); they may arrive in any order
@@ -92,54 +92,54 @@ Check = Callable[[Any], bool]
 
 
 def count(least: int, most: int = 2**62) -> Check:
-    """Make a check of an integer in a range."""
+    """Make a check for an integer in a range."""
     return lambda value: is_int(value, least) and value <= most
 
 
 def boolean(value: Any) -> bool:
-    """A truth value."""
+    """Check a truth value."""
     return isinstance(value, bool)
 
 
 def key(value: Any) -> bool:
-    """A name or a number of a key."""
+    """Check a key, which is a name or a number."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
     return is_int(value, -(2**63)) and value < 2**63
 
 
 def unit(value: Any) -> bool:
-    """A key, or a list of keys: its number, in a list of its own."""
+    """Check a unit: a key, or a list of keys by its number, which stands in a list of its own."""
     return (len(value) == 1 and count(1)(value[0])) if isinstance(value, list) else key(value)
 
 
 def shape(value: Any) -> bool:
-    """The sizes of a tensor."""
+    """Check the sizes of a tensor."""
     return isinstance(value, list) and len(value) <= MAX_DIMS and all(count(0, 2**40)(size) for size in value)
 
 
 def dtype(value: Any) -> bool:
-    """The name of a type."""
+    """Check the name of a dtype."""
     return isinstance(value, str) and value in DTYPES
 
 
 def token(value: Any) -> bool:
-    """16 bytes that a process chose."""
+    """Check a token, 16 bytes that a process chose."""
     return isinstance(value, bytes) and len(value) == 16
 
 
 def mapping(value: Any) -> bool:
-    """Names and what they stand for."""
+    """Check a mapping with names as keys."""
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
 def text(value: Any) -> bool:
-    """Text."""
+    """Check a text."""
     return isinstance(value, str)
 
 
 def several(*checks: Check) -> Check:
-    """Make a check of a list of lists, each of whose places has its own."""
+    """Make a check for a list of lists, with a check for each place of the inner lists."""
 
     def check(value: Any) -> bool:
         if not isinstance(value, list) or not 0 < len(value) <= MAX_ITEMS:
@@ -152,12 +152,12 @@ def several(*checks: Check) -> Check:
 
 
 def keys(value: Any) -> bool:
-    """Several keys."""
+    """Check several keys."""
     return isinstance(value, list) and 1 < len(value) <= MAX_ITEMS and all(map(key, value))
 
 
 def counts(value: Any) -> bool:
-    """Integers >= 0, as many as a message has keys."""
+    """Check integers >= 0, as many as a message has keys."""
     return isinstance(value, list) and len(value) <= MAX_ITEMS and all(map(count(0), value))
 
 
@@ -193,7 +193,7 @@ MAX_OPEN = 64
 
 
 def pack(op: str, **fields: Any) -> bytes:
-    """The header of a message."""
+    """Encode the header of a message."""
     packed: bytes = msgpack.packb({"op": op, **fields}, use_bin_type=True)
     return packed
 
@@ -201,7 +201,7 @@ def pack(op: str, **fields: Any) -> bytes:
 def unpack(
     frames: Sequence[bytes | memoryview], table: Mapping[str, Mapping[str, Check]]
 ) -> tuple[str, dict[str, Any], list[memoryview]]:
-    """Check a message.
+    """Decode a message and check it.
 
     Args:
         frames: the header and what follows it.
@@ -235,5 +235,5 @@ def unpack(
 
 
 def chunk_count(nbytes: int) -> int:
-    """Messages that ``nbytes`` bytes take; one for nothing."""
+    """The number of messages for ``nbytes`` bytes; one for none."""
     return max(1, -(-nbytes // CHUNK))

@@ -1,4 +1,4 @@
-"""Optimizer states in a file: safetensors, so that nothing in it can run."""
+"""Optimizer states in safetensors files, in which nothing can be executed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = "gradwire optimizer states 1"
 def save_states(
     path: str | Path, states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConfig | None = None
 ) -> None:
-    """Write states by key, and the optimizer's name and numbers if they are given.
+    """Write states by key, and the optimizer's name and numbers if given.
 
     Args:
         path: is replaced when everything is on the disk, and stays as it is if writing fails.
@@ -37,7 +37,7 @@ def save_states(
 
 
 def load_states(path: str | Path) -> tuple[dict[StoreKey, dict[str, Any]], OptimizerConfig | None]:
-    """Read what ``save_states`` wrote.
+    """Read a file of ``save_states``.
 
     Raises:
         ConfigError: no such file, or another kind of file.
@@ -50,7 +50,7 @@ def load_states(path: str | Path) -> tuple[dict[StoreKey, dict[str, Any]], Optim
 
 
 def to_bytes(states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConfig | None = None) -> bytes:
-    """Make the bytes that ``save_states`` writes."""
+    """Encode states as the bytes of a file of ``save_states``."""
     tensors: dict[str, Tensor] = {}
     for i, state in enumerate(states.values()):
         for name, value in state.items():
@@ -63,7 +63,7 @@ def to_bytes(states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConf
 
 
 def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict[str, Any]], OptimizerConfig | None]:
-    """The inverse of ``to_bytes``.
+    """Decode the bytes of ``to_bytes``.
 
     Raises:
         ConfigError: other bytes.
@@ -87,7 +87,7 @@ def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict
 
 
 def of_server(server: int, states: Mapping[StoreKey, Mapping[str, Any]]) -> dict[StoreKey, dict[str, Any]]:
-    """One server's states, under names that say whose they are: parts of a key have the key's name on each server.
+    """Name one server's states by the server, because parts of a key have the key's name on each server.
 
     >>> of_server(1, {"w": {"step": 2}})
     {'[1, "w"]': {'step': 2}}
@@ -98,7 +98,7 @@ def of_server(server: int, states: Mapping[StoreKey, Mapping[str, Any]]) -> dict
 def by_server(
     states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str = "the file"
 ) -> list[dict[StoreKey, dict[str, Any]]]:
-    """The inverse of ``of_server``, for all servers.
+    """Divide named states among all servers, as the inverse of ``of_server``.
 
     Raises:
         ConfigError: states of another store, or of a server that there is not.

@@ -1,4 +1,4 @@
-"""Optimizers that live where the weights live: named, with numbers, and nothing else that would have to travel.
+"""Optimizers that run on the servers: a name and numbers, so that no code travels.
 
 ``set_optimizer("sgd", learning_rate=0.1, momentum=0.9)`` sends exactly that. The arithmetic is torch's; the names are
 MXNet's and torch's, whichever the caller is used to.
@@ -25,7 +25,7 @@ __all__ = ["OptimizerConfig", "SignumOptimizer", "Updater", "optimizer_names"]
 
 
 class SignumOptimizer(torch.optim.Optimizer):
-    """Signum, the signs of a momentum; with ``momentum=0`` signSGD.
+    """Signum, which steps by the signs of a momentum; with ``momentum=0`` signSGD.
 
         m = momentum m + (1 - momentum) (g + weight_decay w);  w = (1 - lr wd_lh) w - lr sign(m)
         momentum = 0:                                          w = (1 - lr weight_decay) w - lr sign(g)
@@ -140,7 +140,7 @@ FIXED = {"nag": {"nesterov": True}}
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """An optimizer as it travels: a name and numbers.
+    """An optimizer in the form in which it travels: a name and numbers.
 
     Args:
         name: one of ``optimizer_names()``.
@@ -181,23 +181,23 @@ class OptimizerConfig:
 
     @property
     def learning_rate(self) -> float | None:
-        """The one that was given, by whichever name."""
+        """The learning rate that was given, under either of its names."""
         value = self.numbers.get("learning_rate", self.numbers.get("lr"))
         return None if value is None else float(value)
 
     @property
     def adaptive(self) -> bool:
-        """Whether it divides gradients by the size of recent ones."""
+        """Return whether the optimizer divides gradients by the size of recent ones."""
         return self.name in TORCH and is_adaptive_class(TORCH[self.name])
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The scheduler whose rates take the place of the learning rate."""
+        """The scheduler whose rates replace the learning rate."""
         told = self.numbers.get("lr_scheduler")
         return None if told is None else scheduler_of(told)
 
     def is_wide(self, dtype: torch.dtype) -> bool:
-        """Whether weights of a type have float32 ones beside them."""
+        """Return whether weights of a dtype have float32 copies."""
         return bool(self.numbers.get("multi_precision")) and dtype in HALVES
 
     @property
@@ -209,13 +209,13 @@ class OptimizerConfig:
         return self.numbers.get("clip_gradient")
 
     def replace(self, **numbers: float) -> OptimizerConfig:
-        """The same with some numbers changed, whichever of two names they were given by before."""
+        """Return the same optimizer with some numbers changed, under whichever of two names they were given before."""
         new = {RENAMED.get(name, name) for name in numbers}
         kept = {name: value for name, value in self.numbers.items() if RENAMED.get(name, name) not in new}
         return dataclasses.replace(self, numbers={**kept, **numbers})
 
     def torch_arguments(self) -> dict[str, Any]:
-        """Arguments for the constructor of torch's optimizer."""
+        """The arguments for the constructor of torch's optimizer."""
         numbers = {n: value for n, value in self.numbers.items() if n not in OURS}
         arguments: dict[str, Any] = {RENAMED.get(n, n): value for n, value in numbers.items() if n not in BETAS}
         if any(n in numbers for n in BETAS):
@@ -226,7 +226,7 @@ class OptimizerConfig:
         return {**FIXED.get(self.name, {}), **arguments}
 
     def check_state(self, key: StoreKey, state: Mapping[str, Any], value: Tensor) -> None:
-        """Refuse what this optimizer cannot go on from.
+        """Refuse a state that this optimizer cannot continue from.
 
         Args:
             key: whose state, for the error.
@@ -271,7 +271,7 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer {self.name!r} refuses {dict(self.numbers)}: {error}") from error
 
     def _kept(self) -> dict[str, Tensor]:
-        """The state that there is after a step of one element."""
+        """The state after a step on one element."""
         if self.name == TEST:
             return {}
         param = nn.Parameter(torch.zeros(1))
@@ -281,7 +281,7 @@ class OptimizerConfig:
         return {name: torch.as_tensor(each) for name, each in optimizer.state[param].items() if each is not None}
 
     def _check(self, name: str, value: Any) -> None:
-        """Refuse a value of another kind than the parameter's own default has.
+        """Refuse a value of another type than the parameter's default has.
 
         Raises:
             ConfigError: it has.
@@ -308,12 +308,12 @@ class OptimizerConfig:
 
 
 def optimizer_names() -> list[str]:
-    """All that ``set_optimizer`` knows."""
+    """The names of all optimizers that ``set_optimizer`` knows."""
     return [*TORCH, TEST]
 
 
 class Updater:
-    """Applies an optimizer to the weights of a store; its state is kept by key.
+    """An updater that applies an optimizer to the weights of a store, with a state for each key.
 
     Args:
         config: the optimizer.
@@ -329,7 +329,7 @@ class Updater:
         """Keys whose parameter is the float32 one beside the value."""
 
     def __call__(self, key: StoreKey, merged: Tensor, stored: Tensor, rows: Tensor | None = None) -> None:
-        """Change ``stored`` by the summed gradient ``merged``, which is used up.
+        """Update ``stored`` by the summed gradient ``merged``, which may be overwritten.
 
         Args:
             key: of the store.
@@ -367,7 +367,7 @@ class Updater:
             stored.copy_(param.data)
 
     def use(self, config: OptimizerConfig) -> None:
-        """Go on with other numbers, and the same state.
+        """Use other numbers from now on, with the same state.
 
         Raises:
             ConfigError: another optimizer, whose state would mean something else.
@@ -381,7 +381,7 @@ class Updater:
         self.config, self._arguments, self._scheduler = config, config.torch_arguments(), config.scheduler
 
     def with_config(self, config: OptimizerConfig) -> Updater:
-        """One that shares this one's state, for steps from which on the numbers are others."""
+        """Return an updater that shares this one's state, for steps from which on the numbers are others."""
         other = Updater(self.config)
         other._optimizers, other._waiting = self._optimizers, self._waiting
         other._made, other._wide = self._made, self._wide
@@ -389,7 +389,7 @@ class Updater:
         return other
 
     def state_dict(self) -> dict[StoreKey, dict[str, Any]]:
-        """Tensors and numbers that the optimizer keeps, by key; the tensors are those in use."""
+        """Return the tensors and numbers that the optimizer keeps, by key; the tensors are not copies."""
         states: dict[StoreKey, dict[str, Any]] = dict(self._waiting)
         for key, optimizer in self._optimizers.items():
             (param,) = optimizer.param_groups[0]["params"]
@@ -401,7 +401,7 @@ class Updater:
         return states
 
     def load_state_dict(self, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
-        """Go on from what ``state_dict`` gave, for keys that are there already and for those that will be.
+        """Continue from a ``state_dict``, for keys that exist already and for those that will.
 
         Raises:
             ConfigError: it is of another optimizer, or of tensors of another shape.
@@ -429,7 +429,7 @@ class Updater:
         return self._optimizers[key]
 
     def _restore(self, key: StoreKey, optimizer: torch.optim.Optimizer, param: Tensor) -> None:
-        """Let a key go on from the state that waits for it."""
+        """Restore the state that waits for a key."""
         state = self._waiting.pop(key, {})
         self._made[key] = int(state.pop(COUNT, 0))
         if MASTER in state:
@@ -438,7 +438,7 @@ class Updater:
 
 
 def step_rows(optimizer: torch.optim.Optimizer, param: Tensor, grad: Tensor, rows: Tensor) -> None:
-    """Update some rows of a parameter, and of its state; the others stay as they are.
+    """Update some rows of a parameter, and of its state; the others stay unchanged.
 
     Args:
         optimizer: of this parameter alone.
@@ -467,12 +467,12 @@ def step_rows(optimizer: torch.optim.Optimizer, param: Tensor, grad: Tensor, row
 
 
 def of_rows(value: Any, param: Tensor) -> bool:
-    """Whether something that an optimizer keeps has an element for each of the parameter."""
+    """Return whether a tensor of the state has an element for each one of the parameter."""
     return isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0
 
 
 def described(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Type and shape of each tensor.
+    """Describe dtype and shape of each tensor.
 
     >>> described({"step": torch.tensor(1.0)})
     {'step': 'float32 ()'}

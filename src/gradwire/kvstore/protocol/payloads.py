@@ -1,4 +1,4 @@
-"""Payloads between workers and servers: which bytes travel, and what is checked before they are decoded.
+"""Payloads between workers and servers: the bytes that travel, and the checks before they are decoded.
 
 A method of several rounds averages parts of its payload between the workers. Here each worker runs its rounds alone,
 where every average is the value itself, and what only the rounds read stays at home: what travels decodes to what the
@@ -26,7 +26,7 @@ TRIED = (1024, 1024)
 
 
 def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
-    """Compute what travels of a payload.
+    """Compute the layout of the bytes of a payload that travel.
 
     >>> from gradwire.compressors.lowrank.powersgd import PowerSGD
     >>> code = PowerSGD(rank=1, error="local")
@@ -40,18 +40,18 @@ def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
 
 @lru_cache(1 << 14)
 def layout_of(compressor: Compressor, shape: tuple[int, ...]) -> Layout:
-    """The layout of a payload; to work it out for a small key takes longer than to decode it."""
+    """The layout of a payload, cached, because computing it for a small key takes longer than decoding."""
     return compressor.layout(shape)
 
 
 def sizes(compressor: Compressor, shape: Sequence[int]) -> range:
-    """How many bytes may travel: exactly as many as the layout says, fewer only where the size varies."""
+    """The allowed numbers of bytes: exactly those of the layout, and fewer only if the size varies."""
     layout = sent_layout(compressor, shape)
     return range(layout.nbytes if compressor.fixed_size else layout.offsets[-1], layout.nbytes + 1)
 
 
 def sent(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> Tensor:
-    """The bytes that travel of a whole payload: uint8, a view of it where that is possible."""
+    """The bytes of a payload that travel: uint8, a view if possible."""
     layout, travels = layout_of(compressor, tuple(shape)), sent_layout(compressor, shape)
     if travels is layout:
         return payload if compressor.fixed_size else payload[: sent_nbytes(compressor, layout, payload)]
@@ -63,7 +63,7 @@ def sent(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> Tenso
 
 
 def views(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Payload:
-    """The fields of payloads that travelled; those that did not are empty, and no decoder reads them.
+    """The fields of received payloads; fields that do not travel are empty, and no decoder reads them.
 
     Args:
         compressor: that made them.
@@ -80,7 +80,7 @@ def views(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Payload
 
 
 def received(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Tensor:
-    """The bytes of one payload that came from outside, checked, in the length that ``views`` takes.
+    """Check the bytes of one payload that came from outside, and return them in the length that ``views`` expects.
 
     Args:
         compressor: that made it.
@@ -97,7 +97,7 @@ def received(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Tens
 
 
 def require_alone(compressor: Compressor | None) -> None:
-    """Refuse a method of several rounds that saves nothing where a worker runs them alone.
+    """Refuse a method of several rounds that saves nothing when a worker runs its rounds alone.
 
     Raises:
         ConfigError: its payload is not smaller than the gradient.

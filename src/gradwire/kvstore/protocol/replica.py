@@ -1,4 +1,4 @@
-"""Compressed answers: what workers hold of a value, and how far it is from the value itself.
+"""Compressed answers: the workers' copies of a value, and their distance from the value itself.
 
 Law, with V_t the value after step t, R_t what the workers hold then, Q the compressor and D its decoder:
 
@@ -43,12 +43,12 @@ WHOLE, CHANGE, VALUE, SAME = range(4)
 
 
 def follows(compressor: Compressor | None, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether answers of such a value are compressed: of floating-point numbers, where the payload is smaller."""
+    """Return whether answers of a value are compressed: it must be floating-point, and the payload smaller."""
     return compressor is not None and dtype.is_floating_point and compressor.pays_for(tuple(shape))
 
 
 class Replica:
-    """A copy of what those who follow a value hold, on the side of the store.
+    """The store's copy of what the workers that pull a value hold of it.
 
     Args:
         key: of the value.
@@ -66,11 +66,11 @@ class Replica:
 
     @property
     def residual(self) -> Tensor | None:
-        """E: of a value that steps replace, what is still to be delivered."""
+        """The residual E: the part of a value that is still to be delivered."""
         return self.sender.kept.get("residual")
 
     def follow(self, value: Tensor, compressor: Compressor, *, replaced: bool) -> None:
-        """Come nearer to a value, by what one payload can say.
+        """Move towards a value by as much as one payload can carry.
 
         Args:
             value: of the store.
@@ -91,12 +91,12 @@ class Replica:
         add_payload(compressor, self._payload, self.held.zero_() if replaced else self.held)
 
     def jump(self, value: Tensor) -> None:
-        """Hold the value itself."""
+        """Set the replica to the value itself."""
         self._next()
         self.held.copy_(value)
 
     def answer(self, have: int, compressor: Compressor | None) -> Tensor:
-        """The bytes that bring a worker here; made once for all who need the same.
+        """The bytes that bring a worker to this replica; made once for all workers that need the same.
 
         Args:
             have: number of the replica that it holds, -1 for none.
@@ -113,13 +113,13 @@ class Replica:
         return self._answers[form]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a snapshot keeps."""
+        """The tensors for a snapshot."""
         sender = self.sender
         kept = {f"kept/{name}": tensor for name, tensor in sender.kept.items()}
         return {"held": self.held, **kept, **{f"state/{name}": tensor for name, tensor in sender.state.items()}}
 
     def to_config(self) -> dict[str, Any]:
-        """The facts that a snapshot says besides, as plain values."""
+        """Return the other facts for a snapshot, as plain values."""
         compressor = self.compressor and self.compressor.to_config()
         return {
             "number": self.number,
@@ -129,7 +129,7 @@ class Replica:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         if config["compressor"] is not None:
             self._use(registry.from_config("compressors", config["compressor"]), bool(config["replaced"]))
         self.held = tensors["held"]
@@ -161,7 +161,7 @@ class Held:
         self.number = -1
 
     def take(self, answer: bytearray, compressor: Compressor | None) -> Tensor:
-        """Follow an answer; what is held then.
+        """Apply an answer, and return the new value.
 
         Args:
             answer: from the store.
@@ -203,12 +203,12 @@ class Held:
 
 
 def whole(value: Tensor, number: int) -> Tensor:
-    """An answer with the value itself, where there is no replica of it."""
+    """Make an answer with the value itself, for a value without a replica."""
     return framed(WHOLE, number, wide(value))
 
 
 def is_payload(answer: Tensor) -> bool:
-    """Whether an answer is compressed."""
+    """Return whether an answer is compressed."""
     form, _ = PREFIX.unpack_from(answer[: PREFIX.size].numpy().data)
     return form in (CHANGE, VALUE)
 
@@ -223,7 +223,7 @@ def wide(value: Tensor) -> Tensor:
 
 
 def add_payload(compressor: Compressor, payload: Tensor, into: Tensor) -> None:
-    """Add what a payload says, by the same operations on both sides."""
+    """Add a payload to a value, by the same operations on both sides."""
     decoded = into if into.dtype == torch.float32 else torch.zeros(into.shape, device=into.device)
     compressor.add_decoded(views(compressor, into.shape, received(compressor, into.shape, payload)), decoded)
     if decoded is not into:

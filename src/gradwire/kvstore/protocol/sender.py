@@ -1,4 +1,4 @@
-"""The sending side of a key: what a sender keeps of it, and the payload that it makes of a gradient.
+"""Sending side of a key: the state that a sender keeps, and the payload that it makes of a gradient.
 
 Law: the caller's gradient is never written to; a gradient with a NaN or an infinity is refused before anything that is
 kept has changed. Elements that a row-sparse gradient does not name keep their residual until they are named.
@@ -57,7 +57,7 @@ class Sender:
         self._scratch = torch.empty(0, device=self.device)
 
     def use(self, compression: Compression) -> None:
-        """Compress like this from now on. What is kept under the same name stays: a new threshold loses nothing."""
+        """Use a compression from now on. Kept tensors of the same name stay, so a new threshold loses nothing."""
         if compression == self.compression:
             return
         assert compression.push is not None
@@ -72,7 +72,7 @@ class Sender:
         self.state = compression.push.init_state(tuple(self.shape), self._stream, self.device)
 
     def encode(self, grad: Tensor) -> Tensor:
-        """The payload of a gradient: uint8, as long as the compressor's layout says, in memory of its own.
+        """Encode a gradient: the payload is uint8, as long as the compressor's layout, in memory of its own.
 
         Args:
             grad: floating-point, of the key's shape; a row-sparse one gives the payload of its rows alone.
@@ -85,17 +85,17 @@ class Sender:
         return self.encode_own(self._copy(grad))
 
     def encode_own(self, x: Tensor) -> Tensor:
-        """The same of a float32 gradient that may be written to, such as ``room()``."""
+        """Encode a float32 gradient that may be overwritten, such as ``room()``."""
         return self._encode(x, self.kept, self.state)
 
     def room(self) -> Tensor:
-        """Float32 of the key's shape, for a gradient that is encoded next."""
+        """Return a float32 buffer of the key's shape, for the next gradient to encode."""
         if self._scratch.shape != self.shape:
             self._scratch = torch.empty(self.shape, device=self.device)
         return self._scratch
 
     def rounds(self, grad: Tensor) -> Iterator[tuple[tuple[Tensor, ...], int, str]]:
-        """A method of several rounds: yields its payload, the field that must be reduced now, and how.
+        """Run a method of several rounds: yield its payload, the field to reduce next, and how.
 
         After the last one the payload decodes to the mean over all senders.
 
@@ -152,7 +152,7 @@ class Sender:
         return payload
 
     def _copy(self, grad: Tensor) -> Tensor:
-        """The gradient in float32 where memory and compressor may write."""
+        """Copy the gradient to a float32 tensor that memory and compressor may overwrite."""
         return self.room().copy_(grad)
 
     def _payload(self, nbytes: int) -> Tensor:
@@ -166,7 +166,7 @@ class Sender:
 
 
 def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:
-    """Refuse what cannot be compressed; it has to happen before any sender of the push has encoded.
+    """Refuse gradients that cannot be compressed, before any sender of the push has encoded.
 
     Raises:
         ConfigError: a value is NaN or infinite.
@@ -183,7 +183,7 @@ def refuse(key: StoreKey) -> None:
 
 
 def flat_gradient(grad: Tensor) -> Tensor:
-    """A gradient as the stores take it: dense, or row-sparse with each row once.
+    """Flatten a gradient as the stores take it: dense, or row-sparse with each row once.
 
     Raises:
         ConfigError: another layout.

@@ -1,4 +1,4 @@
-"""Small keys that travel together: which ones do, and how their bytes lie in one message.
+"""Small keys that travel together: which keys do, and how their bytes lie in one message.
 
 A key of its own message costs both sides as much work as a hundred kilobytes of a large one. So the small keys of one
 push, or one pull, go in one message; and a list of keys that workers name again and again is known by a number, and its
@@ -61,7 +61,7 @@ MOST_USES = 1024
 
 @dataclass
 class Bundle:
-    """Units to one server as they come together: small keys, and lists of them by their numbers.
+    """Units that travel to one server in one message: small keys, and lists of them by their numbers.
 
     Args:
         room: bytes that it takes at most.
@@ -77,7 +77,7 @@ class Bundle:
 
     @classmethod
     def of(cls, unit: Unit, step: int, data: Tensor) -> Bundle:
-        """One unit alone, whose bytes are handed over."""
+        """Make a bundle of one unit, which takes over its bytes."""
         bundle = cls(kept=False)
         bundle.add(unit, step, data)
         return bundle
@@ -86,13 +86,13 @@ class Bundle:
         return len(self.items) < MAX_ITEMS and (not self.items or self.nbytes + align(nbytes) <= self.room)
 
     def add(self, unit: Unit, step: int, piece: Tensor) -> None:
-        """Add a unit with its bytes: uint8, which must stay as they are until ``data`` is called."""
+        """Add a unit with its bytes: uint8, which must not change until ``data`` is called."""
         self.items.append([unit, step, piece.numel()])
         self.places.append((self.nbytes, piece))
         self.nbytes += align(piece.numel())
 
     def data(self) -> Tensor:
-        """All bytes, each unit's at a multiple of 8."""
+        """Return all bytes, each unit's at a multiple of 8."""
         if not self.kept and len(self.places) == 1 and self.places[0][1].numel() == self.nbytes:
             return self.places[0][1]
         out = lease((self.nbytes,), torch.uint8)
@@ -106,7 +106,7 @@ class Bundle:
 
 
 class Bundles:
-    """The bundles of one call, to all servers: each is sent when it is full, or when every key was added.
+    """The bundles of one call to all servers: each is sent when it is full, or when every key was added.
 
     Args:
         send: called with a server and a bundle.
@@ -117,7 +117,7 @@ class Bundles:
         self._open: dict[int, Bundle] = {}
 
     def add(self, server: int, unit: Unit, step: int, piece: Tensor) -> None:
-        """Add a unit to those of its server."""
+        """Add a unit to the bundle of its server."""
         bundle = self._open.setdefault(server, Bundle())
         if not bundle.fits(piece.numel()):
             self._send(server, bundle)
@@ -125,19 +125,19 @@ class Bundles:
         bundle.add(unit, step, piece)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the bundles that are left."""
         for server, bundle in self._open.items():
             self._send(server, bundle)
         self._open = {}
 
 
 def bundled(key: StoreKey, nbytes: int) -> bool:
-    """Whether a key's value is small enough to travel with others, and its name short enough."""
+    """Return whether a key's value is small enough to travel with others, and its name short enough."""
     return nbytes <= SMALL and (isinstance(key, int) or len(key.encode()) <= LONGEST)
 
 
 def side_by_side(numels: Sequence[int]) -> tuple[list[int], int]:
-    """Find where each of several tensors starts, and how many elements they take together.
+    """The offset of each of several tensors laid end to end, and the number of elements of all.
 
     >>> side_by_side([3, 40, 1])
     ([0, 32, 96], 128)
@@ -150,7 +150,7 @@ def side_by_side(numels: Sequence[int]) -> tuple[list[int], int]:
 
 
 def joinable(compression: Compression) -> bool:
-    """Whether the payload of several tensors side by side is those of each, one after the other."""
+    """Return whether the payload of several tensors laid end to end is that of each, one after the other."""
     code, memory = compression.push, compression.memory
     if compression.pull is not None:
         return False
@@ -162,7 +162,7 @@ def joinable(compression: Compression) -> bool:
 
 
 def named(keys: Sequence[StoreKey]) -> str:
-    """Keys in words.
+    """Describe keys in words.
 
     >>> named(["a", "b"]), named(range(100))
     ("'a', 'b'", '0, 1, 2, 3, 4 and 95 more')
@@ -173,16 +173,16 @@ def named(keys: Sequence[StoreKey]) -> str:
 
 @dataclass
 class Patience:
-    """How long keys stay apart: twice as long each time."""
+    """A back-off that doubles how long keys stay separate each time."""
 
     uses: int = 0
     left: int = 0
 
     def lose(self) -> None:
-        """They had to be put apart."""
+        """Note that the keys had to be separated again."""
         self.uses = self.left = min(MOST_USES, 2 * self.uses + 1)
 
     def over(self) -> bool:
-        """Whether to try again; asked once for each use."""
+        """Return whether to join them again; to be asked once for each use."""
         self.left = max(0, self.left - 1)
         return not self.left

@@ -46,7 +46,7 @@ class KVStore(ABC):
 
     @property
     def type(self) -> str:
-        """The name that ``create`` was given."""
+        """The type that was given to ``create``."""
         return self._type
 
     @property
@@ -60,7 +60,7 @@ class KVStore(ABC):
         return 1
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store can do something: "optimizer", to keep weights and update them.
+        """Return whether the store can do something: "optimizer" is to keep weights and update them.
 
         Raises:
             ConfigError: another capability.
@@ -69,7 +69,7 @@ class KVStore(ABC):
         return True
 
     def init(self, key: Any, value: Any) -> None:
-        """Give keys their first value; it is never compressed.
+        """Initialise keys with their first values, which are never compressed.
 
         Args:
             key: an int or a str, or a list of either.
@@ -94,7 +94,7 @@ class KVStore(ABC):
             self._init(each, flat_gradient(tensors[0].detach()))
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Send gradients; what a key gets from all senders is summed.
+        """Send gradients; those of all senders for a key are summed.
 
         Args:
             key: one or several that were given a value by ``init``.
@@ -132,7 +132,7 @@ class KVStore(ABC):
         self._pull_all(pairs, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """``push`` and then ``pull``, in one exchange where there is a network.
+        """Do ``push`` and then ``pull``, in one exchange if there is a network.
 
         Args:
             key: one or several.
@@ -144,7 +144,7 @@ class KVStore(ABC):
         self.pull(key, value if out is None else out, priority, ignore_sparse=False)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """``init`` and then ``pull``: worker 0's value for everybody, uncompressed."""
+        """Do ``init`` and then ``pull``: every worker gets worker 0's value, uncompressed."""
         self.init(key, value)
         self.pull(key, out, priority, ignore_sparse=False)
 
@@ -174,7 +174,7 @@ class KVStore(ABC):
     # What a store does with what it gets -------------------------------------------------------------------------
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress what is pushed from now on; residuals of keys that were pushed before stay.
+        """Compress pushes from now on; residuals of keys that were pushed before stay.
 
         With "pull" the answers are compressed too: of values V that an optimizer updates, their change since what the
         workers hold, p = Q(V - R), R = R + D(p); of values that each push replaces, p = Q(V + E), R = D(p),
@@ -238,12 +238,14 @@ class KVStore(ABC):
         self.applied_by(config)
 
     def applied_by(self, optimizer: OptimizerConfig) -> None:
-        """Know which optimizer applies what is pulled, here or elsewhere; a warning says if the method harms it."""
+        """Declare which optimizer applies the pulled values, here or elsewhere; a warning says if
+        the method harms it.
+        """
         self._optimizer = optimizer
         self._judge()
 
     def _judge(self) -> None:
-        """Warn once, on worker 0, where much of a gradient is sent late and the optimizer divides by recent ones."""
+        """Warn once, on worker 0, if much of a gradient is sent late and the optimizer divides by recent ones."""
         push, memory, config = self.compression.push, self.compression.memory, self._optimizer
         if self._warned or self._forced or config is None or push is None or memory is None or not config.adaptive:
             return
@@ -271,10 +273,10 @@ class KVStore(ABC):
 
     @abstractmethod
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote."""
+        """Load the file of ``save_optimizer_states``."""
 
     def version(self, key: StoreKey) -> int:
-        """Steps of a key that had been made before this worker came, and that it has pushed since: where to go on.
+        """The number of a key's steps before this worker came, and that it has pushed since: where to continue.
 
         Args:
             key: that was given a value by ``init``; a store of this process counts none, as it ends with it.
@@ -294,7 +296,7 @@ class KVStore(ABC):
         self.set_updater(updater)
 
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
-        """How many workers and servers did not answer for ``timeout`` seconds."""
+        """The number of workers and servers that did not answer for ``timeout`` seconds."""
         return 0
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -368,7 +370,7 @@ class KVStore(ABC):
 
 
 def check_priority(priority: Any) -> None:
-    """Refuse a priority that is no integer.
+    """Refuse a priority that is not an integer.
 
     Raises:
         ConfigError: it is none.

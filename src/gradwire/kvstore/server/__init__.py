@@ -1,1 +1,1 @@
-"""The server: a core that takes messages and gives messages, in a thin shell of ZeroMQ's."""
+"""Server: a core that takes and returns messages, in a thin shell of ZeroMQ sockets."""

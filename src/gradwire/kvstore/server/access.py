@@ -1,4 +1,4 @@
-"""Access to a server: where it listens, with which keys, and which connections it ends.
+"""Access to a server: its address, its keys, and the connections that it closes.
 
 Some connections only take room: too many of them, without an introduction, or with a message that never ends.
 
@@ -41,7 +41,7 @@ RECEIVED = 128
 
 @dataclass
 class Connection:
-    """One that was accepted: when, whose it is, and what had come of it when nothing whole was left to read."""
+    """An accepted connection: its time, its peer, and the bytes received when no whole message was left to read."""
 
     since: float
     peer: bytes | None = None
@@ -49,7 +49,7 @@ class Connection:
 
 
 class Guard:
-    """Watches the connections of a bound socket.
+    """A guard that watches the connections of a bound socket.
 
     Args:
         socket: a ROUTER, not bound yet.
@@ -68,22 +68,22 @@ class Guard:
         self._peers: set[bytes] = set()
 
     def knows(self, peer: bytes) -> bool:
-        """Whether the connection of somebody who introduced himself is known."""
+        """Return whether the connection of a worker that introduced itself is known."""
         return peer in self._peers
 
     def introduced(self, peer: bytes, frame: zmq.Frame) -> None:
-        """Somebody said who he is, in a message with this frame."""
+        """Note that the sender of a message with this frame has introduced itself."""
         self.admit(0.0)
         self._peers.add(peer)
         with contextlib.suppress(zmq.ZMQError, KeyError):
             self._connections[int(str(frame.get("__fd")))].peer = peer
 
     def heard(self, peer: bytes) -> None:
-        """A whole message came."""
+        """Note that a whole message came."""
         self._heard.add(peer)
 
     def admit(self, now: float) -> None:
-        """Take note of connections that were made or ended; one too many is ended at once."""
+        """Note connections that were made or ended; one too many is closed at once."""
         while self.monitor.poll(0):
             told = parse_monitor_message(self.monitor.recv_multipart())
             fd = int(told["value"])
@@ -96,7 +96,7 @@ class Guard:
                 end(fd)
 
     def look(self, now: float) -> None:
-        """Look at all connections; everything whole that they sent has been read."""
+        """Check all connections, when every whole message has been read."""
         self.admit(now)
         for fd, each in list(self._connections.items()):
             each.since = each.since or now
@@ -108,12 +108,12 @@ class Guard:
         self._heard.clear()
 
     def close(self) -> None:
-        """Before the socket is closed."""
+        """Stop watching; to be called before the socket is closed."""
         self.monitor.close(0)
 
 
 def bytes_received(fd: int) -> int:
-    """The bytes received on a TCP connection so far; 0 where the system does not tell, or there is none."""
+    """The bytes received on a TCP connection so far; 0 if the system does not tell, or there is no connection."""
     with contextlib.suppress(OSError, struct.error, AttributeError), borrowed(fd) as connection:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = struct.unpack_from("<Q", told, RECEIVED)
@@ -122,24 +122,24 @@ def bytes_received(fd: int) -> int:
 
 
 def end(fd: int) -> None:
-    """Let ZeroMQ see the end of a connection; it closes it."""
+    """Shut a connection down so that ZeroMQ sees its end and closes it."""
     with contextlib.suppress(OSError), borrowed(fd) as connection:
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def borrowed(fd: int) -> socket.socket:
-    """A connection of ZeroMQ's, by a descriptor of our own."""
+    """Duplicate the descriptor of a connection of ZeroMQ's."""
     return socket.socket(fileno=os.dup(fd))
 
 
 def ranks_of(folder: Path) -> dict[str, int]:
-    """Public keys of workers, by which ZeroMQ names them, and the ranks in the names of their files."""
+    """Map public keys of workers, by which ZeroMQ names them, to the ranks in the names of their files."""
     named = {file: file.stem.removeprefix("worker-") for file in folder.glob("worker-*.key")}
     return {zmq.auth.load_certificate(file)[0].decode(): int(rank) for file, rank in named.items() if rank.isdecimal()}
 
 
 def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
-    """Refuse to be reachable for strangers.
+    """Refuse to listen where strangers could connect.
 
     >>> check_exposure("tcp://127.0.0.1:5000", locked=False, insecure=False)
 
@@ -164,7 +164,7 @@ def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
 
 
 def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path) -> ThreadAuthenticator:
-    """Let a socket listen to those alone whose key is in the servers' folder.
+    """Restrict a socket to peers whose key is in the servers' folder.
 
     Args:
         context: of the socket.

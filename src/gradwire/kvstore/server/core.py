@@ -35,7 +35,7 @@ __all__ = ["ServerCore"]
 
 
 class ServerCore:
-    """One server: what it knows, and its answers.
+    """One server: its state, and its answers to messages.
 
     Args:
         rules: how it behaves.
@@ -61,7 +61,7 @@ class ServerCore:
     def receive(
         self, peer: bytes, frames: Sequence[bytes | memoryview], now: float, owner: int | None = None
     ) -> list[Outgoing]:
-        """Take one message; what is to be sent because of it.
+        """Take one message, and return the messages to send because of it.
 
         Args:
             peer: who sent it, as the transport names it.
@@ -90,7 +90,7 @@ class ServerCore:
             return self._break_off(peer, seq, WireError(type(error).__name__))
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Notice who has been silent for too long; call it about once a second."""
+        """Detect workers that have been silent for too long; to be called about once a second."""
         self.now = now
         out: list[Outgoing] = []
         for session in self.members.silent(now):
@@ -103,21 +103,21 @@ class ServerCore:
     # Answers -----------------------------------------------------------------------------------------------------
 
     def done(self, session: WorkerSession, seq: int, version: int = 0, durable: int | None = None) -> list[Outgoing]:
-        """Say that a request counts."""
+        """Acknowledge a request."""
         told = {"version": version, "durable": version if durable is None else durable}
         return [(session.peer, [pack("done", seq=seq, **told)])]
 
     def reached(self, session: WorkerSession, seq: int, parts: Sequence[StoredPart]) -> list[Outgoing]:
-        """Say that a request counts, and how far the worker's pushes of these keys are."""
+        """Acknowledge a request, and say how far the worker's pushes of these keys are."""
         return self.done(session, seq, *self.progress.reached(session.rank, parts))
 
     def error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
-        """Say that a request is refused."""
+        """Refuse a request."""
         self.counters.refused += 1
         return peer, [pack("error", seq=seq, kind=kind, text=printable(str(error)))]
 
     def pong(self) -> bytes:
-        """A sign of life, with who is dead."""
+        """Answer a ping, with the ranks that are dead."""
         return pack("pong", dead=sorted(self.members.dead))
 
     def value(
@@ -138,7 +138,7 @@ class ServerCore:
     def pieces(
         self, session: WorkerSession, seq: int, op: str, data: Tensor, method: str = "none", **more: object
     ) -> list[Outgoing]:
-        """Messages with the bytes of an answer, none longer than a chunk; ``more`` is told in each."""
+        """Split an answer into messages no longer than a chunk; each of them carries ``more``."""
         count, view = chunk_count(data.numel()), data.numpy().data
         self.counters.send(method, data.numel())
         told = {"seq": seq, "chunks": count, "nbytes": data.numel(), **more}
@@ -147,7 +147,7 @@ class ServerCore:
     # Pushes ------------------------------------------------------------------------------------------------------
 
     def take_push(self, session: WorkerSession, part: StoredPart, step: int, push: Contribution) -> None:
-        """Let one push count, once."""
+        """Apply a push once, even if it comes again."""
         method = push.compression.push.name if push.compression.push is not None else "none"
         self.counters.take(method, push.data.numel(), part.count)
         if self.progress.sync:
@@ -171,7 +171,7 @@ class ServerCore:
         ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:
-        """Answer now or later.
+        """Answer now, or later when a condition holds.
 
         Args:
             topic: at whose changes it is looked again.
@@ -191,7 +191,7 @@ class ServerCore:
     def when_there(
         self, session: WorkerSession, seq: int, part: StoredPart, step: int, answer: Callable[[], list[Outgoing]]
     ) -> list[Outgoing]:
-        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
+        """Answer when the worker's own step is in the value, and not too far ahead of the others."""
         ready = partial(self.progress.has_step, part, session.rank, step)
         return self.when(part.topic, session, seq, self.progress.missing(part, session.rank, step), ready, answer)
 
@@ -203,7 +203,7 @@ class ServerCore:
         holds: Callable[[StoredPart, int], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:
-        """Answer when something holds for several keys, one after the other.
+        """Answer when a condition holds for each of several keys.
 
         Args:
             session: whose request it is.
@@ -221,7 +221,7 @@ class ServerCore:
         return answer()
 
     def _progress(self) -> list[Outgoing]:
-        """Apply steps that are complete, and answer those who waited for that; an answer may put keys apart."""
+        """Apply steps that are complete, and answer requests that waited for them; an answer may separate keys."""
         if self.members.changed:
             self.waits.touched |= self.waits.topics() | {each.topic for each in self.values.units() if each.pending}
             self.members.changed = False
@@ -252,7 +252,7 @@ class ServerCore:
 
 
 def printable(text: str) -> str:
-    r"""Text for a terminal and a log: nothing in it that moves a cursor or starts a line, and not without end.
+    r"""Clean a text for a terminal and a log: no control characters, no line breaks, and a limited length.
 
     >>> printable("a\x1b[2J\nb")
     'a\\x1b[2J\\nb'

@@ -1,4 +1,4 @@
-"""Small keys that workers push and pull together: one list of keys is a unit like a key.
+"""Small keys that workers push and pull together: a list of keys is a unit as a key is.
 
 What a server does for a key in a step, it does once for a whole list: one push is one piece of memory, one sum, one
 answer. That holds as long as all keys of the list are at the same step and nobody names one of them alone; then they
@@ -28,7 +28,7 @@ __all__ = ["KeyList"]
 
 
 class KeyList(StoredPart):
-    """Keys that workers name together, as one part: its value has theirs side by side while they are together.
+    """Keys that workers name together, as one part: while they are joined, its value is theirs end to end.
 
     Args:
         number: of the server's own, by which requests wait for the list.
@@ -64,11 +64,11 @@ class KeyList(StoredPart):
         return len(self.members)
 
     def units(self) -> Sequence[StoredPart]:
-        """List what has steps of its own: the list while its keys are together, else each of them."""
+        """List the units that have steps of their own: the list while its keys are joined, else each key."""
         return [self] if self.together else self.members
 
     def expected(self, compression: Compression) -> range:
-        """How many bytes a push of all keys may have.
+        """The allowed numbers of bytes for a push of all keys.
 
         Raises:
             WireError: the payload of all keys is not those of each, one after the other.
@@ -79,15 +79,15 @@ class KeyList(StoredPart):
         return super().expected(compression)
 
     def lend(self) -> Tensor:
-        """The bytes of all values side by side, which stay as they are."""
+        """Lend the bytes of all values end to end, which do not change."""
         return super().lend() if self.together else raw(self._gathered())
 
     def takers(self, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
-        """List what takes a push of all keys: the list as one, or each key its own stretch of it."""
+        """List the parts that take a push of all keys: the list as one, or each key for its own stretch of it."""
         return [(self, push)] if self.together else list(zip(self.members, self._cut(push), strict=True))
 
     def alike(self) -> bool:
-        """Whether all members are at the same point, with nothing that waits."""
+        """Return whether all members are at the same step, and nothing waits."""
         first = self.members[0]
         return all(
             not each.pending
@@ -101,7 +101,7 @@ class KeyList(StoredPart):
         )
 
     def join(self) -> None:
-        """Take over from members that are alike."""
+        """Take over the state of members that are alike."""
         first = self.members[0]
         self.value, self.lent, self.pending = self._gathered(), False, {}
         self.version, self.last, self.replaced = first.version, dict(first.last), first.replaced
@@ -112,7 +112,7 @@ class KeyList(StoredPart):
         self.together = True
 
     def part(self) -> None:
-        """Give each member what it would have if it had always been alone."""
+        """Separate the keys: each gets the state that it would have if it had always been alone."""
         self.together = False
         for each, value in zip(self.members, self._pieces(self.value), strict=True):
             each.value, each.version, each.last = value, self.version, dict(self.last)
@@ -129,21 +129,21 @@ class KeyList(StoredPart):
             updater(member.key, grad, value)
 
     def _pieces(self, flat: Tensor) -> list[Tensor]:
-        """Each key's stretch of what is side by side, in its shape."""
+        """Split a tensor that is joined from all keys into each key's stretch, in its shape."""
         return [
             flat[start : start + shape.numel()].view(shape)
             for start, shape in zip(self.starts, self._shapes, strict=True)
         ]
 
     def _gathered(self) -> Tensor:
-        """The members' values side by side, in memory of its own."""
+        """Join the members' values end to end, in new memory."""
         flat = lease(self.value.shape, self.value.dtype).zero_()
         for piece, member in zip(self._pieces(flat), self.members, strict=True):
             piece.copy_(member.value)
         return flat
 
     def _cut(self, push: Contribution) -> list[Contribution]:
-        """Each key's own push, from a push of all of them."""
+        """Split a push of all keys into a push of each."""
         code = push.compression.push
 
         def nbytes(numel: int) -> int:
@@ -156,5 +156,5 @@ class KeyList(StoredPart):
 
 
 def unheld(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The form of a value that is kept elsewhere: one element that stands for all."""
+    """A placeholder for a value that is kept elsewhere: one element, expanded to its shape."""
     return torch.zeros((), dtype=dtype).expand(shape)

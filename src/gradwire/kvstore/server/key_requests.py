@@ -35,7 +35,7 @@ def init(
     total: int,
     sparse: bool,
 ) -> list[Outgoing]:
-    """Take a key's first value from rank 0; the others wait for it."""
+    """Take a key's first value from rank 0; other workers wait for it."""
     kind, values = DTYPES[dtype], core.values
     nbytes = math.prod(shape) * kind.itemsize
     if max([nbytes, *shape]) > core.rules.max_bytes:
@@ -102,7 +102,7 @@ def push(
 
 
 def pull(core: ServerCore, session: WorkerSession, seq: int, key: StoreKey, step: int) -> list[Outgoing]:
-    """Give a value as it is, when a worker's step is in it."""
+    """Answer with a value as it is, when the worker's step is in it."""
     part = core.values.alone(key)
 
     def answer() -> list[Outgoing]:
@@ -121,7 +121,7 @@ def follow(
     config: int,
     have: int,
 ) -> list[Outgoing]:
-    """Give a value compressed, to a worker that holds what an answer before led to."""
+    """Answer with a compressed value, for a worker that holds the result of an earlier answer."""
     part, compressor = core.values.alone(key), session.compression(config).pull
 
     def answer() -> list[Outgoing]:
@@ -145,7 +145,7 @@ def rows(
     key: StoreKey,
     step: int,
 ) -> list[Outgoing]:
-    """Give some rows of a value."""
+    """Answer with some rows of a value."""
     part = core.values.alone(key)
     data = session.take(seq, chunk, chunks, rest, range(8 * core.rules.max_keys))
     if data is None:

@@ -1,4 +1,4 @@
-"""Requests for many small keys in one message: each a unit, a key or a list of keys that has a number.
+"""Requests for many small keys in one message, each a unit: a key, or a list of keys that has a number.
 
 A push is a list of units, each with its step and its bytes; a pull is one of units with their steps. Each key stays
 what it was: a push of a key and a step counts once, whatever it came with.
@@ -29,7 +29,7 @@ Steps: TypeAlias = "list[tuple[StoredPart, int]]"
 
 
 def join(core: ServerCore, session: WorkerSession, seq: int, number: int, keys: list[StoreKey]) -> list[Outgoing]:
-    """Know a list of keys by a number."""
+    """Register a list of keys under a number."""
     if number not in session.lists and len(session.lists) >= MAX_LISTS:
         raise ConfigError(f"a worker names at most {MAX_LISTS} lists of keys")
     session.lists[number] = core.values.listed(tuple(keys), core.members.sessions())
@@ -87,7 +87,7 @@ def pushes(
 
 
 def pulls(core: ServerCore, session: WorkerSession, seq: int, items: list[list[Any]]) -> list[Outgoing]:
-    """Give the values of several units, once all of them are there."""
+    """Answer with the values of several units, once all of them are there."""
     units = found(core, session, [unit for unit, _ in items])
     if len(units) > 1 and len({key for unit in units for key in unit.keys}) < sum(unit.count for unit in units):
         raise WireError("a pull of many keys names one of them twice")
@@ -107,7 +107,7 @@ def pulls(core: ServerCore, session: WorkerSession, seq: int, items: list[list[A
 
 
 def found(core: ServerCore, session: WorkerSession, named: Sequence[Unit]) -> list[StoredPart]:
-    """Units by what a worker calls them; a list comes with others only if it has no key of theirs.
+    """Find units by the worker's names for them; a list comes with other units only if they have no key in common.
 
     Raises:
         WireError: a list that was never sent, or a key that two of them have.
@@ -121,7 +121,9 @@ def found(core: ServerCore, session: WorkerSession, named: Sequence[Unit]) -> li
 
 
 def parts_of(core: ServerCore, steps: Steps) -> Steps:
-    """Find what has the steps of units now: while a request waited, keys may have come together or been put apart."""
+    """Find the parts that hold the steps of units now: while a request waited, keys may have been
+    joined or separated.
+    """
     those: Steps = []
     for unit, step in steps:
         core.values.find_again(unit)
@@ -130,7 +132,7 @@ def parts_of(core: ServerCore, steps: Steps) -> Steps:
 
 
 def values(core: ServerCore, units: Sequence[StoredPart]) -> Tensor:
-    """The bytes of units now, one after the other: without a copy of one list, made once where keys are alone."""
+    """The bytes of units now, one after the other: without a copy for one list, made once for keys that are alone."""
     if all(unit.count == 1 for unit in units):
         return core.frames.of(units)
     bundle = Bundle(kept=False)

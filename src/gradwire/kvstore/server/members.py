@@ -1,4 +1,4 @@
-"""Members of a run: sessions and the messages of them that are not complete yet, who may have which rank, and barriers.
+"""Members of a run: sessions with their incomplete messages, ranks, and barriers.
 
     hello, another token   taken in where the rank is free, or its session has been silent or cannot be reached
     hello, the same token  the same process after a cut cable: it goes on with what it had told the server
@@ -34,7 +34,7 @@ MAX_CONFIGS = 512
 
 @dataclass
 class Assembly:
-    """A message in pieces."""
+    """A message that has arrived in part."""
 
     data: Tensor
     missing: set[int]
@@ -42,7 +42,7 @@ class Assembly:
 
 @dataclass
 class WorkerSession:
-    """One worker, as long as it is the same process.
+    """The session of one worker process.
 
     Args:
         peer: its name in the transport.
@@ -90,13 +90,13 @@ class WorkerSession:
         return self.lists[number]
 
     def declare(self, number: int, compression: Compression) -> None:
-        """Know a compression by its number, and forget the oldest of too many."""
+        """Register a compression under a number, and forget the oldest of too many."""
         self.configs[number] = compression
         if len(self.configs) > MAX_CONFIGS:
             del self.configs[min(n for n in self.configs if n)]
 
     def take(self, seq: int, chunk: int, chunks: int, rest: list[memoryview], sizes: range) -> Tensor | None:
-        """Take a piece of a message; the whole of it, uint8, when its last piece is here.
+        """Take a piece of a message; return the whole message, uint8, when its last piece is here.
 
         Args:
             seq: of the message.
@@ -147,7 +147,9 @@ TAKEN = 3.0
 
 
 class StrangerError(WireError):
-    """Somebody who has no session. A worker introduces itself then, and sends again what was not answered."""
+    """A request came from a process without a session. A worker then introduces itself, and sends its open requests
+    again.
+    """
 
 
 class Members:
@@ -172,30 +174,30 @@ class Members:
         self._seen: set[int] = set()
 
     def __len__(self) -> int:
-        """Workers that are connected."""
+        """Count the workers that are connected."""
         return len(self._sessions)
 
     @property
     def live(self) -> set[int]:
-        """Ranks whose pushes a step waits for."""
+        """The ranks whose pushes a step waits for."""
         gone = self.finished | (self.dead if self.rules.on_dead_worker == "continue" else set())
         return set(range(self.rules.workers)) - gone
 
     def sessions(self) -> list[WorkerSession]:
-        """The sessions that are there, and those that may come back."""
+        """The sessions that exist, and those that may come back."""
         return [*self._sessions.values(), *self._lost.values()]
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it has a session."""
+        """Return whether a process has a session."""
         return peer in self._sessions
 
     def unreachable(self, peer: bytes) -> None:
-        """Note that something could not be sent to a worker: its connection is gone, and its rank may be taken."""
+        """Note that a message could not be sent to a worker: its connection is gone, and its rank may be taken."""
         if peer in self._sessions:
             self._sessions[peer].reachable = False
 
     def session(self, peer: bytes, now: float) -> WorkerSession:
-        """Find the session of somebody who has introduced himself; he is alive.
+        """Find the session of a worker that has introduced itself, and note that it is alive.
 
         Raises:
             StrangerError: he has not.
@@ -211,7 +213,7 @@ class Members:
         return session
 
     def check_place(self, owner: int | None, rank: int, world: int) -> None:
-        """Refuse who does not belong here.
+        """Refuse a process that does not belong to this run.
 
         Raises:
             ConfigError: a rank or a number of workers that does not fit, or a rank that another key owns.
@@ -235,7 +237,7 @@ class Members:
         return next((each for each in those if each.reachable and now - each.seen < TAKEN), None)
 
     def take_in(self, peer: bytes, rank: int, token: bytes, now: float) -> tuple[WorkerSession, bool]:
-        """Give a rank to a process: its session, and whether it is another process than before, or the first."""
+        """Give a rank to a process; return its session, and whether the process is a new one for this rank."""
         known, fresh = self._known(rank, token), WorkerSession(peer, rank, token, now)
         for each in self._of(rank):
             self.close(each.peer)
@@ -249,34 +251,36 @@ class Members:
         return fresh, known is None
 
     def finish(self, rank: int) -> None:
-        """A worker pushes no more."""
+        """Note that a worker pushes no more."""
         self.finished.add(rank)
         self.changed = True
 
     def leave(self, session: WorkerSession) -> None:
-        """A worker closes its connection: it has left if it said ``finish`` before, else it may come again."""
+        """Note that a worker closes its connection: it has left if it said ``finish`` before, else
+        it may come again.
+        """
         if session.rank in self.finished:
             self.left.add(session.rank)
             self.close(session.peer)
 
     def close(self, peer: bytes) -> None:
-        """End a session, also that of a worker that does not read what it is sent."""
+        """Close a session, also that of a worker that does not read its messages."""
         if self._sessions.pop(peer, None) is not None:
             self._waits.drop(peer)
 
     def silent(self, now: float) -> list[WorkerSession]:
-        """Find those from which nothing has come for too long."""
+        """Find the ranks that have been silent for too long."""
         return [each for each in self._sessions.values() if now - each.seen > self.rules.dead_after]
 
     def lose(self, session: WorkerSession) -> None:
-        """Count a worker as dead."""
+        """Declare a worker dead."""
         self.dead.add(session.rank)
         self.close(session.peer)
         self._lost[session.rank] = session
         self.changed = True
 
     def silence(self) -> str:
-        """Say in words who is dead."""
+        """Say in words which workers are dead."""
         have = "has" if len(self.dead) == 1 else "have"
         return f"{workers(self.dead)} {have} not been heard of for {self.rules.dead_after:g} s"
 
@@ -301,7 +305,7 @@ MAX_UNSAVED = 2**16
 
 
 class Barriers:
-    """Barriers by their numbers: who has come to which, and which are behind all workers.
+    """Barriers by their numbers: which worker has come to which, and which are passed.
 
     Args:
         waits: what waits at them.
@@ -314,7 +318,7 @@ class Barriers:
         self._saved, self._unheard = 0, frozenset[int]()
 
     def restore(self, passed: int, ranks: Iterable[int]) -> None:
-        """Go on from a snapshot: workers may have passed more barriers after it, of which each tells when it comes.
+        """Continue from a snapshot: workers may have passed more barriers since, and each says so when it comes.
 
         Args:
             passed: barriers that were behind all workers when the snapshot was made.
@@ -324,7 +328,7 @@ class Barriers:
         self._unheard = frozenset(ranks)
 
     def arrive(self, rank: int, number: int) -> set[int]:
-        """Note that a worker is at a barrier; all who are.
+        """Note that a worker is at a barrier; return all workers that are.
 
         Raises:
             WireError: it is not the next one; or it is the first that a worker names after a restart, and more than
@@ -347,19 +351,19 @@ class Barriers:
         return arrived
 
     def pass_to(self, number: int) -> None:
-        """Put barriers up to this one behind all workers."""
+        """Mark barriers up to this one as passed by all workers."""
         if number > self.passed:
             self.passed = number
             self._waits.touched |= {("barrier", each) for each in self._arrived if each <= number}
 
     def forget(self, rank: int) -> None:
-        """Another process has this rank: it has come to none."""
+        """Forget the barriers of a rank that another process has taken."""
         for arrived in self._arrived.values():
             arrived.discard(rank)
 
 
 def workers(ranks: Iterable[int]) -> str:
-    """Ranks in words.
+    """Name ranks in words.
 
     >>> workers([3]), workers({2, 0})
     ('worker 3', 'workers 0, 2')

@@ -14,7 +14,7 @@ __all__ = ["ServerCollector", "serve"]
 
 
 class ServerCollector(Collector):
-    """Reads a server's counters when it is asked for them."""
+    """A collector that reads a server's counters when it is scraped."""
 
     def __init__(self, core: ServerCore) -> None:
         self.core = core
@@ -44,7 +44,7 @@ class ServerCollector(Collector):
 
 
 def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:
-    """Answer scrapes at ``http://address:port/metrics`` from a thread of its own.
+    """Serve scrapes at ``http://address:port/metrics`` from a thread of its own.
 
     Args:
         core: whose counters.

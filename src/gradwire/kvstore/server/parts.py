@@ -1,4 +1,4 @@
-"""A part of a key on its server: its value, and which pushes of which step are in.
+"""A part of a key on its server: its value, and the pushes of each step that have arrived.
 
 Law: in ``sync`` a step is applied once, when every live worker's push for it is there, in the order of ranks; so the
 result does not depend on who was faster. A push that comes again, for a step that was applied or that has this
@@ -37,7 +37,7 @@ SHARED = -1
 
 @dataclass
 class Contribution:
-    """One worker's push: bytes, and what they mean.
+    """One worker's push: its bytes and how to decode them.
 
     Args:
         data: uint8; a payload, or the elements themselves.
@@ -54,7 +54,7 @@ class Contribution:
 
 @dataclass(eq=False)
 class StoredPart:
-    """A part of a key.
+    """The stored part of a key: its value, its pending pushes, and its replica.
 
     Args:
         key: of the store.
@@ -90,45 +90,45 @@ class StoredPart:
 
     @property
     def topic(self) -> Topic:
-        """The name by which requests wait for it."""
+        """The topic under which requests wait for this part."""
         return self.key
 
     @property
     def title(self) -> str:
-        """The key in words."""
+        """The name of the key in words."""
         return f"key {self.key!r}"
 
     @property
     def keys(self) -> Sequence[StoreKey]:
-        """The keys in it."""
+        """The keys in the part."""
         return [self.key]
 
     @property
     def count(self) -> int:
-        """How many keys are in it."""
+        """The number of keys in the part."""
         return 1
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the value."""
+        """The number of bytes of the value."""
         return self.value.nbytes
 
     def units(self) -> Sequence[StoredPart]:
-        """List what has steps of its own: the part itself."""
+        """List the units that have steps of their own: the part itself."""
         return [self]
 
     def takers(self, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
-        """List what takes a push of this unit: the part itself."""
+        """List the parts that take a push of this unit: the part itself."""
         return [(self, push)]
 
     def expected(self, compression: Compression) -> range:
-        """``expected_nbytes`` of a dense push; a compression is the same object until it changes."""
+        """The ``expected_nbytes`` of a dense push; the compression object stays the same until it changes."""
         if self._expected[0] is not compression:
             self._expected = compression, expected_nbytes(self, compression, -1)
         return self._expected[1]
 
     def check_same(self, shape: torch.Size, dtype: torch.dtype, start: int, total: int) -> None:
-        """Refuse a worker that has this key in another form.
+        """Refuse a worker that has this key with another shape or dtype.
 
         Raises:
             ConfigError: it has.
@@ -141,7 +141,7 @@ class StoredPart:
             )
 
     def contribution(self, compression: Compression, data: Tensor, rows: int, optimizer: int) -> Contribution:
-        """Make a contribution of a push, checked before anything is decoded.
+        """Make a contribution from a push, checked before anything is decoded.
 
         Args:
             compression: of the worker.
@@ -163,7 +163,7 @@ class StoredPart:
         return Contribution(data, compression, optimizer, indices)
 
     def offer(self, rank: int, step: int, contribution: Contribution) -> bool:
-        """Take a push in; False: it was here before.
+        """Take a push; return False if it came before.
 
         Raises:
             ConfigError: as ``is_new``.
@@ -174,7 +174,7 @@ class StoredPart:
         return fresh
 
     def is_new(self, rank: int, step: int, contribution: Contribution) -> bool:
-        """Whether a push has not been here before; nothing is changed.
+        """Return whether a push has not come before; nothing changes.
 
         Raises:
             ConfigError: the step was made without the worker; or it is ``AHEAD`` steps further than the key: it pushes
@@ -202,14 +202,14 @@ class StoredPart:
         return True
 
     def ready(self, live: Collection[int]) -> dict[int, Contribution] | None:
-        """The pushes of the next step, by rank, if all live workers' are there; they are taken out."""
+        """The pushes of the next step by rank, taken out, if those of all live workers are there."""
         pushes = self.pending.get(self.version + 1)
         if pushes is None or not set(live) <= pushes.keys():
             return None
         return self.pending.pop(self.version + 1)
 
     def apply(self, pushes: Mapping[int, Contribution], updaters: Mapping[int, Updater]) -> None:
-        """Make the next version of the value, and of what the workers hold of it."""
+        """Make the next version of the value, and of the replica."""
         ordered = [pushes[rank] for rank in sorted(pushes)]
         self.last |= dict.fromkeys(pushes, self.version + 1)
         pull = ordered[0].compression.pull
@@ -224,7 +224,8 @@ class StoredPart:
         self.replicas[SHARED].follow(self.value, pull, replaced=self.replaced)
 
     def answer(self, rank: int, have: int, compressor: Compressor | None, *, shared: bool) -> tuple[Tensor, int]:
-        """Make the answer for a worker that pulls compressed, and the number of the replica that it then holds.
+        """Make the answer for a worker that pulls compressed, and return it with the number of the replica that it then
+        holds.
 
         Args:
             rank: of the worker.
@@ -239,7 +240,7 @@ class StoredPart:
         return replica.answer(have, compressor), replica.number
 
     def _own_replica(self, rank: int, have: int, compressor: Compressor | None) -> Replica:
-        """A worker's own replica, in async: each answer is a step of its own; a lost one is given again."""
+        """A worker's own replica, in async mode: each answer is a step of its own, and a lost one is sent again."""
         replica = self.replicas.get(rank)
         if replica is None:
             replica = self.replicas[rank] = Replica(self.key, self.value, rank=rank)
@@ -269,12 +270,13 @@ class StoredPart:
         updater(self.key, merged, self.value, rows)
 
     def lend(self) -> Tensor:
-        """The value's memory: it stays as it is until the last view of it is gone, whatever is pushed meanwhile."""
+        """Lend the value's memory, which does not change while a view of it exists, whatever is pushed meanwhile."""
         self.lent = True
         return raw(self.value)
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
-        """Apply a push in async, as soon as the worker's pushes before it are in; False: it was here before.
+        """Apply a push in async mode as soon as the worker's earlier pushes are applied; return False if it came
+        before.
 
         A short push, or a more urgent one, may overtake the pieces of a long one of the same key.
 
@@ -295,7 +297,7 @@ class StoredPart:
         return True
 
     def check_distance(self, rank: int, step: int) -> None:
-        """Refuse a push in async that is too far from the worker's last one; nothing is changed.
+        """Refuse a push in async mode that is too far from the worker's last one; nothing changes.
 
         Raises:
             ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
@@ -308,7 +310,9 @@ class StoredPart:
             )
 
     def forget_early(self, rank: int) -> None:
-        """Forget early pushes in async: another process of a rank numbers its own from the last that was applied."""
+        """Forget early pushes in async mode, because a new process of a rank numbers its own from the last that was
+        applied.
+        """
         for step in list(self.pending):
             self.pending[step].pop(rank, None)
             if not self.pending[step]:
@@ -349,12 +353,12 @@ class StoredPart:
 
 
 def raw(value: Tensor) -> Tensor:
-    """The bytes of a tensor, without a copy where it is contiguous."""
+    """The bytes of a tensor, without a copy if it is contiguous."""
     return value.contiguous().view(-1).view(torch.uint8)
 
 
 def expected_nbytes(entry: StoredPart, compression: Compression, rows: int) -> range:
-    """How many bytes a push may have: exactly as many as its layout says, fewer only where its size varies.
+    """The allowed numbers of bytes for a push: exactly those of its layout, and fewer only if its size varies.
 
     Args:
         entry: that it is for.

@@ -1,4 +1,4 @@
-"""The table of requests: the fields of each with their checks, and who answers it.
+"""Table of requests: the fields of each with their checks, and its handler.
 
 A message is checked against its row before anything is looked up; what answers gets the core, the session, the fields
 by their names, and, of a request in pieces, the frames after the header. ``hello`` alone comes from somebody without a
@@ -36,7 +36,7 @@ Answer: TypeAlias = Callable[..., list[Outgoing]]
 
 
 class Row(NamedTuple):
-    """A request: who answers it, and its fields, each with its check."""
+    """A kind of request: its handler, and the check of each field."""
 
     answer: Answer
     fields: Mapping[str, Check]

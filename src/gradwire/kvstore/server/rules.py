@@ -1,4 +1,4 @@
-"""How a server behaves, and what it counts."""
+"""Settings of a server's behaviour, and its counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Counters", "Rules"]
 
 @dataclass(frozen=True)
 class Rules:
-    """How a server behaves.
+    """The settings of a server's behaviour.
 
     Args:
         workers: how many there are.
@@ -38,7 +38,7 @@ class Rules:
 
 @dataclass
 class Counters:
-    """Counts of what a server did, for the metrics."""
+    """Counters of a server, for the metrics."""
 
     pushes: dict[str, int] = field(default_factory=dict)
     pulls: int = 0
@@ -53,26 +53,26 @@ class Counters:
     """When the first push of a step came that is not complete."""
 
     def take(self, method: str, nbytes: int, count: int) -> None:
-        """A push of so many keys is here."""
+        """Count a push of so many keys."""
         self.bytes_in[method] = self.bytes_in.get(method, 0) + nbytes
         self.pushes[method] = self.pushes.get(method, 0) + count
 
     def send(self, method: str, nbytes: int) -> None:
-        """A value goes out."""
+        """Count a value that is sent."""
         self.bytes_out[method] = self.bytes_out.get(method, 0) + nbytes
 
     def begin(self, topic: Topic, step: int, now: float) -> None:
-        """A push of a step is here."""
+        """Count a push that begins a step."""
         self.begun.setdefault((topic, step), now)
 
     def share(self, begun: tuple[Topic, int], topics: Iterable[Topic]) -> None:
-        """A step that was begun is one of each of several keys now."""
+        """Count a begun step of several joined keys as one step of each, because they were separated."""
         if begun in self.begun:
             since = self.begun.pop(begun)
             for topic in topics:
                 self.begin(topic, begun[1], since)
 
     def complete(self, topic: Topic, step: int, now: float, count: int) -> None:
-        """A step was made of so many keys."""
+        """Count a step of so many keys that was made."""
         self.steps += count
         self.waited += count * (now - self.begun.pop((topic, step), now))

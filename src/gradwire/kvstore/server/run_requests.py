@@ -1,4 +1,4 @@
-"""Requests about the run: who is there, barriers, compressions, optimizers, and the end."""
+"""Requests about the run: members, barriers, compressions, optimizers, and the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 def hello(
     core: ServerCore, peer: bytes, owner: int | None, version: int, rank: int, world: int, sync: bool, session: bytes
 ) -> list[Outgoing]:
-    """Take a worker in, or say who has its place."""
+    """Admit a worker, or say which process has its place."""
     members, progress = core.members, core.progress
     if version != VERSION:
         raise WireError(
@@ -62,12 +62,12 @@ def hello(
 
 
 def ping(core: ServerCore, session: WorkerSession) -> list[Outgoing]:
-    """Answer a sign of life."""
+    """Answer a heartbeat."""
     return [(session.peer, [core.pong()])]
 
 
 def config(core: ServerCore, session: WorkerSession, seq: int, number: int, config: dict[str, Any]) -> list[Outgoing]:
-    """Know a compression by a number."""
+    """Register a compression under a number."""
     try:
         compression = Compression.from_config(config)
     except (TypeError, ValueError, OverflowError) as error:
@@ -85,13 +85,13 @@ def optimizer(
     name: str,
     numbers: dict[str, Any],
 ) -> list[Outgoing]:
-    """Know a setting of the optimizer by a number, and say which it is."""
+    """Register a setting of the optimizer under a number, and answer with that number."""
     known = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
     return core.done(session, seq, known)
 
 
 def staleness(core: ServerCore, session: WorkerSession, seq: int, steps: int) -> list[Outgoing]:
-    """Set how far ahead of the slowest a worker may be."""
+    """Set how many steps a worker may be ahead of the slowest."""
     progress = core.progress
     if progress.sync:
         raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
@@ -105,7 +105,7 @@ def staleness(core: ServerCore, session: WorkerSession, seq: int, steps: int) ->
 
 
 def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> list[Outgoing]:
-    """Let a worker go on when all have come."""
+    """Let a worker continue when all have come."""
     number += session.barriers
     arrived = core.barriers.arrive(session.rank, number)
 
@@ -124,13 +124,13 @@ def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> 
 
 
 def why(core: ServerCore, session: WorkerSession, seq: int, of: int) -> list[Outgoing]:
-    """Say what another request of this worker waits for: its deadline has passed."""
+    """Say what another request of this worker waits for, because its deadline has passed."""
     text = core.waits.reason(session.peer, of)
     return core.value(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8), [])
 
 
 def states(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:
-    """Give the optimizer's states."""
+    """Answer with the optimizer's states."""
     data = torch.frombuffer(bytearray(core.optimizers.to_bytes()), dtype=torch.uint8)
     return core.value(session, seq, data, [])
 
@@ -138,7 +138,7 @@ def states(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]
 def restore(
     core: ServerCore, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int
 ) -> list[Outgoing]:
-    """Take the optimizer's states back."""
+    """Restore the optimizer's states."""
     core.optimizers.require_any()
     # The optimizers keep two or three tensors of a value's size, and some numbers.
     most = 4 * core.values.nbytes + 1024 * len(core.values.parts) + CHUNK

@@ -1,4 +1,4 @@
-"""A server: the core, a ROUTER socket, and a clock; when it has nothing more to do, and memory that it keeps.
+"""A server process: the core, a ROUTER socket, a clock, and the conditions under which it ends.
 
 What it sends goes at once where the connection takes it, later where it is full, and never to who does not read. Law:
 what waits for one worker is bounded, whatever it asks for; nobody else waits for it.
@@ -38,7 +38,7 @@ OVERHEAD = 512
 
 
 class Outbox:
-    """Messages on their way out of a ROUTER socket with ``ROUTER_MANDATORY``.
+    """A queue of messages to send on a ROUTER socket with ``ROUTER_MANDATORY``.
 
     Args:
         socket: of the server.
@@ -55,11 +55,11 @@ class Outbox:
         both."""
 
     def __bool__(self) -> bool:
-        """Whether something waits."""
+        """Return whether a message waits."""
         return bool(self._waiting)
 
     def put(self, peer: bytes, frames: list[Any]) -> None:
-        """Send, after what already waits for the same worker."""
+        """Send a message, after those that already wait for the same worker."""
         if peer not in self._waiting and self._sent(peer, frames):
             return
         nbytes = OVERHEAD + sum(map(len, frames))
@@ -71,7 +71,7 @@ class Outbox:
         self._waiting.setdefault(peer, deque()).append(frames)
 
     def flush(self) -> None:
-        """Send what can be sent now."""
+        """Send the messages that can be sent now."""
         for peer, frames in list(self._waiting.items()):
             while frames and self._sent(peer, frames[0]):
                 self._nbytes[peer] -= OVERHEAD + sum(map(len, frames.popleft()))
@@ -79,7 +79,7 @@ class Outbox:
                 self._drop(peer)
 
     def _sent(self, peer: bytes, frames: list[Any]) -> bool:
-        """Whether that is done with: sent, or never to be."""
+        """Return whether a message is done with: sent, or never to be sent."""
         try:
             self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -122,7 +122,7 @@ LARGE = 32 * 2**20
 
 
 class Server:
-    """Answers workers until it is told to stop.
+    """A server that answers workers until it is told to stop.
 
     Args:
         core: what it knows.
@@ -199,7 +199,7 @@ class Server:
             after()
 
     def close(self) -> None:
-        """Let the address go."""
+        """Close the socket, so that the address is free."""
         self._guard.close()
         self._socket.close()
         if self._authenticator is not None:
@@ -224,7 +224,7 @@ class Server:
             self._outbox.put(peer, frames)
 
     def _part(self) -> None:
-        """Tell the core who is gone, and who does not read."""
+        """Tell the core which workers are gone, and which do not read."""
         for peer in self._outbox.unreachable:
             self.core.members.unreachable(peer)
         for peer in self._outbox.deaf:
@@ -238,7 +238,7 @@ class Server:
 
 
 class Finished:
-    """Called now and then, says whether every worker has left in peace, or none has been there for ``quiet`` seconds.
+    """A condition that is checked at intervals: every worker has left, or none has been there for ``quiet`` seconds.
 
     Args:
         core: of the server.
@@ -249,7 +249,7 @@ class Finished:
         self._core, self._quiet, self._seen = core, quiet, time.monotonic()
 
     def __call__(self) -> bool:
-        """Whether that is so now."""
+        """Return whether the condition holds now."""
         now = time.monotonic()
         if len(self._core.members):
             self._seen = now
@@ -257,7 +257,7 @@ class Finished:
 
 
 def keep_memory() -> bool:
-    """Ask the C library's allocator to keep freed memory; whether it is one that can."""
+    """Ask the C library's allocator to keep freed memory; return whether it can."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

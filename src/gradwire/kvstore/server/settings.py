@@ -1,4 +1,4 @@
-"""The settings of a server's optimizer by their numbers, and what the optimizer keeps."""
+"""Settings of a server's optimizer by their numbers, and the optimizer's states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = 2 * AHEAD
 
 
 class OptimizerSettings:
-    """Settings, each with the states that it goes on with.
+    """The settings, each with the states with which it continues.
 
     Args:
         part: finds a key alone, or refuses it.
@@ -31,7 +31,7 @@ class OptimizerSettings:
         self._part = part
 
     def check(self, number: int) -> None:
-        """Refuse a push that names no setting that there is.
+        """Refuse a push that names an unknown setting.
 
         Raises:
             WireError: it does.
@@ -40,7 +40,7 @@ class OptimizerSettings:
             raise WireError(f"a push names optimizer setting {number}, which was never sent")
 
     def declare(self, number: int, config: OptimizerConfig, *, joined: bool) -> int:
-        """Know a setting by its number, and forget the oldest of too many.
+        """Register a setting under a number, and forget the oldest of too many.
 
         Args:
             number: the worker's.
@@ -76,12 +76,12 @@ class OptimizerSettings:
         return number
 
     def states(self) -> dict[StoreKey, dict[str, Any]]:
-        """The states of the optimizer, by key."""
+        """Return the states of the optimizer, by key."""
         newest = self._newest()
         return self.saved if newest is None else newest.state_dict()
 
     def to_bytes(self) -> bytes:
-        """The states, as they travel.
+        """Encode the states for a message.
 
         Raises:
             ConfigError: there is no optimizer.
@@ -92,7 +92,7 @@ class OptimizerSettings:
         return to_bytes(newest.state_dict(), newest.config)
 
     def require_any(self) -> None:
-        """Refuse states that nothing is there for.
+        """Refuse states if there is no optimizer.
 
         Raises:
             ConfigError: there is no optimizer.
@@ -101,7 +101,7 @@ class OptimizerSettings:
             raise ConfigError("optimizer states are loaded after set_optimizer, and not before")
 
     def restore(self, data: bytes) -> None:
-        """Take the states that ``to_bytes`` gave."""
+        """Restore the states from the bytes of ``to_bytes``."""
         self._load(self.updaters[max(self.updaters)], from_bytes(data)[0])
 
     def _load(self, updater: Updater, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
@@ -110,7 +110,9 @@ class OptimizerSettings:
         updater.load_state_dict(states)
 
     def _joined_number(self, config: OptimizerConfig) -> int:
-        """A process that came later counts its settings from 1; here they go on from those that there are."""
+        """Translate the number of a setting from a process that came later, which counts from 1, to the server's own
+        count.
+        """
         same = [number for number, each in self.updaters.items() if each.config == config]
         return max(same, default=max(self.updaters) + 1)
 

@@ -1,4 +1,4 @@
-"""A server's state on the disk: safetensors, written beside the old one, brought to the disk, and given its name.
+"""Snapshots of a server's state: safetensors, written beside the old file, flushed to the disk, and renamed.
 
 What is in it: every value with its version, what the memories keep of the sums, and the optimizer's states. What is not
 in it, pushes of steps that were not applied yet and of steps after it, the workers still have and send again.
@@ -35,7 +35,7 @@ TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
 
 
 def save_core(core: ServerCore, path: Path) -> None:
-    """Write what a server knows; after it the workers may forget what is in it."""
+    """Write the state of a server; after that the workers may forget the pushes that are in it."""
     core.values.apart()
     tensors: dict[str, Tensor] = {}
     told = []
@@ -74,7 +74,7 @@ def save_core(core: ServerCore, path: Path) -> None:
 
 
 def load_core(path: Path, rules: Rules) -> ServerCore:
-    """A server that goes on from a snapshot.
+    """Make a server that continues from a snapshot.
 
     Raises:
         ConfigError: the file is no snapshot.
@@ -124,7 +124,7 @@ def _entries(told: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable
 
 
 def _check(entry: StoredPart) -> None:
-    """Refuse what no server has written.
+    """Refuse a file that no server has written.
 
     Raises:
         ConfigError: a number or a type that a key cannot have.
@@ -146,7 +146,7 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class Snapshots:
-    """Writes one after the first step, and whenever the newest key is so many steps further.
+    """A writer of snapshots: after the first step, and whenever the newest key is so many steps further.
 
     Args:
         path: of the file.
@@ -158,7 +158,7 @@ class Snapshots:
         self._due = 1
 
     def after(self, core: ServerCore) -> None:
-        """Called between messages."""
+        """Write a snapshot if it is time to; to be called between messages."""
         newest = max((entry.version for entry in core.values.units()), default=0)
         if newest < self._due:
             return

@@ -1,4 +1,4 @@
-"""The values of a server: its keys, the lists of keys that are together now, and how far each is for a worker.
+"""Values of a server: its keys, the lists of keys that are joined now, and the progress of each for a worker.
 
 A list is named once; after it a push or a pull of all of its keys has a header as short as one key's. ``alone`` finds a
 key as it would be if nobody had named it together with others; where it is within a list, it puts that list apart, and
@@ -25,7 +25,7 @@ __all__ = ["Progress", "ValueFrames", "Values"]
 
 
 class Progress:
-    """The rules of what counts as made, as there, and as too far ahead.
+    """The rules of when a step counts as made, as in the value, and as too far ahead.
 
     Args:
         rules: how the server behaves.
@@ -49,22 +49,22 @@ class Progress:
         return part.durable if self.sync else part.durable_of.get(rank, 0)
 
     def reached(self, rank: int, parts: Sequence[StoredPart]) -> tuple[int, int]:
-        """The step up to which a worker's pushes of all of them are in the values, and need not be kept."""
+        """The step up to which a worker's pushes are in the values of all keys, and need not be kept."""
         versions = (self.version(part, rank) for part in parts)
         return min(versions, default=0), min((self.durable(part, rank) for part in parts), default=0)
 
     def has_step(self, part: StoredPart, rank: int, step: int) -> bool:
-        """Whether a worker's step is in the value, and not too far ahead of the others."""
+        """Return whether a worker's step is in the value, and not too far ahead of the others."""
         return self.version(part, rank) >= step and self.within_bound(part, step)
 
     def within_bound(self, part: StoredPart, step: int) -> bool:
-        """Whether a worker that made so many steps of a key need not wait for the slowest."""
+        """Return whether a worker that made so many steps of a key need not wait for the slowest."""
         if self.sync or self.staleness is None:
             return True
         return step - min((part.last.get(rank, 0) for rank in self._members.live), default=step) <= self.staleness
 
     def missing(self, part: StoredPart, rank: int, step: int) -> Callable[[], str]:
-        """Make a function that says what a request waits for, in the words of the moment at which that is asked."""
+        """Make a function that says what a request waits for, at the time of the call."""
 
         def text() -> str:
             made, live = self.version(part, rank), self._members.live
@@ -82,7 +82,7 @@ FRAMES = 16 * ROOM
 
 
 class Values:
-    """Keys by their names, and lists of them.
+    """The keys by their names, and the lists of them.
 
     Args:
         rules: how the server behaves.
@@ -103,7 +103,7 @@ class Values:
     # Keys ------------------------------------------------------------------------------------------------------------
 
     def check_room(self, key: StoreKey, nbytes: int) -> None:
-        """Refuse one key too many, or one that is too large.
+        """Refuse one key too many, or a key that is too large.
 
         Raises:
             ConfigError: it is.
@@ -114,12 +114,12 @@ class Values:
             raise ConfigError(f"this server keeps at most {self._rules.max_memory} bytes, key {key!r} has {nbytes}")
 
     def add(self, part: StoredPart) -> None:
-        """Keep a key from now on."""
+        """Add a key."""
         self.parts[part.key] = part
         self.nbytes += part.value.nbytes
 
     def alone(self, key: StoreKey) -> StoredPart:
-        """Find a key by itself; the list that it is together with is put apart.
+        """Find a key by itself, and separate it from the list that it is joined with.
 
         Raises:
             ConfigError: there is no such key.
@@ -132,7 +132,7 @@ class Values:
         return self.parts[key]
 
     def find_again(self, unit: StoredPart) -> None:
-        """Put apart what came together with other keys while a request for this unit waited."""
+        """Separate what was joined with other keys while a request for this unit waited."""
         if unit.topic not in self._together:
             for key in unit.keys:
                 self.alone(key)
@@ -140,28 +140,28 @@ class Values:
     # Keys and lists --------------------------------------------------------------------------------------------------
 
     def units(self) -> list[StoredPart]:
-        """List what has steps of its own: keys that are alone, and lists that are together."""
+        """List the units that have steps of their own: keys that are alone, and lists that are joined."""
         single = [part for key, part in self.parts.items() if key not in self._within]
         return [*single, *self._together.values()]
 
     def unit(self, topic: Topic) -> StoredPart | None:
-        """Find what has steps of its own, by the topic for which requests wait."""
+        """Find a unit by the topic under which requests wait for it."""
         return self._together.get(topic) if isinstance(topic, tuple) else self.parts.get(topic)
 
     def apart(self) -> None:
-        """Let every key be what it would be if nobody had named it together with others."""
+        """Separate all lists, so that every key is as if it had never been joined."""
         for each in list(self._together.values()):
             self._part(each)
 
     def mark_durable(self) -> None:
-        """All that was applied is on the disk."""
+        """Note that all applied steps are on the disk."""
         for unit in self.units():
             unit.durable, unit.durable_of = unit.version, dict(unit.last)
 
     # Lists -----------------------------------------------------------------------------------------------------------
 
     def listed(self, keys: tuple[StoreKey, ...], sessions: Sequence[WorkerSession]) -> KeyList:
-        """A list of keys, the same for all workers that name the same ones.
+        """Find or make a list of keys, one for all workers that name the same keys.
 
         Args:
             keys: of the list.
@@ -177,7 +177,7 @@ class Values:
         return self.lists[keys]
 
     def prepare(self, unit: StoredPart) -> None:
-        """Before a push of a list: bring its keys together where that may be; else each of them is alone."""
+        """Prepare a push of a list: join its keys if possible, else leave each of them alone."""
         if not isinstance(unit, KeyList) or unit.together:
             return
         if not unit.patience.over():
@@ -225,13 +225,15 @@ class Values:
 
 
 class ValueFrames:
-    """Values one after the other, as an answer has them: made once for all workers that pull the same."""
+    """The values of keys one after the other, as an answer carries them: made once for all workers
+    that pull the same.
+    """
 
     def __init__(self) -> None:
         self._frames: OrderedDict[tuple[StoreKey, ...], tuple[list[int], Tensor]] = OrderedDict()
 
     def of(self, parts: Sequence[StoredPart]) -> Tensor:
-        """The bytes of these keys now."""
+        """Return the bytes of these keys now."""
         keys, versions = tuple(part.key for part in parts), [part.version for part in parts]
         known = self._frames.get(keys)
         if known is not None and known[0] == versions:

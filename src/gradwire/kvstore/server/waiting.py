@@ -1,4 +1,4 @@
-"""Requests that cannot be answered yet, by what they wait for."""
+"""Requests that cannot be answered yet, by the topic that they wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_WAITING = 2**16
 
 @dataclass(eq=False)
 class Waiting:
-    """A request: whose, what it waits for in words, whether it can be answered now, and how."""
+    """A waiting request: its sender, what it waits for in words, its condition, and its answer."""
 
     peer: bytes
     seq: int
@@ -33,7 +33,7 @@ class Waiting:
 
 
 class Waits:
-    """All of them; looking at one topic costs what waits for it, however many keys there are."""
+    """All waiting requests; the cost of looking at one topic is that of its requests, however many keys there are."""
 
     def __init__(self) -> None:
         self._by_topic: dict[Topic, dict[tuple[bytes, int], Waiting]] = {}
@@ -47,11 +47,11 @@ class Waits:
         return self._count.total()
 
     def topics(self) -> set[Topic]:
-        """The topics that something waits for."""
+        """The topics that a request waits for."""
         return set(self._by_topic)
 
     def add(self, topic: Topic, waiting: Waiting) -> None:
-        """Wait; a request that comes again waits once.
+        """Add a request; one that comes again waits once.
 
         Raises:
             WireError: its worker has too many.
@@ -65,24 +65,24 @@ class Waits:
         self._count[waiting.peer] += 1
 
     def take_ready(self, topic: Topic) -> list[Waiting]:
-        """Take out those that can be answered."""
+        """Take out the requests that can be answered."""
         return self._take(topic, lambda each: each.ready())
 
     def take_all(self, topic: Topic) -> list[Waiting]:
-        """Take out those that wait for a topic."""
+        """Take out the requests that wait for a topic."""
         return self._take(topic, lambda _: True)
 
     def take_stuck(self) -> list[Waiting]:
-        """Take out all that cannot be answered."""
+        """Take out all requests that cannot be answered."""
         return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]
 
     def reason(self, peer: bytes, seq: int) -> str:
-        """Say in words what a request waits for; empty: it does not wait."""
+        """Say in words what a request waits for; empty if it does not wait."""
         those = (each.get((peer, seq)) for each in self._by_topic.values())
         return next((waiting.what() for waiting in those if waiting is not None), "")
 
     def drop(self, peer: bytes) -> None:
-        """Nobody is there any more to be answered."""
+        """Drop the requests of a worker that is gone."""
         for topic in self.topics() if self._count[peer] else ():
             self._take(topic, lambda each: each.peer == peer)
         self._count.pop(peer, None)

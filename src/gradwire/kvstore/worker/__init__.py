@@ -1,1 +1,1 @@
-"""The worker's side of a distributed store: keys as it knows them, and its connections to the servers."""
+"""Worker's side of a distributed store: its view of keys, and its connections to the servers."""

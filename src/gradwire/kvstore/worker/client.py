@@ -1,4 +1,4 @@
-"""A worker's connections to its servers: one thread that owns the sockets, and requests that are answered or fail.
+"""Connections of a worker to its servers: one thread that owns the sockets, and requests that are answered or fail.
 
 Nothing waits without a deadline.
 """
@@ -98,8 +98,8 @@ class Client:
         return self.ask_all([(server, request)])[0]
 
     def ask_all(self, requests: Sequence[tuple[int, Request]]) -> list[Future[int]]:
-        """Send requests to servers. The other thread is woken once for all of them: each time costs a change of
-        threads, and that it works while this one waits.
+        """Send requests to servers. The other thread is woken once for all of them, because each time costs a change of
+        threads.
         """
         if not self._stop.alive:
             raise ConfigError("the store was closed: it can no longer be used")
@@ -110,7 +110,7 @@ class Client:
         return [request.future for _, request in requests]
 
     def wait(self, futures: Sequence[Future[int]], what: str) -> list[int]:
-        """The results of all.
+        """Wait for the results of all requests.
 
         Raises:
             GroupError: one was not answered in time, or cannot be any more.
@@ -124,7 +124,7 @@ class Client:
         return [future.result() for future in futures]
 
     def _why(self, waiting: AbstractSet[Future[int]]) -> str:
-        """Say what requests wait for, as their servers say it now; how the connection is where they say nothing."""
+        """Say what requests wait for, as their servers say it now, or else the state of the connection."""
         asked: dict[int, Request] = {}
         for index, connection in enumerate(self._connections):
             # A copy in one go: the other thread takes out what is answered.
@@ -139,11 +139,11 @@ class Client:
         return "; ".join(dict.fromkeys(told)) or "the answer came too late"
 
     def dead(self) -> set[int]:
-        """Workers that a server has not heard of."""
+        """The ranks of workers that a server has not heard of."""
         return set().union(*(connection.dead for connection in self._connections))
 
     def silent(self, seconds: float) -> list[str]:
-        """Servers that have not answered for so long."""
+        """The servers that have not answered for so long."""
         return [
             connection.endpoint for connection in self._connections if time.monotonic() - connection.heard > seconds
         ]
@@ -153,7 +153,7 @@ class Client:
 
 
 def _ring(bell: zmq.Socket[Any], lock: threading.Lock) -> None:
-    """Wake the thread. If it cannot hear, it is awake with a thousand bells before it, or it has ended."""
+    """Wake the thread. If the bell cannot be rung, a thousand rings wait for it already, or it has ended."""
     with lock, contextlib.suppress(zmq.Again):
         bell.send(b"", zmq.NOBLOCK)
 
@@ -203,7 +203,7 @@ def _attend(connection: ServerConnection, ping: bool, now: float, timeout: float
 def _drain(
     bell: zmq.Socket[Any], connections: list[ServerConnection], inbox: queue.SimpleQueue[tuple[int, Request] | None]
 ) -> bool:
-    """Take new requests; False: there will be no more."""
+    """Take new requests; return False if there will be no more."""
     while bell.poll(0):
         bell.recv()
     while not inbox.empty():
@@ -232,7 +232,7 @@ def _end(
 
 
 def finish_at_exit(store: weakref.ref[Any], client: weakref.ref[Client]) -> None:
-    """A script that ends in peace says so, or the others would wait for its next push.
+    """Say at exit that a script ended without an error, because the others would wait for its next push.
 
     One that an exception ended does not: its part of the steps to come is missing, as that of one that was killed.
     """

@@ -1,4 +1,4 @@
-"""A worker's connection to one server.
+"""Connection of a worker to one server.
 
 A request is sent in pieces, larger priorities first and short requests before long ones, and again whenever the
 connection was lost before its answer; the server knows what it has had. After the server was restarted from its
@@ -132,7 +132,7 @@ class ServerConnection:
         return zmq.POLLIN | (zmq.POLLOUT if self._owed or (self.up and self._heap) else 0)
 
     def write(self) -> None:
-        """Send until the socket is full."""
+        """Send messages until the socket is full."""
         while self.up and self._heap:
             at = self._next()
             rank, order, request, piece = self._heap[at]
@@ -153,14 +153,14 @@ class ServerConnection:
                 heapq.heappop(self._heap)
 
     def _next(self) -> int:
-        """Find the next piece in the heap: a server has room for so many messages in pieces, and no more."""
+        """Find the next piece in the heap, within the server's limit for messages in pieces."""
         _, _, request, piece = self._heap[0]
         if piece or request.pieces() == 1 or self._begun < MAX_OPEN:
             return 0
         return min((i for i, each in enumerate(self._heap) if each[3]), key=lambda i: self._heap[i][:2])
 
     def events(self) -> None:
-        """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
+        """Handle events: introduce this worker when connected; count messages on the way as lost when disconnected."""
         for opened in self.door.events():
             self.up, self._heap, self._begun = False, [], 0
             if opened:
@@ -168,11 +168,11 @@ class ServerConnection:
 
     @property
     def grace(self) -> float:
-        """Seconds that the server may be away."""
+        """The seconds for which the server may be away."""
         return self._grace or (RESTART if self._snapshots else AWAY)
 
     def trouble(self, now: float, timeout: float) -> GradwireError | None:
-        """Why nothing will be answered; None while something may be.
+        """The reason why nothing will be answered; None while something may be.
 
         Args:
             now: by ``time.monotonic()``.
@@ -191,7 +191,7 @@ class ServerConnection:
         return None
 
     def state(self, now: float) -> str:
-        """How the connection is, in words."""
+        """Describe the state of the connection in words."""
         if not self.door.opened:
             return f"{self.who} never answered: is it started, and is that its address?"
         if self.door.lost is not None:
@@ -211,7 +211,7 @@ class ServerConnection:
         )
 
     def insist(self, now: float) -> None:
-        """Introduce this worker again where its place was taken.
+        """Introduce this worker again if its place was taken.
 
         By the process before it, as a rule, of which the server has not noticed yet that it is gone.
         """
@@ -234,7 +234,7 @@ class ServerConnection:
             return
 
     def read(self) -> None:
-        """Take what has come.
+        """Read the messages that have come.
 
         Raises:
             WireError: the server sends what the protocol does not allow.
@@ -249,7 +249,7 @@ class ServerConnection:
             getattr(self, f"_{op}")(rest, **fields)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will be answered."""
+        """Fail all requests, because nothing more will be answered."""
         for request in list(self.unanswered.values()):
             self._finish(request, error=error)
 
@@ -276,7 +276,7 @@ class ServerConnection:
             self._queue(request)
 
     def _may_be_named(self) -> list[Request]:
-        """Declarations that a push may name, or one that has to be sent again; settings may change in every step."""
+        """Keep the declarations that a push may name, or one that is sent again; settings may change in every step."""
         settings = [each.fields["number"] for each in self.declared if each.op == "optimizer"]
         if not settings:
             return self.declared
@@ -390,7 +390,7 @@ class ServerConnection:
 
 
 class ScatterSink:
-    """Tensors that one answer fills: each gets its bytes as they come, not by way of a copy.
+    """A sink for one answer that fills several tensors: bytes go directly to their tensor, without a copy.
 
     Args:
         places: where the bytes of each tensor are in the answer, and its memory.
@@ -401,7 +401,7 @@ class ScatterSink:
         self.nbytes, self._places = nbytes, places
 
     def write(self, at: int, piece: Block) -> None:
-        """Take bytes of the answer, from byte ``at`` of it on."""
+        """Take bytes of the answer, which begin at its byte ``at``."""
         end = at + len(piece)
         for start, array in self._places:
             lo, hi = max(start, at), min(start + len(array), end)
@@ -411,7 +411,7 @@ class ScatterSink:
 
 @dataclass(eq=False)
 class Request:
-    """Something asked of one server.
+    """A request to one server.
 
     Args:
         op: as in the protocol.
@@ -437,23 +437,23 @@ class Request:
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """The least goes first: what others may name, then what is more urgent, then what is short."""
+        """The priority, smallest first: declarations that others may name, then urgent requests, then short ones."""
         return not self.declare, -self.priority, self.pieces() > 1
 
     @property
     def topic(self) -> Any:
-        """Under which pushes are kept."""
+        """The topic under which pushes are kept."""
         return self.fields.get("key")
 
     def make_room(self, nbytes: int) -> bool:
-        """Before the first piece of an answer; False: it has another size."""
+        """Make room before the first piece of an answer; return False if it has another size."""
         if self.out is None:
             self.answer = bytearray(nbytes)
             return True
         return nbytes == (self.out.numel() if isinstance(self.out, Tensor) else self.out.nbytes)
 
     def take(self, at: int, piece: Block) -> None:
-        """Take bytes of the answer, from byte ``at`` of it on."""
+        """Take bytes of the answer, which begin at its byte ``at``."""
         if self.out is not None and not isinstance(self.out, Tensor):
             self.out.write(at, piece)
             return
@@ -461,7 +461,7 @@ class Request:
         np.copyto(into[at : at + len(piece)], piece)
 
     def logged(self) -> list[tuple[Any, int]]:
-        """The topics and steps of the pushes in it."""
+        """The topics and steps of the pushes in the request."""
         if self.op == "pushes":
             return [(topic_of(unit), step) for unit, step, _ in self.fields["items"]]
         return [] if self.log is None else [self.log]
@@ -477,5 +477,5 @@ class Request:
 
 
 def topic_of(unit: Unit) -> Any:
-    """Under which the pushes of a unit are kept: a key, or a list of keys by its number."""
+    """The topic under which the pushes of a unit are kept: that of a key, or of a list of keys by its number."""
     return ("list", unit[0]) if isinstance(unit, list) else unit

@@ -1,4 +1,4 @@
-"""How a connection to a server begins and ends: the keys that it speaks with, and why it was refused.
+"""Handshake with a server: the keys of a connection, and the reasons for a refusal.
 
 What was refused is said in words that name the remedy.
 """
@@ -32,7 +32,7 @@ CLOSED = 2.0
 
 @dataclass
 class Door:
-    """The connection of one socket to one endpoint, as ZeroMQ's monitor tells of it.
+    """The connection of one socket to one endpoint, as ZeroMQ's monitor reports it.
 
     Args:
         socket: not connected yet.
@@ -57,7 +57,7 @@ class Door:
         self._closed: float | None = None
 
     def events(self) -> list[bool]:
-        """List what has happened since the last call: True for each handshake that succeeded, False for each end."""
+        """List the events since the last call: True for each handshake that succeeded, False for each end."""
         told = []
         while self.monitor.poll(0):
             message = parse_monitor_message(self.monitor.recv_multipart())
@@ -73,11 +73,11 @@ class Door:
         return told
 
     def away(self, now: float) -> float:
-        """Seconds since the connection ended; 0 while it is there, or before the first one."""
+        """The seconds since the connection ended; 0 while it exists, or before the first one."""
         return 0.0 if self.lost is None else now - self.lost
 
     def close(self) -> None:
-        """Before the socket is closed."""
+        """Stop monitoring; to be called before the socket is closed."""
         self.socket.disable_monitor()
         self.monitor.close(0)
 
@@ -115,7 +115,7 @@ class Door:
 
 
 def lock_worker(socket: zmq.Socket[Any], folder: Path) -> None:
-    """Let a worker's socket speak with its key, to servers that have theirs.
+    """Give a worker's socket its key, so that it speaks only to servers that have theirs.
 
     Args:
         socket: not connected yet.
@@ -132,7 +132,7 @@ def lock_worker(socket: zmq.Socket[Any], folder: Path) -> None:
 
 
 def lock_peer(socket: zmq.Socket[Any], folder: Path) -> None:
-    """Let a worker's socket or a server's speak to whoever has the servers' key, with the key that its folder has."""
+    """Let a worker's or a server's socket speak, with the key in its folder, to peers that have the servers' key."""
     if not (folder / "server.key_secret").is_file():
         lock_worker(socket, folder)
         return

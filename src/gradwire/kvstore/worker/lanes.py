@@ -1,4 +1,4 @@
-"""Lists of keys that a worker pushes and pulls again and again: small keys of one server take one lane.
+"""Lists of keys that a worker pushes and pulls repeatedly: small keys of one server share one lane.
 
 What is done for a key in a step is done once for a lane: its gradients are put side by side, encoded by one kernel call
 with the residuals side by side, and travel as one push of a list that both sides know by a number. That holds as long
@@ -34,7 +34,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16)
 
 
 class Lane:
-    """Small keys of one server and one dtype.
+    """Small keys of one server and one dtype, which travel as one unit.
 
     Args:
         number: by which the server knows the list.
@@ -57,7 +57,7 @@ class Lane:
         self._gaps = [zeros[: align(numel, UNIT) - numel] for numel in numels]
 
     def together(self) -> bool:
-        """Whether the keys are one now; where they may be, they become it."""
+        """Return whether the keys are joined now; they are joined if possible."""
         if not self.one and self.patience.over() and self._alike():
             pushes = dict.fromkeys(push for each in self.members for push in each.progress.pushes)
             self.progress, self.one = PushProgress(self.members[0].step, list(pushes)), True
@@ -66,7 +66,7 @@ class Lane:
         return self.one
 
     def part(self) -> None:
-        """Let each key be alone, as if it had always been."""
+        """Separate the keys: each is as if it had always been alone."""
         for each in self.members:
             each.progress, each.lane = PushProgress(self.progress.step, list(self.progress.pushes)), None
         self.one = False
@@ -74,14 +74,14 @@ class Lane:
         self._part_residuals()
 
     def gather(self, grads: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-        """Gradients side by side, in memory of their own or in ``out``."""
+        """Join gradients end to end, in new memory or in ``out``."""
         flat = lease((self.numel,), self.dtype) if out is None else out
         pieces = [each for grad, gap in zip(grads, self._gaps, strict=True) for each in (grad.reshape(-1), gap)]
         with torch.no_grad():
             return torch.cat(pieces, out=flat)
 
     def sender(self, compression: Compression, seed: int, rank: int) -> Sender:
-        """The sender that encodes all keys as one, and has their residuals side by side."""
+        """The sender that encodes all keys as one; its residual is theirs end to end."""
         if self._sender is None:
             self._sender = Sender(self.keys[0], torch.Size((self.numel,)), seed=seed, rank=rank)
             self._sender.use(compression)
@@ -103,7 +103,7 @@ class Lane:
         return ScatterSink(places, self.numel * size)
 
     def encode(self, sender: Sender, grads: Sequence[Tensor], flat: Tensor) -> Tensor:
-        """The payload of all keys.
+        """Encode the payload of all keys.
 
         Args:
             sender: of this lane.
@@ -155,7 +155,7 @@ class Roster:
     dtypes: list[torch.dtype]
 
     def singles(self, tensors: Any, *, contiguous: bool) -> list[Any] | None:
-        """Take each key's tensor out of the list around one sender; None: some key of a lane needs more than that.
+        """The one tensor of each key, out of lists of one; None if some key of a lane needs more than that.
 
         Args:
             tensors: as callers hand them in.
@@ -176,16 +176,16 @@ class Roster:
         return singles if fit else None
 
     def together(self) -> bool:
-        """Whether the keys of every lane are one, or can be."""
+        """Return whether the keys of every lane are joined, or can be."""
         return all(lane.together() for lane, _ in self.lanes)
 
     def are_together(self) -> bool:
-        """Whether they are it already."""
+        """Return whether the keys of every lane are joined already."""
         return all(lane.one for lane, _ in self.lanes)
 
 
 class Lanes:
-    """The lists that a worker has used.
+    """The lists of keys that a worker has used.
 
     Args:
         keys: all that it knows.
@@ -200,7 +200,7 @@ class Lanes:
         """The lanes that no server has been told of; the caller empties it."""
 
     def find(self, keys: Any) -> Roster | None:
-        """Find what is known of a list that was used before; None: its keys go one by one."""
+        """Find a list that was used before; None if its keys go one by one."""
         if not isinstance(keys, list | tuple) or len(keys) < 2:
             return None
         try:
@@ -220,7 +220,7 @@ class Lanes:
         return roster if roster.lanes and list(map(type, keys)) == list(map(type, roster.keys)) else None
 
     def _note(self, name: tuple[Any, ...]) -> None:
-        """The first use of a list: it may be the last."""
+        """Note the first use of a list, which may be the last."""
         if len(self._rosters) < MAX_LISTS:
             self._rosters[name] = None
 
@@ -235,7 +235,7 @@ class Lanes:
         return Roster(list(keys), lanes, rest, [each.shape for each in members], [each.dtype for each in members])
 
     def _lanes_of(self, keys: tuple[Any, ...]) -> list[Lane]:
-        """The lanes of keys, in an order that is not the caller's: workers who name the same keys share them."""
+        """The lanes of keys, in an order independent of the caller's: workers that name the same keys share them."""
         groups: dict[tuple[int, torch.dtype], dict[StoreKey, WorkerKey]] = {}
         for key in sorted(key for key in keys if key in self._keys):
             shared = self._keys[key]
@@ -256,7 +256,7 @@ class Lanes:
 
 
 def full(members: Mapping[StoreKey, WorkerKey]) -> list[dict[StoreKey, WorkerKey]]:
-    """Keys in lists as long as one message may be."""
+    """Divide keys into lists that are as long as one message may be."""
     cuts: list[dict[StoreKey, WorkerKey]] = [{}]
     nbytes = 0
     for key, shared in members.items():

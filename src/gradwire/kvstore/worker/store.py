@@ -1,4 +1,4 @@
-"""The distributed store, as a worker sees it.
+"""Distributed store, as a worker sees it.
 
 Calls that name the same keys again and again send their small keys by lanes: the first such call finds nothing special;
 from the second on gradients are gathered, encoded and sent once for all keys of a lane. Whatever is out of the ordinary
@@ -45,7 +45,7 @@ __all__ = ["DistStore"]
 
 
 class DistStore(KVStore):
-    """Values on servers, shared by the workers of a group.
+    """A store whose values are on servers, shared by the workers of a group.
 
     Args:
         type: the name it was created by; with "async" in it every push counts at once.
@@ -123,12 +123,12 @@ class DistStore(KVStore):
         return self._shared(key).step
 
     def finish(self) -> None:
-        """Push no more: the others make their steps without this worker from now on."""
+        """End pushing: the others make their steps without this worker from now on."""
         self._flush()
         self._ask_all("finish", {}, "finish")
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         LASTING[:] = [store for store in LASTING if store is not self]
         self._client.close()
 
@@ -171,7 +171,7 @@ class DistStore(KVStore):
             raise
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the states of all servers to a safetensors file: one worker for all of them, after a barrier.
+        """Write the states of all servers to a safetensors file; one worker does it for all, after a barrier.
 
         Args:
             fname: is replaced at once when all is written.
@@ -190,7 +190,7 @@ class DistStore(KVStore):
         )
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote: all workers, or one of them between two barriers.
+        """Load the file of ``save_optimizer_states``: on all workers, or on one of them between two barriers.
 
         Args:
             fname: written with as many servers as there are now. With the name and numbers of an optimizer in it, all
@@ -266,17 +266,17 @@ class DistStore(KVStore):
             those.progress.pushes.append(future)
 
     def _small_payload(self, key: StoreKey, shared: WorkerKey, grads: Sequence[Tensor]) -> Tensor:
-        """The bytes of a small key's push; they are copied before the caller has its gradients back."""
+        """The bytes of a small key's push, copied before the caller gets its gradients back."""
         if self.compression.push is None and len(grads) == 1 and as_is(grads[0], shared):
             return as_bytes(grads[0])
         return self._payload(key, shared, shared.parts[0], shared.total(grads, copied=False))[1]
 
     def _settings(self, server: int) -> dict[str, int]:
-        """Fields that a push names: how its bytes were made, and the optimizer that it is for."""
+        """The fields that a push names: how its bytes were made, and the optimizer that it is for."""
         return {"config": 0 if self.compression == OFF else self._config, "optimizer": self._optimizers[server]}
 
     def _alone(self, key: StoreKey) -> WorkerKey:
-        """A key that is pushed by itself, after what the pushes before it met with was raised."""
+        """Find a key that is pushed by itself, after errors of earlier pushes were raised."""
         shared = self._shared(key)
         if shared.lane is not None:
             shared.lane.part()
@@ -300,14 +300,14 @@ class DistStore(KVStore):
             shared.progress.pushes.append(self._client.ask(part.server, request))
 
     def _payload(self, key: StoreKey, shared: WorkerKey, part: KeyPart, total: Tensor) -> tuple[int, Tensor]:
-        """-1, which says that it is dense, and the bytes of a part's push."""
+        """The number -1, which means dense, and the bytes of a part's push."""
         piece = total.view(-1)[part.start : part.stop].view(shared.part_shape(part))
         if self.compression.push is not None:
             return -1, self._encoded(key, shared, part, piece)
         return -1, as_bytes(piece.to(shared.dtype))
 
     def _rows_payload(self, key: StoreKey, shared: WorkerKey, part: KeyPart, grad: Tensor) -> tuple[int, Tensor]:
-        """How many rows, and the bytes of a part's row-sparse push."""
+        """The number of rows, and the bytes of a part's row-sparse push."""
         rows = grad.indices()[0].contiguous()
         plain = self.compression.push is None
         data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
@@ -333,7 +333,7 @@ class DistStore(KVStore):
     def _values(
         self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, compressor: Compressor | None
     ) -> list[Tensor]:
-        """The values of keys, in those of the tensors beside them that can take them; answers may be compressed."""
+        """Pull the values of keys into the given tensors where these can take them; answers may be compressed."""
         pulling, keys = Pulling(compressor, self._config, priority), [key for key, _ in pairs]
         values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
         pulling.close()
@@ -417,7 +417,7 @@ class DistStore(KVStore):
     # Lists of keys -------------------------------------------------------------------------------------------------
 
     def _settle(self, progress: PushProgress, title: str) -> None:
-        """Before another push: raise what the ones before it met with."""
+        """Raise the errors of earlier pushes, before another push."""
         if self.staleness is not None:
             self._client.wait(progress.pushes, f"a push of {title}")
         progress.forget_answered()
@@ -436,7 +436,7 @@ class DistStore(KVStore):
         self._client.wait(self._client.ask_all(requests), "a list of keys")
 
     def _gathered(self, lane: Lane, grads: Sequence[Tensor], *, one: bool) -> Tensor:
-        """Gradients side by side; checked, unless encoding them is the ``one`` thing that the call does."""
+        """Join gradients end to end; they are checked, unless the call does nothing but encode this ``one`` lane."""
         if self.compression.push is None:
             return lane.gather(grads)
         flat = lane.gather(grads, lane.sender(self.compression, self.seed, self.rank).room())

@@ -1,4 +1,4 @@
-"""A key as a worker of a distributed store knows it, and what it takes to pull it."""
+"""A key as a worker of a distributed store knows it, and the requests that pull it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["Pulling", "PushProgress", "WorkerKey", "as_bytes", "as_is", "row_req
 
 @dataclass
 class PushProgress:
-    """Steps that were pushed, and pushes that may not have been answered; of one key, or of all that share a lane."""
+    """The pushed steps, and the pushes that may not have been answered, of one key or of all keys in a lane."""
 
     step: int = 0
     pushes: list[Future[int]] = field(default_factory=list)
 
     def forget_answered(self) -> None:
-        """Look no more at pushes that were answered.
+        """Forget pushes that were answered.
 
         Raises:
             GradwireError: what one of them met with.
@@ -61,11 +61,11 @@ class WorkerKey:
     """The step of each part, by its start, when this worker came: one that was killed may have pushed some of them."""
 
     def small(self, key: StoreKey) -> bool:
-        """Whether it travels with others."""
+        """Return whether the key travels with others."""
         return len(self.parts) == 1 and bundled(key, self.shape.numel() * self.dtype.itemsize)
 
     def total(self, grads: Sequence[Tensor], *, copied: bool) -> Tensor:
-        """The sum of a worker's senders: contiguous, on the CPU.
+        """Sum the gradients of a worker's senders: contiguous, on the CPU.
 
         Args:
             grads: dense, one for each sender.
@@ -85,16 +85,18 @@ class WorkerKey:
 
     @property
     def step(self) -> int:
-        """Steps that this worker has pushed."""
+        """The number of steps that this worker has pushed."""
         return self.progress.step
 
     @property
     def in_rows(self) -> bool:
-        """Whether every part has whole rows: a small key has, and a row-sparse one, which is cut between them."""
+        """Return whether every part has whole rows, as small keys have, and row-sparse ones, which are cut between
+        rows.
+        """
         return self.shape.numel() > 0 and (self.sparse or len(self.parts) == 1)
 
     def lacking(self) -> list[KeyPart]:
-        """The parts of which the next step was not made before this worker came."""
+        """The parts whose next step was not made before this worker came."""
         return [part for part in self.parts if self.made.get(part.start, 0) <= self.step]
 
     def part_shape(self, part: KeyPart) -> tuple[int, ...]:
@@ -103,12 +105,12 @@ class WorkerKey:
         return (len(self.rows(part)), *self.shape[1:]) if self.in_rows else (part.numel,)
 
     def rows(self, part: KeyPart) -> range:
-        """The rows of a part, where parts have whole ones."""
+        """The rows of a part, if parts have whole rows."""
         width = math.prod(self.shape[1:])
         return range(part.start // width, part.stop // width)
 
     def rows_of(self, part: KeyPart, grad: Tensor) -> Tensor:
-        """A part of a coalesced row-sparse gradient, with its rows counted from the part's first."""
+        """The part of a coalesced row-sparse gradient, with rows counted from the part's first."""
         mine, (places,) = self.rows(part), grad.indices()
         lo, hi = inside(places, mine)
         return row_sparse(places[lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part))
@@ -131,7 +133,7 @@ class Pulling:
         self._bundles = Bundles(self._ask)
 
     def add(self, key: StoreKey, shared: WorkerKey, outs: Sequence[Tensor] = ()) -> Tensor:
-        """Ask for a key; the tensor that will have its value when all was answered and ``fill`` called.
+        """Request a key; return the tensor that will have its value after all answers and ``fill``.
 
         It is one of ``outs`` where the bytes can come into it as they are.
         """
@@ -146,7 +148,7 @@ class Pulling:
         return value
 
     def close(self) -> None:
-        """All keys were added."""
+        """Send the requests that are left, because all keys were added."""
         self._bundles.close()
 
     def _ask(self, server: int, bundle: Bundle) -> None:
@@ -156,7 +158,7 @@ class Pulling:
         self.servers.append(server)
 
     def fill(self) -> None:
-        """Take what the answers say that do not come into their places by themselves.
+        """Copy the answers that did not go directly into their tensors.
 
         Raises:
             WireError: bytes that are no answer.
@@ -177,7 +179,7 @@ class Pulling:
 def row_requests(
     key: StoreKey, shared: WorkerKey, rows: Tensor, values: Tensor, priority: int
 ) -> tuple[list[Request], list[int]]:
-    """Make the requests to each server for rows in increasing order, which the answers write to ``values``."""
+    """Make the requests to each server for rows in increasing order; the answers are written to ``values``."""
     requests, servers = [], []
     for part in shared.parts:
         lo, hi = inside(rows, shared.rows(part))
@@ -190,24 +192,24 @@ def row_requests(
 
 
 def inside(places: Tensor, rows: range) -> tuple[int, int]:
-    """Find where places in increasing order enter and leave a range of rows."""
+    """Find the range of increasing indices that lie in a range of rows."""
     lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop])).tolist()
     return lo, hi
 
 
 def direct(outs: Sequence[Tensor], shared: WorkerKey) -> Tensor | None:
-    """The first tensor that can receive the value's bytes as they come."""
+    """The first tensor that can receive the value's bytes directly."""
     return next((out.detach() for out in outs if as_is(out, shared)), None)
 
 
 def as_is(tensor: Tensor, shared: WorkerKey) -> bool:
-    """Whether a tensor's memory is the value's bytes."""
+    """Return whether a tensor's memory is the value's bytes."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return plain and tensor.dtype == shared.dtype and tensor.is_contiguous()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
+    """View the memory of a contiguous tensor as bytes."""
     flat = tensor.contiguous().view(-1)
     # One element, or none, is contiguous whatever its stride.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""GPU kernels: one file for each operation, of the same name, with a function of that name and signature.
+"""GPU kernels, one file for each operation, of the same name, with a function of that name and signature.
 
 1. A kernel gives the bits of the operation's plain-torch reference. Hence no product is fused with a sum (``_launch``),
    divisions are ``tl.div_rn``, and magnitudes are compared as the integers their bits form.

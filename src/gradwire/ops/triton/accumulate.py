@@ -1,4 +1,4 @@
-"""The first step of error feedback, for operations that then look at the sum more than once."""
+"""First step of error feedback, for operations that then look at the sum more than once."""
 
 import triton
 import triton.language as tl
@@ -25,6 +25,6 @@ def _kernel(
 
 
 def add_residual(grad: Tensor, residual: Tensor, status: Tensor | None) -> None:
-    """The sum goes to ``residual``; with a status, its old contents go to ``grad``."""
+    """Add the gradient to ``residual``; with a status, the old contents go to ``grad``."""
     n = grad.numel()
     launch(_kernel, (triton.cdiv(n, BLOCK),), grad, residual, status, n, BLOCK=BLOCK)

@@ -17,13 +17,13 @@ def places(BYTES: tl.constexpr, BITS: tl.constexpr, program: tl.tensor = None) -
 
 @triton.jit
 def pack(values: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """The byte of each row of values below 2**BITS."""
+    """Pack each row of values below 2**BITS into a byte."""
     return tl.sum(values << _shifts(BITS), axis=1).to(tl.uint8)
 
 
 @triton.jit
 def unpack(codes: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """The values in each byte, one row for each."""
+    """Unpack the values in each byte, one row for each."""
     return (codes.to(tl.int32)[:, None] >> _shifts(BITS)) & ((1 << BITS) - 1)
 
 

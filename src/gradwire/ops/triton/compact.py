@@ -1,4 +1,4 @@
-"""What is kept of a tensor, one after the other: parts of it are counted, then each knows where its own begin.
+"""Compaction of the kept elements of a tensor: each part is counted, and then writes at its own offset.
 
 A part is the work of one program. Counts are added up on the device, by one program for each tensor; nothing waits for
 them.
@@ -65,7 +65,7 @@ def place_parts(
     counts: Tensor,
     parts: int,
 ) -> None:
-    """Find where each part writes what it keeps: all that are larger, and of the equal ones the first of the tensor.
+    """Find where each part writes its elements: all that are larger, and of the equal ones the first of the tensor.
 
     Args:
         larger: int32, one for each part.
@@ -81,12 +81,12 @@ def place_parts(
 
 
 def before(counts: Tensor) -> Tensor:
-    """How many there are in all parts before each, as int64; rows are on their own."""
+    """The number of elements in all parts before each, as int64, row by row."""
     return counts.cumsum(-1) - counts
 
 
 def write_counts(ends: Tensor, counts: Tensor) -> None:
-    """How many were kept in each segment.
+    """Write the number of kept elements in each segment.
 
     Args:
         ends: int64: how many were kept up to the end of each part.
@@ -98,20 +98,20 @@ def write_counts(ends: Tensor, counts: Tensor) -> None:
 
 
 def read_ends(counts: Tensor, k: int | Tensor) -> Tensor:
-    """How many of k values lie up to the end of each segment: a negative count is 0, and there are no more than k."""
+    """The number of the k values up to the end of each segment: a negative count is 0, and there are at most k."""
     return counts.long().clamp_(min=0).cumsum(0).clamp_(max=k)
 
 
 @triton.jit
 def rank(kept: tl.tensor, AXIS: tl.constexpr = 0) -> tl.tensor:
-    """How many are kept in front of each, within this part."""
+    """The number of kept elements in front of each, within this part."""
     one = kept.to(tl.int32)
     return tl.cumsum(one, AXIS) - one
 
 
 @triton.jit
 def bits_of(data: tl.tensor, size: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> tl.tensor:
-    """The bits of this part's elements, from a bitmap of ``size`` bytes; those that are missing are 0."""
+    """Read the bits of this part's elements from a bitmap of ``size`` bytes; missing bits are 0."""
     byte = tl.program_id(0).to(tl.int64) * (PART // 8) + tl.arange(0, PART // 8)
     bits = unpack_signs(tl.load(data + byte, mask=byte < size, other=0))
     return tl.reshape(bits, (PART,)) & (elements(PART) < n)

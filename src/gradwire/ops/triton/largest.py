@@ -73,7 +73,7 @@ def _choose_digit(
     WIDTH: tl.constexpr,
     program: tl.tensor = None,  # noqa: ARG001
 ) -> None:
-    """Append the highest digit from which on there are enough, note how many it has to give, and empty the table."""
+    """Append the highest digit that leaves enough elements, note how many it has to give, and clear the table."""
     digit = tl.arange(0, 1 << WIDTH)
     counts, wanted = tl.load(table + digit), tl.load(left)
     chosen = tl.sum((tl.cumsum(counts, 0, reverse=True) >= wanted).to(tl.int32)) - 1
@@ -84,7 +84,7 @@ def _choose_digit(
 
 
 def _least_of(x: Tensor, k: int) -> tuple[Tensor | ScratchMemory, Tensor | ScratchMemory]:
-    """The k-th largest magnitude, as the integer of its bits, and how many of the equal ones are among the k.
+    """The k-th largest magnitude, as the integer of its bits, and the number of equal ones among the k.
 
     Both are of one element, int32 and int64.
     """
@@ -141,7 +141,7 @@ def _emit_largest(
 
 
 def write_largest(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor, clear: bool) -> None:
-    """Write the largest magnitudes, as many as there is room for, and where they are; ``clear`` makes them 0 in x."""
+    """Write the largest magnitudes, as many as fit, and their indices; ``clear`` sets them to 0 in x."""
     n = x.numel()
     parts = triton.cdiv(n, PART)
     least, ties = _least_of(x, values.numel())

@@ -1,4 +1,4 @@
-"""The start of a kernel, and the memory that it needs for itself."""
+"""Launch of a kernel, and allocation of its temporary memory."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "LaunchCall", "Recording", "ScratchMemory", "launch", "recorded", "scratch"]
+from gradwire.ops.base import Op
+
+__all__ = ["BLOCK", "LaunchCall", "Recording", "ScratchMemory", "by_reference", "launch", "recorded", "scratch"]
 
 BLOCK = 2048  # elements for one program: 16 for each of its 128 threads, enough loads in flight for full bandwidth
 
@@ -15,7 +17,7 @@ _ALIGNMENT = 16
 
 
 class LaunchCall(NamedTuple):
-    """A launch: the kernel, its grid, and what it is given."""
+    """A launch: the kernel, its grid, and its arguments."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -24,19 +26,19 @@ class LaunchCall(NamedTuple):
 
 
 class ScratchMemory(NamedTuple):
-    """Memory that a recorded wrapper asked for: a place in what is allocated when its launches are started."""
+    """Memory that a recorded wrapper asked for: an offset in the allocation made when its launches are started."""
 
     offset: int
     numel: int
     dtype: torch.dtype
 
     def inside(self, memory: Tensor) -> Tensor:
-        """This part of uint8 ``memory``."""
+        """View this part of uint8 ``memory``."""
         return memory[self.offset : self.offset + self.numel * self.dtype.itemsize].view(self.dtype)
 
 
 class Recording:
-    """What a wrapper would launch.
+    """The launches that a wrapper would make.
 
     Attributes:
         steps: its launches, in order.
@@ -48,7 +50,7 @@ class Recording:
         self.end = start
 
     def reserve(self, numel: int, dtype: torch.dtype) -> ScratchMemory:
-        """A place behind what was asked for so far."""
+        """Reserve memory after the last reservation."""
         place = ScratchMemory(self.end, numel, dtype)
         self.end += -(-numel * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         return place
@@ -58,7 +60,7 @@ _recording: ContextVar[Recording | None] = ContextVar("_recording", default=None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int) -> None:
-    """Start a kernel on the device of its first argument, a tensor; an empty grid is no work.
+    """Launch a kernel on the device of its first argument, a tensor; an empty grid launches nothing.
 
     The compiler would turn a * b + c into one instruction with one rounding: the references round twice.
     """
@@ -70,8 +72,19 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int
             kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 
+def by_reference(operation: Op[Any], *arguments: Any) -> None:
+    """Run the reference of an operation, for arguments that no kernel serves.
+
+    Raises:
+        ValueError: launches are recorded; what torch does is none, and would be done while it is only recorded.
+    """
+    if _recording.get() is not None:
+        raise ValueError(f"{operation.name} has no kernel for these arguments")
+    operation.reference(*arguments)
+
+
 def scratch(numel: int, dtype: torch.dtype, beside: Tensor) -> Tensor | ScratchMemory:
-    """Memory for the kernels of one call, on the device of ``beside``; what it holds is not defined.
+    """Allocate memory for the kernels of one call, on the device of ``beside``; its values are undefined.
 
     While launches are recorded nothing is allocated, so a wrapper may only hand it to kernels.
     """
@@ -82,7 +95,7 @@ def scratch(numel: int, dtype: torch.dtype, beside: Tensor) -> Tensor | ScratchM
 
 
 def recorded(wrapper: Callable[..., None], *arguments: Any, start: int = 0) -> Recording:
-    """What a wrapper would launch, which it does not.
+    """Record the launches of a wrapper without making them.
 
     Args:
         start: the byte from which on its scratch memory lies; a multiple of 16.

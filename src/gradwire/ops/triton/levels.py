@@ -40,7 +40,7 @@ def elements(group: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def load(x: tl.tensor, group: tl.tensor, n: tl.tensor) -> tl.tensor:
-    """The elements of a tile, 0 beyond the end."""
+    """Load the elements of a tile, 0 beyond the end."""
     i = elements(group)
     return tl.load(x + i, mask=i < n, other=0.0)
 
@@ -61,6 +61,6 @@ def largest(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def norm_of(magnitude: tl.tensor) -> tl.tensor:
-    """The norm of each block from its largest magnitude."""
+    """Compute the norm of each block from its largest magnitude."""
     norm = magnitude.to(tl.float32, bitcast=True)
     return tl.where(norm < _TINY, 0.0, norm)

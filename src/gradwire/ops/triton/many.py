@@ -1,4 +1,4 @@
-"""One launch for the pieces of a flat tensor: each program finds the piece that it works on in a table.
+"""Launch of one kernel for all pieces of a flat tensor: each program finds its piece in a table.
 
 What is launched for a single piece is recorded first, for every piece; where that is the same kernel with other
 addresses and sizes, the launches become one, of a kernel that is written here around it:
@@ -31,12 +31,12 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def mergeable(function: F) -> F:
-    """Declare that a wrapper only launches kernels, each of which takes ``program``: it is asked for by this line."""
+    """Declare that a wrapper only launches kernels, each of which takes ``program``."""
     return function
 
 
 class Merged:
-    """The launches of a wrapper for several pieces as one for each kernel.
+    """The launches of a wrapper for several pieces, merged into one for each kernel.
 
     Args:
         wrapper: is called with the arguments of each piece, and launches nothing while it is recorded.
@@ -103,7 +103,8 @@ class Launch:
 
 
 def differences(values: Sequence[Any]) -> list[int] | None:
-    """What a table says of an argument: how far addresses lie from the first in elements, or numbers; None: nothing.
+    """The table's numbers for an argument: address offsets from the first in elements, or numbers; None if they are
+    equal.
 
     Raises:
         ValueError: it is another kind of thing, and not the same for all.
@@ -127,7 +128,7 @@ def differences(values: Sequence[Any]) -> list[int] | None:
 
 @cache
 def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) -> Any:
-    """A kernel that finds its piece and calls ``kernel`` with what the table says of it.
+    """Make a kernel that finds its piece and calls ``kernel`` with the piece's arguments.
 
     Args:
         varying: the parameters of which each piece has its own, in the order of the table's columns.

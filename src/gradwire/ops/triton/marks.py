@@ -1,4 +1,4 @@
-"""Marks, a bit for each element: counted in the parts in which they are written and read."""
+"""Marks, a bit for each element, counted in the parts in which they are written and read."""
 
 import torch
 import triton
@@ -17,12 +17,12 @@ def _count(bitmap: tl.tensor, named: tl.tensor, size: tl.tensor, n: tl.tensor, P
 
 
 def room_for_counts(x: Tensor, n: int) -> Tensor:
-    """How many of n elements are marked in each part will be written here."""
+    """Allocate room for the number of marks in each part of n elements."""
     return torch.empty(triton.cdiv(n, PART), dtype=torch.int32, device=x.device)
 
 
 def count_marks(bitmap: Tensor, n: int) -> Tensor:
-    """How many bits are set in each part."""
+    """Count the set bits of each part."""
     named = room_for_counts(bitmap, n)
     launch(_count, (named.numel(),), bitmap, named, bitmap.numel(), n, PART=PART)
     return named

@@ -1,4 +1,4 @@
-"""The running mean of gradients."""
+"""Running mean of gradients."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def advance(
     beta: tl.float32,
     rest: tl.float32,
 ) -> tl.tensor:
-    """Mix the gradients at ``i`` into their running mean; with a status the old mean goes to ``grad``."""
+    """Update the running mean with the gradients at ``i``; with a status the old mean goes to ``grad``."""
     inside = i < n
     old = tl.load(momentum + i, mask=inside, other=0.0)
     now = old * beta + tl.load(grad + i, mask=inside, other=0.0) * rest

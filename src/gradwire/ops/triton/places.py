@@ -1,4 +1,4 @@
-"""Places on a GPU: a bit for each element. As gaps they are left to the reference."""
+"""Indices as a bitmap on a GPU; their form as gaps is left to the reference."""
 
 import torch
 import triton
@@ -28,7 +28,7 @@ def _set_bits(
 
 
 def bitmap_encode(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> None:
-    """The operation on a GPU. The bits are set in whole words: a bitmap may start at any byte."""
+    """The operation on a GPU. The bits are set in whole words, because a bitmap may start at any byte."""
     words = torch.zeros(triton.cdiv(n, 32), dtype=torch.int32, device=bitmap.device)
     ends = read_ends(counts, indices.numel())
     launch(_set_bits, (counts.numel(), PARTS), words, indices, ends, n, PARTS=PARTS, BLOCK=BLOCK)

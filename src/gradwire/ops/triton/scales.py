@@ -1,4 +1,4 @@
-"""Scales that follow what arrives: the mean of what there is first, in the order of the reference, then every element.
+"""Scales that follow the received means: first the mean in the order of the reference, then every element.
 
 One launch adds up blocks, one adds up the blocks of each tensor as a tree, and one moves the scales.
 """
@@ -55,7 +55,7 @@ def _add_sums(
     STEP: tl.constexpr,
     program: tl.tensor = None,  # noqa: ARG001
 ) -> None:
-    """The sums as a tree of ``size`` leaves, of which those from ``count`` on are 0, over ``n``."""
+    """Sum as a tree of ``size`` leaves, of which those from ``count`` on are 0, and divide by ``n``."""
     row = sums + tl.program_id(1) * size
     half, left = size // 2, count
     while half >= 1:
@@ -111,7 +111,7 @@ def _follow(
 
 
 def follow(out: Tensor, scale: Tensor, bad: Tensor, beta: float, floor: float) -> None:
-    """Multiply by the scales, and let them follow: ``precondition_update``."""
+    """Multiply by the scales, and update them: ``precondition_update``."""
     n = out.numel()
     count = triton.cdiv(n, SUM_BLOCK)
     size = 1 << max(0, count - 1).bit_length()

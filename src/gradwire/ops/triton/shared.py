@@ -1,4 +1,4 @@
-"""The operations that all families share, on a GPU."""
+"""Operations that all families share, on a GPU."""
 
 import torch
 import triton
@@ -8,11 +8,14 @@ from torch import Tensor
 from gradwire.ops.checks import float32
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.levels import blocks, groups, largest, load
+from gradwire.ops.triton.levels import tile as tile_of
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.momentum import advance
 from gradwire.ops.triton.philox import philox_table
 from gradwire.ops.triton.scales import follow
 from gradwire.ops.triton.status import flag_nonfinite
+from gradwire.ops.triton.stored import code_scale, write_rows
 from gradwire.ops.triton.tile import elements, number
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "precondition",
     "precondition_update",
     "swap",
+    "write_codes",
 ]
 
 
@@ -170,3 +174,29 @@ def swap(a: Tensor, b: Tensor) -> None:
     """The operation on a GPU."""
     n = a.numel()
     launch(_swap, (triton.cdiv(n, BLOCK),), a, b, n, BLOCK=BLOCK)
+
+
+@triton.jit
+def _write_codes(
+    values: tl.tensor,
+    stored: tl.tensor,
+    when: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    wanted = True if when is None else tl.load(when) != 0
+    block = blocks(ROWS, program)
+    x = load(values, groups(block, 0, GROUPS, SPAN), tl.where(wanted, n, 0))
+    write_rows(stored, x, code_scale(largest(x)), block, count, GROUPS, SPAN, wanted)
+
+
+@mergeable
+def write_codes(values: Tensor, stored: Tensor, block: int, when: Tensor | None = None) -> None:
+    """The operation on a GPU; a program has whole blocks."""
+    n, part, flag = values.numel(), tile_of(block), None if when is None else when.view(torch.uint8)
+    count = triton.cdiv(n, block)
+    launch(_write_codes, (triton.cdiv(count, part["ROWS"]),), values, stored, flag, n, count, **part)

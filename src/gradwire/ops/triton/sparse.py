@@ -1,4 +1,4 @@
-"""Values of which a count says how many lie in each segment; a few programs share the values of one."""
+"""Segments of values whose number a count gives; a few programs share the values of one."""
 
 import triton
 import triton.language as tl
@@ -10,5 +10,5 @@ PARTS, BLOCK = 4, 512  # a segment holds 655 values at a ratio of 0.01: 4 progra
 
 @triton.jit
 def span(ends: tl.tensor, segment: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The first value of a segment and the one behind its last."""
+    """The index of the first value of a segment, and the one after its last."""
     return tl.load(ends + segment - 1, mask=segment > 0, other=0), tl.load(ends + segment)

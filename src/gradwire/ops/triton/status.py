@@ -1,4 +1,4 @@
-"""What the fused operations report."""
+"""Status word of the fused operations."""
 
 import triton
 import triton.language as tl
@@ -10,14 +10,14 @@ _EXPONENT = tl.constexpr(0x7F800000)
 
 @triton.jit
 def flag_nonfinite(x: tl.tensor, status: tl.tensor) -> None:
-    """Set bit 0 of ``status`` where one of ``x`` is infinite or not a number: its exponent is all ones."""
+    """Set bit 0 of ``status`` if one of ``x`` is infinite or not a number: its exponent is all ones."""
     largest = tl.max(x.to(tl.int32, bitcast=True) & _EXPONENT)
     tl.atomic_or(status, 1, mask=largest == _EXPONENT, sem="relaxed")
 
 
 @triton.jit
 def compensate(grad: tl.tensor, residual: tl.tensor, status: tl.tensor, i: tl.tensor, n: tl.tensor) -> tl.tensor:
-    """The sums at ``i``, 0 from n on; with a status the old residual goes to ``grad``."""
+    """Compute the sums at ``i``, 0 from n on; with a status the old residual goes to ``grad``."""
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
     x = old + tl.load(grad + i, mask=inside, other=0.0)

@@ -1,4 +1,4 @@
-"""Which elements a program works on."""
+"""Elements that a program works on."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ __all__ = ["elements", "number"]
 
 @triton.jit
 def number(program: tl.tensor) -> tl.tensor:
-    """The number of this program, in 64 bits: its own, or that of the launch where it is None."""
+    """The number of this program, in 64 bits: the given one, or that of the launch if it is None."""
     own = tl.program_id(0) if program is None else program
     return own.to(tl.int64)
 

@@ -1,0 +1,117 @@
+"""By what factor the messages of a choice miss the model of the link.
+
+Law: the link is known from uncompressed steps. What the first window of a choice says differently is the choice, if it
+is little, or no more than times differ anyway; from then on what takes longer is the link. Where it is much, the link
+may have changed just then. If steps as they are beat uncompressed ones in either case, nothing has to be found out: the
+factor is the choice's until uncompressed steps are seen again, and then it is forgotten. Else these must come at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median_high
+
+from gradwire.auto.wire import Round, Wire
+
+__all__ = ["Misses"]
+
+CLOSE = 1.5
+"""The factor by which a choice may miss the model without a doubt, where times hardly differ from step to step."""
+
+SURE = 3.0
+"""Standard errors by which it may do so in any case."""
+
+MOST = 3.0
+"""The largest factor of a choice; the link has the rest."""
+
+
+class Misses:
+    """The factors of all choices, by their labels.
+
+    Example:
+        >>> misses, link = Misses(), Wire(workers=2, rate=1e6, latency=0.0, message=0.0)
+        >>> misses.learn({"qsgd": ([Round("exchange", 1e6, 1e6)], 1.2)}, link, 0.0, lambda missed: False)
+        >>> misses.of("qsgd"), misses.expected("eden"), misses.doubted
+        (1.2, 1.2, False)
+    """
+
+    def __init__(self) -> None:
+        self._factors: dict[str, float] = {}
+        self._doubted: dict[str, tuple[Sequence[Round], float]] = {}
+        self._unsettled: set[str] = set()
+
+    def of(self, label: str) -> float:
+        """The factor of a choice; 1 until it is known."""
+        return self._factors.get(label, 1.0)
+
+    def expected(self, label: str) -> float:
+        """The factor of a choice; one that was not in use yet is taken to miss the model as much as those that were."""
+        known = self._factors.values()
+        return self._factors.get(label, median_high(known) if known else 1.0)
+
+    @property
+    def doubted(self) -> bool:
+        """Whether uncompressed steps must tell what it was that missed the model."""
+        return bool(self._doubted)
+
+    def learn(
+        self,
+        found: Mapping[str, tuple[Sequence[Round], float]],
+        wire: Wire,
+        unsure: float,
+        better: Callable[[float], bool],
+    ) -> None:
+        """Take in the first window of choices.
+
+        Args:
+            found: of each label the rounds of a step, and the seconds that they took.
+            wire: as uncompressed steps have shown it.
+            unsure: the standard error of these seconds over those of the model, as a share, >= 0.
+            better: whether steps as they are beat uncompressed ones, be it the choice or the link that has missed by
+                this factor.
+        """
+        close = max(CLOSE, math.exp(SURE * unsure))
+        for label, (rounds, taken) in found.items():
+            if label in self._factors or taken <= 0:
+                continue
+            missed = _missed(rounds, taken, wire)
+            if 1 / close < missed < close:
+                self._factors[label] = less(missed, math.exp(unsure))
+            elif better(missed):
+                self._factors[label] = _bounded(missed)
+                self._unsettled.add(label)
+            else:
+                self._doubted[label] = rounds, taken
+
+    def settle(self, wire: Wire | None) -> None:
+        """Uncompressed steps were seen: say of doubted choices how they did on the link as it is now.
+
+        Args:
+            wire: as these steps show it; None: not known yet.
+        """
+        doubted, self._doubted = self._doubted, {}
+        unsettled, self._unsettled = self._unsettled, set()
+        for label in unsettled:
+            del self._factors[label]
+        for label, (rounds, taken) in doubted.items():
+            assert wire is not None
+            self._factors[label] = _bounded(_missed(rounds, taken, wire))
+
+
+def _missed(rounds: Sequence[Round], taken: float, wire: Wire) -> float:
+    expected = sum(wire.seconds(each) for each in rounds)
+    return taken / expected if expected > 0 else 1.0
+
+
+def _bounded(missed: float) -> float:
+    return min(MOST, max(1 / MOST, missed))
+
+
+def less(missed: float, by: float) -> float:
+    """A factor nearer to 1 by another factor, >= 1: what is left when chance is taken off.
+
+    >>> less(1.5, 1.25), less(0.5, 1.5), less(1.1, 1.25)
+    (1.2, 0.75, 1.0)
+    """
+    return max(1.0, missed / by) if missed > 1 else min(1.0, missed * by)

@@ -1,0 +1,101 @@
+"""Models of a run under FSDP2: how they are cut, what gathering their weights sends, and the whole model again.
+
+Law: each module of a chain of blocks is gathered and reduced by itself, as trainers do it, and whatever is in none of
+them with the model. A worker holds its own rows alone; whatever looks at the model asks all workers for theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from gradwire.metrics import Metrics
+
+__all__ = ["CountedGather", "blocks", "count_gathers", "shard", "whole"]
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules with parameters in the outermost ``nn.Sequential`` of each part of a model.
+
+    >>> layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2)))
+    >>> [type(block).__name__ for block in blocks(nn.ModuleDict({"body": layers, "head": nn.Linear(2, 1)}))]
+    ['Linear', 'Sequential']
+    """
+    for part in model.children():
+        if isinstance(part, nn.Sequential):
+            yield from (block for block in part.children() if any(True for _ in block.parameters()))
+        else:
+            yield from blocks(part)
+
+
+def shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """Cut a model over all workers, in place; the same one. All must call it, with equal parameters.
+
+    Args:
+        model: on ``device``.
+        device: of the workers' backend.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in list(blocks(model)):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def whole(model: nn.Module, made: nn.Module) -> nn.Module:
+    """Fill a model with the rows of all workers. All must call it.
+
+    Args:
+        model: as ``shard`` left it.
+        made: a model of the same parameters and buffers, which is overwritten and returned.
+    """
+    full = {}
+    for name, value in model.state_dict().items():
+        full[name] = value.full_tensor() if isinstance(value, DTensor) else value
+    made.load_state_dict(full)
+    return made
+
+
+class CountedGather:
+    """FSDP's all-gather of weights, with its bytes counted.
+
+    Traffic: (W-1) times a worker's own shard.
+
+    Args:
+        counters: of the bytes.
+        theirs: FSDP's own.
+    """
+
+    def __init__(self, counters: Metrics, theirs: Any) -> None:
+        self.counters, self.theirs = counters, theirs
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for FSDP's weights."""
+        return cast(Tensor, self.theirs.allocate(size, dtype=dtype, device=device))
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Gather as FSDP does by itself."""
+        moved = (group.size() - 1) * input_tensor.nbytes
+        self.counters.bytes_sent += moved
+        self.counters.dense_bytes += moved
+        return self.theirs(output_tensor, input_tensor, group, async_op)
+
+
+def count_gathers(model: nn.Module) -> Metrics:
+    """Count what a model's weights send from now on, where nothing compresses them."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+
+    counters = Metrics()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(cast(Any, CountedGather(counters, DefaultAllGather())))
+    return counters

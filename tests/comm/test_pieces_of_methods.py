@@ -1,0 +1,89 @@
+"""A method that says it takes pieces does to those of a message in one call what it does to each alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.group.part import Batch, Message, Part, Piece, Unit, nonfinite
+from gradwire.memory.base import Memory, default_memory
+from gradwire.types import Key
+
+SIZES = [1000, 37, 256, 4096, 5]
+
+FORMS = [
+    {"name": "blockwise8", "block": 64},
+    {"name": "fp8", "block": 64},
+    {"name": "natural", "block": 64, "rounding": "nearest"},
+    {"name": "signsgd", "ties": "zero"},
+    {"name": "signum", "ties": "zero"},
+    {"name": "loco", "block": 64},
+]
+"""Others than those that are built without parameters."""
+
+
+def methods() -> list[Compressor]:
+    """Every method of one round that says so, with a memory that serves it."""
+    found = [registry.build("compressors", name) for name in registry.names("compressors")]
+    found += [registry.from_config("compressors", form) for form in FORMS]
+    return [code for code in found if code.takes_pieces and not isinstance(code, MultiRound)]
+
+
+def part_of(code: Compressor, memory: Memory, *, together: bool) -> Part:
+    pieces, lo = [], 0
+    grain = memory.form.grain
+    rooms = [-(-size // grain) for size in SIZES]
+    kept = {name: torch.split(memory.form.zeros(sum(rooms) * grain), rooms) for name in memory.buffers}
+    for number, size in enumerate(SIZES):
+        unit = Unit(((f"p{number}", size),), (size,), lo, code, memory)
+        state = code.init_state((size,), Key())
+        pieces.append(Piece(unit, memory, (size,), lo, 0, state, {name: kept[name][number] for name in kept}))
+        lo += size
+    part = Part(pieces)
+    if not together:
+        part.batches = [Batch([piece], (number,)) for number, piece in enumerate(pieces)]
+    return part
+
+
+def steps(part: Part, undo: str) -> list[Tensor]:
+    """What four steps leave, of which the third is bad and taken back in one of two ways."""
+    message, found = Message(part.packing, torch.device("cpu")), []
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 5):
+        flat = torch.randn(sum(SIZES), generator=generator)
+        flat[100:140] = 0.0
+        if step == 3:
+            flat[7] = torch.inf
+        bad = nonfinite(flat)
+        part.encode(flat, message, Key(step=step))
+        assert bool(message.status.any()) == bool(bad)
+        if undo == "select":
+            part.restore(flat, bad)
+        elif bad:
+            part.rollback(flat)
+        found += [message.buffer.clone(), *(tensor.clone() for p in part.pieces for tensor in p.kept.values())]
+        part.decode(message.stacked, flat, 0.5)
+        part.finish(flat, bad)
+        part.settle(flat)
+        found.append(flat.nan_to_num(nan=12345.0))
+    return found
+
+
+@pytest.mark.parametrize("undo", ["branch", "select"])
+@pytest.mark.parametrize("code", methods(), ids=repr)
+def test_pieces_together_have_the_bits_of_pieces_alone(code: Compressor, undo: str) -> None:
+    memory = registry.build("memory", default_memory(code))
+    together, alone = (part_of(code, memory, together=joined) for joined in (True, False))
+    assert len(together.batches) == (1 if memory.takes_pieces(1.0) else len(SIZES))
+    assert len(alone.batches) == len(SIZES)
+    for one, two in zip(steps(together, undo), steps(alone, undo), strict=True):
+        assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))
+
+
+def test_many_methods_say_so() -> None:
+    assert {"bf16", "blockwise8", "fp8", "loco", "natural", "oktopk", "onebit_sgd", "qsgd", "signsgd", "signum"} <= {
+        code.name for code in methods()
+    }
