@@ -52,7 +52,7 @@ class Misses:
 
     @property
     def doubted(self) -> bool:
-        """Whether uncompressed steps must tell what it was that missed the model."""
+        """Return whether uncompressed steps must tell what missed the model of the link."""
         return bool(self._doubted)
 
     def learn(

@@ -416,7 +416,7 @@ class AutoPilot:
         self._misses.learn(found, self._wire, unsure, partial(self._is_better, seen))
 
     def _is_better(self, seen: Seen, missed: float) -> bool:
-        """Whether steps as they are beat uncompressed ones, be it the choice or the link that missed by a factor."""
+        """Return whether the present steps beat uncompressed ones, whichever of choice and link missed by a factor."""
         wire = self._wire
         if self._dense is None or wire is None or [*self._dense.buckets] != [*seen.buckets]:
             return False

@@ -233,7 +233,7 @@ class Exchange:
         return bool(self._draining)
 
     def left_over(self, name: str) -> Tensor | None:
-        """What a method that was left has kept of a parameter, for whoever adds it to the next gradient by itself.
+        """Return what a method that was left has kept of a parameter; the caller adds it to the next gradient.
 
         It is forgotten when the step counts for which ``drained`` was called.
         """
@@ -423,7 +423,7 @@ class Exchange:
             self.pilot.after(flat)
 
     def _whole(self, params: Sequence[Named], dtype: torch.dtype) -> bool:
-        """Whether a bucket is averaged as it is: none of it is compressed, measured, or waits."""
+        """Return whether a bucket is averaged as it is: none of it is compressed, measured, or waits."""
         own = any(name in self.assigned or name in self._draining for name, _ in params)
         return self._summed and self.second_moment is None and not own and self.compressor.sums_in(dtype)
 

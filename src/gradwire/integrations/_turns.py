@@ -49,6 +49,6 @@ class Turns:
 
 
 def has_gradient(param: Any) -> bool:
-    """Whether FSDP has a gradient of this parameter that is not reduced yet."""
+    """Return whether FSDP has a gradient of this parameter that is not reduced yet."""
     inside = getattr(param, "_unsharded_param", None)
     return param.unsharded_accumulated_grad is not None or (inside is not None and inside.grad is not None)

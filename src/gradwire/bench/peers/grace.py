@@ -91,7 +91,7 @@ Horovod; and ``onebit``, which inverts its signs as bytes, so that what today's 
 
 
 def row_count(sizes: Sequence[int]) -> int:
-    """How many rows ``rows`` gives."""
+    """Return the number of rows that ``rows`` gives."""
     return 2 * len(_METHODS) * len(sizes or SIZES)
 
 

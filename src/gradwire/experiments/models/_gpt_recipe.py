@@ -1,4 +1,4 @@
-"""How a GPT is trained: AdamW, a warm-up and a cosine, clipping, bfloat16, and gradients that are added up."""
+"""The recipe of a GPT: AdamW, a warm-up and a cosine, clipping, bfloat16, and gradients that are added up."""
 
 from __future__ import annotations
 
