@@ -9,7 +9,6 @@ from tests.house.source import imported, modules
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_moved", "_started"),
     ("types", "registry", "metrics", "worker", "helpers", "meeting"),
-    ("_header",),
     ("wire", "ops"),
     ("compressors",),
     ("compressors.casts", "compressors.levels", "compressors.lowrank", "compressors.sparse"),

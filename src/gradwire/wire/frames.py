@@ -1,7 +1,4 @@
-"""The two forms of bytes: the message inside a group, and the frame for bytes that leave it.
-
-Inside a group nobody sends what everybody knows. A message is a status word and the payloads, each at an aligned
-place that follows from the layouts alone (``Packing``); there is no header and nothing to validate.
+"""The frame: the form of bytes that leave a group, for a server or a file.
 
 A frame says what it holds, because its reader knows nothing. Its law:
 
@@ -19,22 +16,20 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire import _header
-from gradwire._header import MAX_DIMS, MAX_HEADER
 from gradwire.errors import Told, WireError, require
-from gradwire.types import Layout, Payload, align
+from gradwire.wire import header as headers
+from gradwire.wire.header import MAX_HEADER
+from gradwire.wire.packing import sent_nbytes
 
 if TYPE_CHECKING:
     from gradwire.compressors.base import Compressor
 
-__all__ = ["MAX_BYTES", "MAX_DIMS", "MAX_HEADER", "Frame", "Packing", "Reader", "frame", "sent_nbytes", "unframe"]
+__all__ = ["MAX_BYTES", "Frame", "Reader", "frame", "unframe"]
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
 
@@ -45,61 +40,6 @@ PREFIX = struct.Struct("<4sIQIII")
 
 MAX_BYTES = 2**32
 """Default limit of a payload, and of the float32 tensor it stands for: a few bytes may decode to a huge tensor."""
-
-_STATUS = 4
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Several payloads in one message: a status word, then each payload, all of them at multiples of ``ALIGNMENT``.
-
-    The status is an int32 at offset 0 in a slot of ``ALIGNMENT`` bytes. A rank sets it when its gradient is not
-    finite, so that the others learn it from the message itself and every rank treats the step in the same way.
-
-    Args:
-        layouts: of the payloads, in the order in which they travel.
-
-    Example:
-        >>> from gradwire.types import Field
-        >>> packing = Packing((Layout((Field("codes", torch.uint8, 5),)), Layout((Field("values", torch.half, 3),))))
-        >>> packing.offsets, packing.nbytes
-        ((8, 16), 24)
-        >>> [view.shape for view in packing.payload(torch.zeros(2, 24, dtype=torch.uint8), 1)]
-        [torch.Size([2, 3])]
-    """
-
-    layouts: tuple[Layout, ...]
-
-    @cached_property
-    def offsets(self) -> tuple[int, ...]:
-        """The places at which payloads start, in bytes."""
-        return self._edges[:-1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole message, a multiple of ``ALIGNMENT``."""
-        return self._edges[-1]
-
-    def status(self, buffer: Tensor) -> Tensor:
-        """The status word of ``buffer``: an int32 view of shape ``(1,)`` or ``(ranks, 1)``."""
-        return buffer[..., :_STATUS].view(torch.int32)
-
-    def payload(self, buffer: Tensor, i: int) -> Payload:
-        """Typed views of payload ``i``.
-
-        Args:
-            buffer: uint8, shape ``(nbytes,)`` or ``(ranks, nbytes)``.
-            i: index into ``layouts``.
-        """
-        layout, start = self.layouts[i], self.offsets[i]
-        return layout.views(buffer[..., start : start + layout.nbytes])
-
-    @cached_property
-    def _edges(self) -> tuple[int, ...]:
-        edges = [align(_STATUS)]
-        for layout in self.layouts:
-            edges.append(align(edges[-1] + layout.nbytes))
-        return tuple(edges)
 
 
 class Frame(NamedTuple):
@@ -136,7 +76,7 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
     if not compressor.fixed_size:
         payload = payload[: sent_nbytes(compressor, compressor.layout(shape), payload)]
     body = payload.cpu().numpy().tobytes()
-    header = _header.dump(compressor, shape, PREFIX.size)
+    header = headers.dump(compressor, shape, PREFIX.size)
     start = PREFIX.pack(MAGIC, VERSION, len(body), len(header), zlib.crc32(body), 0)[:-4]
     return b"".join((start, struct.pack("<I", zlib.crc32(header, zlib.crc32(start))), header, body))
 
@@ -257,7 +197,7 @@ def _parse(known: Sequence[Compressor], max_bytes: int) -> Generator[tuple[str, 
     header = yield "header", header_nbytes
     if zlib.crc32(header, zlib.crc32(start[:-4])) != head_crc:
         raise WireError("frame header is corrupted: its CRC-32 does not match")
-    compressor, shape, layout = _header.load(header, known, max_bytes)
+    compressor, shape, layout = headers.load(header, known, max_bytes)
     least = layout.nbytes if compressor.fixed_size else layout.offsets[-1]
     if not least <= body_nbytes <= layout.nbytes:
         allowed = f"has {layout.nbytes}" if compressor.fixed_size else f"has {least} to {layout.nbytes}"
@@ -273,25 +213,6 @@ def _parse(known: Sequence[Compressor], max_bytes: int) -> Generator[tuple[str, 
         raise WireError(f"frame has {body_nbytes} bytes of payload, but the payload says that it uses {claimed}")
     compressor.check_payload(layout.views(payload), shape)
     return Frame(compressor, shape, payload)
-
-
-def sent_nbytes(compressor: Compressor, layout: Layout, payload: Tensor) -> int:
-    """The number of bytes of a payload that travel: all of them, or for a variable size those that are in use.
-
-    Args:
-        compressor: that made the payload.
-        layout: of the payload.
-        payload: uint8 of one dimension, at least up to the last field.
-
-    Raises:
-        WireError: the payload claims more than its capacity.
-    """
-    if compressor.fixed_size:
-        return layout.nbytes
-    used, capacity = int(payload[:4].view(torch.int32)), layout.fields[-1].count
-    if not 0 <= used <= capacity:
-        raise WireError(f"a payload of {compressor.name!r} uses at most {capacity} bytes of its stream, not {used}")
-    return layout.offsets[-1] + used
 
 
 def _check_prefix(start: bytearray, max_bytes: int) -> tuple[int, int, int, int]:

@@ -1,0 +1,7 @@
+"""Forms of bytes: the message inside a group (``packing``), and the frame for bytes that leave it (``frames``)."""
+
+from gradwire.wire.frames import MAX_BYTES, Frame, Reader, frame, unframe
+from gradwire.wire.header import MAX_DIMS, MAX_HEADER
+from gradwire.wire.packing import Packing, sent_nbytes
+
+__all__ = ["MAX_BYTES", "MAX_DIMS", "MAX_HEADER", "Frame", "Packing", "Reader", "frame", "sent_nbytes", "unframe"]
