@@ -28,7 +28,7 @@ class DeMoMemory(Memory):
     under the name "residual": it is what was not sent, and has the equation of ``Residual(beta)``.
 
     Args:
-        beta: in [0, 1); how much of the momentum stays from step to step. Lower: old gradients fade sooner, and what
+        beta: share of the momentum that stays from step to step, in [0, 1). Lower: old gradients fade sooner, and what
             fades before it is sent is lost.
 
     Raises:

@@ -38,7 +38,7 @@ class Places:
     """The places at which pieces lie in any flat tensor of ``length`` elements.
 
     Args:
-        length: of the flat tensor, or of each row of one with two dimensions.
+        length: number of elements of the flat tensor, or of each row of one with two dimensions.
         offsets: first element of each piece.
         sizes: elements of each piece.
 
@@ -67,8 +67,8 @@ class Pieces:
 
     Args:
         base: contiguous, of one dimension; or of two, whose rows have the same pieces.
-        places: where they lie.
-        block: of stored codes, the elements that share a scale (``gradwire.ops.stored``); 0: they are numbers.
+        places: places of the pieces.
+        block: elements that share a scale in stored codes (``gradwire.ops.stored``); 0: the pieces are numbers.
 
     Raises:
         ConfigError: the base is not as long as the places say.
@@ -96,7 +96,7 @@ class Pieces:
         Args:
             views: contiguous tensors of one dimension; or all of shape (ranks, elements), with contiguous rows that
                 are equally far apart.
-            block: as above.
+            block: elements that share a scale, as for the class.
         """
         first = views[0]
         storage = first.untyped_storage()

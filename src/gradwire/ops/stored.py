@@ -70,7 +70,7 @@ class StoredForm:
     """The form in which the tensors of a memory are stored.
 
     Args:
-        dtype: of the numbers; uint8 where codes are stored.
+        dtype: dtype of the numbers; uint8 where codes are stored.
         block: elements that share a scale, a multiple of 4; 0: numbers are stored.
 
     Example:
@@ -101,7 +101,7 @@ class StoredForm:
 
 
 FLOAT32 = StoredForm()
-"""What a memory stores if it does not say otherwise."""
+"""Form of a memory that does not declare another."""
 
 
 def form_of(tensor: Tensor) -> StoredForm:

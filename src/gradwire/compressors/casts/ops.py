@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 CASTS = (torch.float16, torch.bfloat16, torch.float32)
-"""What a float32 may be cast to."""
+"""Types to which a float32 may be cast."""
 
 Cast = Annotated[Tensor, Flat(CASTS, "n", written=True)]
 
@@ -115,7 +115,7 @@ def cast_add_decoded(
         payloads: float16, bfloat16 or float32, (W, n), rows contiguous.
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.

@@ -37,7 +37,7 @@ _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FRACTION = tl.constexpr(0x7FFFFF)
 _MIDDLE = tl.constexpr(12582912.0)
 ROUND_GROUPS = BLOCK // 8
-"""What a program rounds with one norm."""
+"""Elements that a program rounds with one norm."""
 
 
 @triton.jit

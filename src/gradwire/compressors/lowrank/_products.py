@@ -130,8 +130,8 @@ def orthonormal_each(factors: Sequence[Tensor], stretch: int = 1) -> None:
 
     Args:
         factors: float32, (r, m) of any shapes.
-        stretch: how many times as long as the shortest the longest may be that is stacked with it, >= 1. Behind shorter
-            rows are zeros, which change no product. More: fewer operations on more elements.
+        stretch: largest ratio of the longest row to the shortest in one call, >= 1. Behind shorter rows are zeros,
+            which change no product. More: fewer operations on more elements.
     """
     for group in _of_similar_length(factors, stretch):
         lengths = [each.shape[1] for each in group]

@@ -43,9 +43,10 @@ class AdaptiveSparse(Compressor):
 
     Args:
         mode: "greedy" or "closed".
-        ratio: of "greedy", in (0, 1]: expected share of elements sent.
-        iterations: of "greedy", >= 0. With 2 the expected number is met within 0.1 % on usual gradients.
-        eps: of "closed", > 0: variance added, relative to |x|^2. Lower: more elements. Below 1 feedback is possible.
+        ratio: expected share of elements that "greedy" sends, in (0, 1].
+        iterations: number of iterations of "greedy", >= 0. With 2 the expected number is met within 0.1 % on usual
+            gradients.
+        eps: variance that "closed" adds, relative to |x|^2, > 0. Lower: more elements. Below 1 feedback is possible.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -170,7 +171,7 @@ class AdaptiveSparse(Compressor):
         """Refuse entries that do not describe different elements of the tensor.
 
         Raises:
-            WireError: ``used`` does not follow from the sizes, or a place is impossible.
+            WireError: the bytes in ``used`` do not follow from the sizes, or a place is impossible.
         """
         used, _, sizes, counts, stream = payload
         n, nbytes, (a, b) = math.prod(shape), int(used), sizes.tolist()

@@ -203,7 +203,7 @@ def compose(outer: Compressor, inner: Compressor) -> Compose:
         inner: any compressor of one round.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: the two do not fit together.
 
     Example:
         >>> from gradwire.compressors.casts.bf16 import BF16
