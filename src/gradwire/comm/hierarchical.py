@@ -165,8 +165,8 @@ class HostLanes:
     """The parts of a flat gradient that each rank of a host works on.
 
     Args:
-        ranges: of each rank, in increasing order.
-        channel: between them.
+        ranges: ranges of each rank, in increasing order.
+        channel: channel between the ranks of the host.
     """
 
     def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]], channel: Channel, device: torch.device) -> None:

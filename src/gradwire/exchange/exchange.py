@@ -110,10 +110,10 @@ class Exchange:
         strategy: a strategy or its name; None chooses from declared properties and the number of workers.
         group: a process group that nobody else uses; None is a group of one.
         policy: per-parameter choices.
-        seed: of all random streams, >= 0; the same on all ranks.
-        device: of the gradients.
+        seed: seed of all random streams, >= 0; the same on all ranks.
+        device: device of the gradients.
         force: use error feedback where the method declares it unsafe, or none where it declares it required.
-        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
+        residual_dtype: dtype of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
@@ -202,8 +202,8 @@ class Exchange:
         What waits for a parameter whose new method keeps nothing back is sent with its next gradient.
 
         Args:
-            assigned: by name of the parameter; all others have the main compressor. A parameter that travels
-                uncompressed, by its size or because it is excluded, and one with an override, stay as they are.
+            assigned: compressors by name of the parameter; all others have the main compressor. A parameter that
+                travels uncompressed, by its size or because it is excluded, and one with an override, stay as they are.
 
         Raises:
             ConfigError: a combination that cannot work, with the remedy.
@@ -317,7 +317,8 @@ class Exchange:
         changed, and the configuration with the values of this step's schedule.
 
         Args:
-            check: what may be wrong on this rank alone; if it raises, all ranks that come to this step hear of it.
+            check: function that checks what may be wrong on this rank alone; if it raises, all ranks that come to this
+                step hear of it.
         """
 
         def describe() -> str:
@@ -380,7 +381,7 @@ class Exchange:
         Args:
             flat: contiguous float32, the parameters' gradients end to end in the order of ``params``.
             itemsize: bytes an element that an uncompressed exchange would send: 2 for a 16-bit model.
-            ready: when the gradients were there, for a pilot; None: at the beginning of the step.
+            ready: time at which the gradients were there, for a pilot; None: the beginning of the step.
             given: the gradients themselves, where ``flat`` is a copy of them in another dtype: if nothing of them is
                 compressed, the mean is made of these, as DDP makes it, and ``flat`` is a copy of that.
 
@@ -539,10 +540,10 @@ class Exchange:
         """Continue from a ``state_dict``, and forget everything else. All ranks must call it.
 
         Args:
-            state: this rank's own, or those of all ranks merged.
-            on_resize: for a state of another number of ranks. "reshard": the mean of the residuals, which is what
-                waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the step
-                is taken.
+            state: state of this rank, or the states of all ranks merged.
+            on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, which is
+                what waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the
+                step is taken.
             sizes: elements of each parameter, to be compared with the state's.
             parts: equal parts in which each is stored: its shards, where whole parameters are kept for sharded ones.
             fit: makes of the state the one that is loaded; what it raises, all ranks hear of.
@@ -605,7 +606,7 @@ class Exchange:
 
         Args:
             factor: a finite number > 0, the same on all ranks.
-            names: of the parameters; None: all.
+            names: names of the parameters; None: all.
 
         Raises:
             ConfigError: the factor is outside its range.

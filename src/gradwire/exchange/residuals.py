@@ -25,7 +25,7 @@ APART = 16
 """Elements to a multiple of which units that share a tensor begin: vectors are loaded faster from there."""
 
 Shard = tuple[str, str, int, int]
-"""What an owner keeps: parameter, buffer, first element and number of elements."""
+"""A part that an owner keeps: parameter, buffer, first element and number of elements."""
 
 
 class Residuals:
@@ -121,7 +121,7 @@ class Residuals:
         """Multiply all tensors kept for elements by the change of the gradients' unit.
 
         Args:
-            names: of the parameters; None: all.
+            names: names of the parameters; None: all.
         """
         for buffer, tensors in self.worker.items():
             for name, tensor in tensors.items():

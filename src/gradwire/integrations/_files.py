@@ -20,10 +20,10 @@ def save_rank(state: ExchangeState, folder: str | os.PathLike[str], told: int = 
     """Write this rank's file. All ranks should call it, between steps.
 
     Args:
-        state: what ``compress_ddp`` and the others return.
+        state: state that ``compress_ddp`` or another entry point returned.
         folder: the checkpoint's, the same on all ranks.
         told: a number that ``load_rank`` must be given again, such as the framework's own step.
-        model: which of several models of one checkpoint.
+        model: number of the model among those of one checkpoint.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = Path(folder, name_of(state.exchange.channel.rank, model))
@@ -36,11 +36,12 @@ def load_rank(
     """Continue from the files of ``save_rank``. All ranks must call it; an error on one of them is raised on all.
 
     Args:
-        state: of the model that goes on.
+        state: state of the model that goes on.
         folder: the checkpoint's.
-        on_resize: as in ``load_state_dict``; "reshard" reads the files of all ranks, "reset" that of rank 0.
-        told: as given to ``save_rank``.
-        model: as given to ``save_rank``.
+        on_resize: treatment of another number of ranks, as in ``load_state_dict``; "reshard" reads the files of all
+            ranks, "reset" that of rank 0.
+        told: number given to ``save_rank``.
+        model: number of the model that was given to ``save_rank``.
 
     Raises:
         ConfigError: a file is not there, or is of another step.

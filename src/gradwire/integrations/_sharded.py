@@ -150,8 +150,8 @@ class ReduceScatter:
     Args:
         trained: gives the parameters of the module whose gradients are reduced now, in the order of FSDP's buffer.
         later: gives the number by which FSDP divides what it reduced in this dtype.
-        channel: over the ranks of the module's mesh, where they are fewer than those of the exchange; it is used after
-            these have compared what they are about to do.
+        channel: channel over the ranks of the module's mesh, where they are fewer than those of the exchange; it is
+            used after these have compared what they are about to do.
         own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
     """
 
@@ -315,7 +315,7 @@ def multiplier(op: Any, world: int) -> float:
     """The factor by which a reduction multiplies the sum over the ranks.
 
     Raises:
-        ConfigError: it is neither a sum nor a mean.
+        ConfigError: the reduction is neither a sum nor a mean.
     """
     if op == dist.ReduceOp.SUM:
         return 1.0

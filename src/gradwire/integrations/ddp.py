@@ -56,12 +56,15 @@ class GradwireState(ExchangeState):
         model: the DDP model, compiled or not, or the module inside it.
         compressor: "auto", a registered name, a compressor, or a recipe of ``from_params``.
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
-        scaler: of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is fixed.
+        scaler: scaler of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is
+            fixed.
         lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
-        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
+            harms it.
         variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
             the noise of a code that is right on average; None: they stay as they are.
-        options: those of ``gradwire.exchange.settings.Settings``, and parameters of a compressor that is given by name.
+        options: fields of ``gradwire.exchange.settings.Settings``, and parameters of a compressor that is given by
+            name.
 
     Raises:
         ConfigError: a wrong option.
@@ -362,13 +365,13 @@ def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> 
         compressor: "auto" watches uncompressed steps, tries methods on the gradients, and gives each bucket what makes
             the step shortest within ``budget``; where nothing is to be gained it is DDP. Or a registered name
             (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
-        budget: in options, of "auto": "exact" (bfloat16 and nothing more), "safe", the default (adds at most 15 % to
-            the variance that the batch leaves in the mean gradient), or "small" (at most as much as there is).
-        decisions: in options, of "auto": those of an earlier run, to be made again in the same steps.
-        scaler: in options, a ``GradScaler``: residuals follow its scale.
-        lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
-        optimizer: in options, the optimizer: a warning says at once, and not at its first step, if the method harms it.
-        variance_correction: in options, an optimizer such as Adam: its learning rates are multiplied by what the noise
+        budget: an option, the budget of "auto": "exact" (bfloat16 and nothing more), "safe", the default (adds at most
+            15 % to the variance that the batch leaves in the mean gradient), or "small" (at most as much as there is).
+        decisions: an option, for "auto" the decisions of an earlier run, to be made again in the same steps.
+        scaler: an option, a ``GradScaler``: residuals follow its scale.
+        lr_correction: an option, the optimizer: residuals are rescaled when a schedule changes its learning rates.
+        optimizer: an option, the optimizer: a warning says at once, and not at its first step, if the method harms it.
+        variance_correction: an option, an optimizer such as Adam: its learning rates are multiplied by what the noise
             of the code shortens its steps by, so that rates found without compression can be kept.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in
             ``gradwire.exchange.settings.Settings``; anything else is a parameter of a compressor given by name.

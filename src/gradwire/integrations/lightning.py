@@ -43,8 +43,8 @@ class GradwireCallback(Callback):
     Args:
         compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
             recipe of ``from_params``.
-        on_resize: for a checkpoint of another number of ranks, as in ``load_state_dict``.
-        options: as for ``compress_ddp``; of a module that is sharded, as for ``compress_fsdp``.
+        on_resize: treatment of a checkpoint of another number of ranks, as in ``load_state_dict``.
+        options: further arguments of ``compress_ddp``; for a module that is sharded, of ``compress_fsdp``.
 
     Raises:
         ConfigError: when ``fit`` begins: a wrong option, a strategy under which the hook would not run, or a second

@@ -281,12 +281,12 @@ def compress_optimizer(
             recipe of ``from_params``.
         bucket_mb: gradients travel in buckets of about this many MB of float32.
         process_group: the ranks; None is the default group.
-        scaler: of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before
+        scaler: scaler of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before
             ``scaler.unscale_`` and ``scaler.step``.
         lr_correction: rescale residuals when a schedule changes the optimizer's learning rates.
         variance_correction: multiply the learning rates of an optimizer such as Adam by what the noise of the code
             shortens its steps by, so that rates found without compression can be kept.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
 
     Returns:
         The state; ``state.metrics()`` tells what went over the wire.

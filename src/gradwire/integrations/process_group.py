@@ -76,8 +76,8 @@ class Started(dist.Work):
     """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
 
     Args:
-        worker: that runs it, and knows what failed.
-        done: of the tensors that are made.
+        worker: thread that runs it, and knows what failed.
+        done: future of the tensors that are made.
     """
 
     def __init__(self, worker: Worker, done: Any) -> None:
@@ -110,8 +110,8 @@ class Carrier:
     """The sessions of one private group, and the thread that runs them.
 
     Args:
-        code: for sums.
-        gathered: for what is gathered; None: nothing is compressed there.
+        code: compressor of sums.
+        gathered: compressor of what is gathered; None: nothing is compressed there.
     """
 
     def __init__(self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device) -> None:

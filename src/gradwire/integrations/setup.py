@@ -49,7 +49,7 @@ __all__ = [
 log = logging.getLogger("gradwire")
 
 AUTO = "auto"
-"""In place of a compressor: what is measured decides."""
+"""Name in place of a compressor: measurements decide."""
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -73,7 +73,7 @@ def check_dtypes(params: Mapping[str, Tensor]) -> None:
     """Refuse parameters whose gradients cannot be exchanged.
 
     Raises:
-        ConfigError: naming the parameter.
+        ConfigError: a gradient cannot be exchanged; the message names the parameter.
     """
     allowed = (torch.float32, torch.float16, torch.bfloat16)
     for name, param in params.items():
@@ -102,11 +102,13 @@ def prepare(
     """Make the exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
-        caller: as error messages name it.
+        caller: caller, as error messages name it.
         only: ids of the parameters to exchange; None: all that are trainable.
-        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
-        device: of the gradients; None: that of the parameters.
-        carrier: what makes the exchange run; it owns its parameters no longer than this lives. None: the exchange.
+        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
+            it.
+        device: device of the gradients; None: that of the parameters.
+        carrier: object that makes the exchange run; it owns its parameters no longer than this lives. None: the
+            exchange.
         told: further values that must be the same on all ranks.
 
     Raises:
@@ -224,7 +226,7 @@ def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, devi
     """Broadcast rank 0's values to all ranks, as under DDP; they travel as bytes, because Gloo knows few dtypes.
 
     Args:
-        device: that the group's backend serves; None: where the tensors are.
+        device: device that the group's backend serves; None: that of the tensors.
     """
     source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
     for tensor in tensors:

@@ -65,8 +65,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     Args:
         optimizer: a Keras optimizer.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        process_group: of ``torch.distributed``, over Gloo; None is the default group.
-        name: of this optimizer.
+        process_group: group of ``torch.distributed``, over Gloo; None is the default group.
+        name: name of this optimizer.
         variance_correction: multiply each step of an optimizer such as Adam by what the noise of the code makes it too
             short; it is measured now and then. Decay that is part of the step is multiplied, too. 4 bytes an element
             more, for the variables as they were before the step.

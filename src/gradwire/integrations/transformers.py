@@ -127,8 +127,8 @@ def compress_trainer(
             recipe of ``from_params``.
         resume_from_checkpoint: the same as for ``trainer.train``; False goes on from its checkpoint, but with residuals
             of zero. It is for one ``train``: set ``callback.resume_from_checkpoint`` before another that resumes.
-        on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
-        options: as for ``compress_ddp``; under ``fsdp`` as for ``compress_fsdp``.
+        on_resize: treatment of a checkpoint of another number of processes, as in ``load_state_dict``.
+        options: further arguments of ``compress_ddp``; under ``fsdp`` of ``compress_fsdp``.
 
     Returns:
         The callback that was added; ``callback.metrics()`` tells what went over the wire.

@@ -35,7 +35,7 @@ class Attendance:
     """One worker's place in the rounds.
 
     Args:
-        meeting: where, and as whom.
+        meeting: meeting in which the worker takes part, with its name.
     """
 
     def __init__(self, meeting: Meeting) -> None:
@@ -50,7 +50,7 @@ class Attendance:
         """Compare the configuration with that of the worker that came first.
 
         Raises:
-            ConfigError: it is another one.
+            ConfigError: the worker has another configuration.
         """
         theirs = self.board.first("config", description)
         if theirs != description:
@@ -66,13 +66,13 @@ class Attendance:
 
         Args:
             at: the round whose state this worker holds, 0 if it has trained nothing yet.
-            mark: of the meeting where that round was.
+            mark: mark of the meeting where that round was.
 
         Returns:
             The round in which the meeting opened and its note, if this worker was there; None if it came later.
 
         Raises:
-            GroupError: too few came in time.
+            GroupError: too few workers came in time.
         """
         self.board.put(f"token/{self.name}", self.token)
         late = self.board.read("open") is not None
@@ -167,7 +167,7 @@ class Attendance:
         """The note of a closed round.
 
         Raises:
-            WireError: there is none.
+            WireError: there is no such note.
         """
         return Closed.read(self.board.read(f"closed/{t}"))
 
@@ -234,10 +234,10 @@ class Attendance:
         it.
 
         Args:
-            seconds: after which nobody does; or rounds later, when it would not hang there any more.
+            seconds: seconds to wait for it; less where later rounds would have removed it.
 
         Raises:
-            WireError: it has another size.
+            WireError: the state has another size.
         """
         until = time.monotonic() + seconds
         while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - time.monotonic())):

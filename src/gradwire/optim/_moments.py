@@ -40,7 +40,7 @@ class AveragedMoments:
     """An average of the second moments of an optimizer over the ranks.
 
     Args:
-        params: those whose moments are meant.
+        params: parameters whose moments are averaged.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:

@@ -40,9 +40,9 @@ class Rounds:
     """One worker's exchange over a meeting; the exchange's step is the number of the round.
 
     Args:
-        exchange: of a group of one; gives compressors, memories and what is kept.
+        exchange: exchange of a group of one; gives compressors, memories and what is kept.
         named: the parameters.
-        meeting: where, and as whom.
+        meeting: meeting in which the worker takes part, with its name.
         told: whatever else must be the same on all workers.
 
     Raises:
@@ -70,7 +70,7 @@ class Rounds:
         """The worker's attendance of the rounds.
 
         Raises:
-            ConfigError: it has not come.
+            ConfigError: the worker has not joined.
         """
         if self.attendance is None:
             raise ConfigError("join() must be called before the first step with a meeting, got no call")
@@ -81,7 +81,8 @@ class Rounds:
 
         Args:
             way: gone since ``state``; it waits for the next round if that of ``state`` is over, see ``moved``.
-            state: what all agree on, which whoever takes the means moves by each; or overwritten with the others'.
+            state: state on which all agree, which whoever takes the means moves by each; or overwritten with the
+                others'.
         """
         self.attendance = Attendance(self.meeting)
         self.attendance.agree(self.description)
@@ -111,7 +112,7 @@ class Rounds:
 
         Args:
             way: flat float32.
-            state: what all agree on, which whoever takes the means moves by each; others may be sent it.
+            state: state on which all agree, which whoever takes the means moves by each; others may be sent it.
         """
         t, there = self.exchange.step + 1, self.there
         self.exchange.counters.dense_bytes += way.nbytes

@@ -62,8 +62,8 @@ class CompressedStep(LocalSteps):
     Args:
         inner: the local optimizer, over all that is exchanged; 16 or 32 bits. Rank 0's parameters are sent to the
             others. Give it ``model.named_parameters()`` where options name parameters.
-        compressor: of the step, by name or as an object; with the memory that it declares, or ``memory=``. "topk"
-            sends 1 % of the elements.
+        compressor: compressor of the step, by name or as an object; with the memory that it declares, or ``memory=``.
+            "topk" sends 1 % of the elements.
         every: local steps in a round, >= 1. More: fewer bytes, and ranks drift further apart.
         decay: "outer" takes the weight decay of the parameter groups out of the inner step, and shrinks the agreed
             parameters by 1 - lr weight_decay in every step, exactly, on all ranks and without sending a byte; rates
@@ -78,16 +78,16 @@ class CompressedStep(LocalSteps):
             has not sent yet is missing from the others' parameters, and not from its own. That is markedly better. The
             ranks are in step after ``finish()`` at the end of a round, which averages what waits, uncompressed: call
             it before parameters are measured or saved; within a round call ``exchange_ways()`` first.
-        reset: with ``keep``, steps in which each element of what waits is averaged uncompressed once, a part of them
-            in every round, >= 1. It costs 8 (W - 1) / W bytes an element in so many steps. Fewer: ranks stay closer
-            together, for more bytes. None: only in ``finish()``; until then ranks may drift apart without bound.
+        reset: number of steps, with ``keep``, in which each element of what waits is averaged uncompressed once, a part
+            of them in every round, >= 1. It costs 8 (W - 1) / W bytes an element in so many steps. Fewer: ranks stay
+            closer together, for more bytes. None: only in ``finish()``; until then ranks may drift apart without bound.
         late: exchange a round beside the steps of the next one, on a thread, and apply it one round late: the network
             is hidden, for 8 bytes more an element and a mean that is a round old. ``exchange_ways()`` brings all in
             step, and ``finish()`` applies what is under way.
         process_group: the ranks; None is the default group.
-        meeting: where workers meet that come and go, in place of a group; with the decay inside, moments apart and
+        meeting: meeting of workers that come and go, in place of a group; with the decay inside, moments apart and
             nothing late.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError: a parameter is outside its range, or ``decay="outer"`` for an optimizer that adds the decay to the
@@ -247,8 +247,8 @@ class CompressedStep(LocalSteps):
         """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
-            on_resize: as for every optimizer of this kind; with ``late`` or ``keep`` save after ``exchange_ways()`` for
-                another number of ranks.
+            on_resize: treatment of another number of ranks, as for every optimizer of this kind; with ``late`` or
+                ``keep`` save after ``exchange_ways()`` for another number of ranks.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.

@@ -35,13 +35,13 @@ class DiLoCo(LocalSteps):
     Args:
         inner: the local optimizer, usually ``torch.optim.AdamW``, over all that is exchanged; 16 or 32 bits. Rank 0's
             parameters are sent to the others. Give it ``model.named_parameters()`` where options name parameters.
-        compressor: of the pseudo-gradient, by name or as an object.
+        compressor: compressor of the pseudo-gradient, by name or as an object.
         every: local steps in a round, >= 1; 30 to 1000 are usual. More: fewer bytes, and ranks drift further apart.
-        lr: of the outer step, > 0.
-        momentum: of the outer step, in [0, 1).
+        lr: learning rate of the outer step, > 0.
+        momentum: momentum of the outer step, in [0, 1).
         process_group: the ranks; None is the default group.
-        meeting: where workers meet that come and go, in place of a group: see ``gradwire.local_sgd``.
-        options: as for ``compress_ddp``.
+        meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError: a parameter is outside its range.

@@ -27,7 +27,7 @@ __all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "name
 Closure = Callable[[], Any]
 
 Range: TypeAlias = tuple[Callable[[Any], bool], str]
-"""Whether a value may be a parameter, and what may, in words."""
+"""A test of whether a value may be a parameter, and the allowed values in words."""
 
 COUNT: Range = (lambda value: is_int(value, 1), "an integer >= 1")
 FLAG: Range = (lambda value: isinstance(value, bool), "True or False")
@@ -39,14 +39,15 @@ class Exchanged(Optimizer):
     Args:
         params: parameters, (name, parameter) pairs, or groups of either. Patterns in ``exclude`` and ``overrides`` are
             over these names; parameters without names are called ``group.index``.
-        defaults: of the parameter groups.
+        defaults: defaults of the parameter groups.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
         told: whatever else must be the same on all ranks.
-        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
+        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
+            it.
         float32: no other parameters are taken.
-        meeting: where workers meet that have no process group; None: they have one.
+        meeting: meeting of workers that have no process group; None: they have one.
     """
 
     # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
@@ -99,10 +100,10 @@ class Exchanged(Optimizer):
         """Refuse parameters outside their range; it needs no group, so it can be asked before there are ranks.
 
         Args:
-            given: by name; those that are left out are not looked at, nor those of the compressor.
+            given: parameters by name; those that are left out are not looked at, nor those of the compressor.
 
         Raises:
-            ConfigError: naming the parameter, its value and what is allowed.
+            ConfigError: a parameter is out of range; the message names it, its value and what is allowed.
         """
         for name, (fits, allowed) in cls.ranges.items():
             if name in given:
@@ -168,7 +169,7 @@ def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, wei
     """Refuse arguments with which Adam cannot work.
 
     Raises:
-        ConfigError: naming the parameter.
+        ConfigError: a parameter is out of range; the message names it.
     """
     require(is_number(lr) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
     pair = isinstance(betas, tuple | list) and len(betas) == 2

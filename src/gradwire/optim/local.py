@@ -33,11 +33,11 @@ class LocalSteps(Exchanged):
         inner: takes the local steps.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         every: steps from one exchange to the next.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
-        meeting: where workers meet that come and go; None: they are the ranks of the group.
+        meeting: meeting of workers that come and go; None: they are the ranks of the group.
         told: whatever else must be the same on all ranks.
-        check: what else may be wrong with this rank's arguments.
+        check: function that checks what else may be wrong with this rank's arguments.
     """
 
     ranges: ClassVar = {"every": COUNT}
@@ -183,8 +183,9 @@ class LocalSteps(Exchanged):
         """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
-            on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
-                that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on all.
+            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
+                "exchange" that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on
+                all.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
