@@ -26,7 +26,7 @@ from gradwire.advise.profile import Watch, shortest
 __all__ = ["BUILT", "WARM_UP", "watch_ddp"]
 
 BUILT = {"built": True}
-"""What FILE says from the moment on at which a model was wrapped."""
+"""Content of FILE once the script has wrapped a model."""
 
 WARM_UP = 2
 
@@ -36,7 +36,7 @@ def watch_ddp(done: Callable[[Watch, bool], None], steps: int, built: Callable[[
 
     Args:
         done: gets the watch, and whether the model computes on the processor.
-        steps: after which ``done`` is called, besides those that warm up.
+        steps: number of steps after which ``done`` is called, besides those that warm up.
         built: called when it was made.
     """
     watches: dict[int, Watch] = {}

@@ -38,11 +38,11 @@ class Setting:
     """The setting of a comparison.
 
     Args:
-        models: as ``gradwire models`` has them.
+        models: names of models, as ``gradwire models`` lists them.
         workers: numbers of workers, all of them on this machine.
         links: shaped ones.
-        methods: by label; ``DENSE`` comes in addition.
-        steps: of each measured row.
+        methods: labels of the methods; ``DENSE`` comes in addition.
+        steps: number of steps of each measured row.
         budget: seconds of each, as in ``replay``.
         small: the small variants of the models.
 
@@ -75,14 +75,15 @@ class Compared:
     """One combination, with its prediction and its measurement.
 
     Args:
-        model: its name.
-        workers: how many.
-        link: between them.
-        method: its label.
+        model: name of the model.
+        workers: number of workers.
+        link: link between the workers.
+        method: label of the method.
         step: predicted; None: there is no prediction.
         measured: seconds of a step; None: it failed.
-        phases: what the replay measured of encode, communicate, decode; None for what is torch's.
-        error: what failed; else empty.
+        phases: seconds that the replay measured for encode, communicate, decode; None where torch's hook has no such
+            phases.
+        error: message of the failure; else empty.
     """
 
     model: str
@@ -120,7 +121,7 @@ def compare(setting: Setting, told: Callable[[str], object] = lambda _: None) ->
     """Predict and measure every combination, and yield each row as soon as it was measured.
 
     Args:
-        setting: what to compare.
+        setting: combinations to compare.
         told: called with a line before each measurement that a prediction is made of.
 
     Raises:

@@ -30,10 +30,10 @@ __all__ = ["Question", "answer", "everything", "named"]
 
 BASELINE = "none"
 MEASURED_WORKERS = 4
-"""Between so many a link is measured, at most."""
+"""Most workers between which a link is measured."""
 
 MOST_WORKERS = 100_000
-"""What each shard of a bucket takes is added up one by one."""
+"""Most workers of a prediction, which adds up the seconds of each shard of a bucket one by one."""
 
 MODEL_SHARE, STEPS_SHARE, SAMPLE_SHARE = 0.5, 0.25, 0.8
 """Shares of --within: when the model's step is given up; seconds of its steps; when a codec's last sample is begun."""
@@ -127,7 +127,7 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
         The advice, and the facts that it rests on, ready for JSON.
 
     Raises:
-        ConfigError: something cannot be measured here.
+        ConfigError: a figure cannot be measured here.
     """
     candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
     for each in candidates:
@@ -159,7 +159,7 @@ def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> 
     """Measure or read the step without an exchange.
 
     Raises:
-        ConfigError: it takes too long, or nobody can tell.
+        ConfigError: the step takes too long, or its time is not known.
     """
     if asked.script is not None:
         told(f"running {asked.script} with one worker")

@@ -37,8 +37,8 @@ def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
     """The buckets that DDP would make of float32 parameters whose gradients come evenly, from the last to the first.
 
     Args:
-        shapes: of the parameters, in the order of the network.
-        seconds: until the last gradient is there, on another processor than the one that encodes.
+        shapes: names and shapes of the parameters, in the order of the network.
+        seconds: seconds until the last gradient is there, on another processor than the one that encodes.
     """
     order = list(reversed(shapes))
     indices = bucket_indices([shape for _, shape in order])
@@ -143,9 +143,9 @@ def watched(
     """Run ``step`` on a model that has no hook yet, and return its profile.
 
     Args:
-        model: on any group; its workers do not exchange anything.
+        model: wrapped model on any group; its workers do not exchange anything.
         step: forward and backward.
-        steps: that count.
+        steps: number of steps that count.
         warm_up: steps before them: DDP rebuilds its buckets after the first.
         busy: see ``Profile``.
         before: called before each step, outside of the measurement.

@@ -98,12 +98,12 @@ class AutoPilot:
     """The pilot of one exchange, which makes its decisions; ``compress_ddp(model, "auto")`` makes it.
 
     Args:
-        exchange: whose main compressor is ``none``. Its pilot is this.
-        shapes: of all parameters, in the order of the network.
+        exchange: exchange whose main compressor is ``none``, and whose pilot is this.
+        shapes: names and shapes of all parameters, in the order of the network.
         budget: "exact", "safe" or "small".
         embeddings: names of the parameters of embeddings.
-        decisions: those of an earlier run (``metrics()["auto"]["decisions"]``), made again in the same steps; nothing
-            is measured then.
+        decisions: decisions of an earlier run (``metrics()["auto"]["decisions"]``), made again in the same steps;
+            nothing is measured then.
 
     Raises:
         ConfigError: a budget or a decision that there is not.
@@ -120,12 +120,13 @@ class AutoPilot:
         self.budget: ErrorBudget = budget_of(budget)
         self._exchange = weakref.ref(exchange)
         self.bears: Callable[[], bool] = lambda: False
-        """Whether the optimizers are known, and bear what is kept back: none divides by a mean of squares."""
+        """A function that is true if the optimizers are known and bear what is kept back: none divides by a mean of
+        squares."""
         self._edges = edges(shapes, embeddings)
         self._names = [name for name, _ in shapes]
         self._choices = candidates(self.budget, exchange.channel.world)
         self.scatters = False
-        """Whether gradients are reduced to their owners, as FSDP's are."""
+        """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
         self._replayed = None if decisions is None else _checked(decisions, set(self._names))
         self._restart()
@@ -156,7 +157,7 @@ class AutoPilot:
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
-        """Of each bucket the squared norms of the ranks' own gradients and of the mean, as shares of all buckets'."""
+        """The squared norms of each bucket, of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._fresh = False
@@ -204,7 +205,7 @@ class AutoPilot:
             check: refuses a method that a reduce-scatter cannot carry.
 
         Raises:
-            ConfigError: as ``check``, of a method in the decisions that are to be made again.
+            ConfigError: ``check`` refuses a method in the decisions that are to be made again.
         """
         self.scatters, self._check = True, check
         self._refuse(self._replayed or [])
@@ -216,8 +217,9 @@ class AutoPilot:
         """Prepare the exchange of a bucket.
 
         Args:
-            flat: what is exchanged; where gradients are reduced to their owners, what the first of them gets.
-            own: what this rank gets, in that case; None: ``flat``.
+            flat: gradients that are exchanged; where gradients are reduced to their owners, the part that the first of
+                them gets.
+            own: part that this rank gets, where gradients are reduced to their owners; None: ``flat``.
         """
         own = flat if own is None else own
         first = not self._record.runs
@@ -250,7 +252,7 @@ class AutoPilot:
 
         Args:
             flat: the mean, where gradients are reduced to their owners this rank's own part of it.
-            multiplied: by which the mean was multiplied.
+            multiplied: factor by which the mean was multiplied.
         """
         if self.phase == "replaying":
             return
@@ -284,7 +286,7 @@ class AutoPilot:
         """Refuse a state whose decisions cannot be gone on with here.
 
         Raises:
-            ConfigError: they are of other parameters, or have methods that cannot be carried.
+            ConfigError: the decisions are for other parameters, or have methods that cannot be carried.
         """
         self._refuse(_checked(state.get("decisions", []), set(self._names)))
 
@@ -736,7 +738,7 @@ def _checked(decisions: object, names: set[str]) -> list[dict[str, Any]]:
     """Check decisions, and return them in the form in which the pilot makes them.
 
     Raises:
-        ConfigError: they are not, or name parameters that are not there.
+        ConfigError: the decisions are not of that form, or name parameters that do not exist.
     """
     form = "decisions as metrics()['auto']['decisions'] gives them"
     require(isinstance(decisions, Sequence) and not isinstance(decisions, str), "decisions", form, decisions)

@@ -40,8 +40,8 @@ class Profile:
     """One worker's step without an exchange.
 
     Args:
-        buckets: in the order in which they are exchanged.
-        seconds: of the whole step.
+        buckets: buckets in the order in which they are exchanged.
+        seconds: seconds of the whole step.
         busy: the processor that encodes computes the gradients too, as in training on CPUs.
 
     Raises:

@@ -53,8 +53,9 @@ class BucketRun:
 
     Args:
         params: names and shapes.
-        ready: when its gradients were there.
-        begun: when the thread took it; None: it was reduced by DDP itself, beside the buckets before it.
+        ready: time at which its gradients were there.
+        begun: time at which the thread took it; None: it was reduced by DDP itself, at the same time as the buckets
+            before it.
         communicating: seconds in messages up to then.
     """
 
@@ -83,8 +84,8 @@ class StepRecord:
     """The record of one step.
 
     Args:
-        begun: when its first bucket was ready.
-        runs: in their order.
+        begun: time at which its first bucket was ready.
+        runs: records of the buckets, in their order.
         disturbed: something else was done in it, so its times do not count.
     """
 
@@ -104,14 +105,14 @@ class Seen:
 
     Args:
         buckets: names and shapes.
-        steps: that counted.
+        steps: number of steps that counted.
         period: seconds from one step to the next, of the slowest rank.
         ready: seconds from the first bucket's to each bucket's gradients, of the slowest rank.
         total: seconds that the thread was busy with each bucket, of the rank that came last.
-        communicated: of them, in messages.
+        communicated: number of those steps that were communicated in messages.
         own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
         mean: the squared norm of the mean gradient; not finite: not known.
-        told: what each rank told beside, the most of each number.
+        told: the other numbers of the ranks: of each number the largest.
         uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
             standard error of their median.
     """
@@ -168,8 +169,8 @@ def gathered(
 
     Args:
         steps: one after the other, all but the last of which count: a step lasts until the next one begins.
-        channel: over which they are brought together.
-        device: that the channel serves.
+        channel: channel over which the records are brought together.
+        device: device that the channel serves.
         told: numbers of this rank, of each of which the most is wanted; as many on all ranks.
         parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
 

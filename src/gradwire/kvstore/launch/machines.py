@@ -131,11 +131,11 @@ class Watched(Machine):
     """A machine where processes end when the one that started them ends: they run under ``agent``.
 
     Args:
-        host: which machine.
+        host: name of the machine.
         launcher: the command that runs ``agent`` there.
-        python: there.
-        folder: there, where processes run.
-        environment: what they have on top of what they find there.
+        python: path of the interpreter there.
+        folder: folder there, in which processes run.
+        environment: variables that processes get on top of those that they find there.
     """
 
     host: Host
@@ -183,11 +183,11 @@ def there(
     """Make another machine, reached over ssh.
 
     Args:
-        host: which.
+        host: name of the machine.
         ssh: the command that gets there, with options if need be.
-        python: there.
-        folder: there.
-        environment: for all processes there.
+        python: path of the interpreter there.
+        folder: folder there.
+        environment: variables of all processes there.
     """
     program = Path(agent.__file__).read_text(encoding="utf-8")
     port = () if host.port is None else ("-p", str(host.port))
@@ -275,9 +275,9 @@ class Host:
     """A line of a hosts file: a machine and its slots.
 
     Args:
-        name: as ssh takes it.
-        user: for ssh; empty: ssh's own choice.
-        port: of its sshd; None: ssh's own choice.
+        name: host name, as ssh takes it.
+        user: user name for ssh; empty: ssh's own choice.
+        port: port of the machine's sshd; None: ssh's own choice.
         slots: workers that it takes.
         address: IP at which the other machines reach its servers; empty: what its name resolves to.
     """
@@ -292,7 +292,7 @@ class Host:
         """The IP address at which the machine's servers listen.
 
         Raises:
-            ConfigError: its name is known to ssh alone.
+            ConfigError: only ssh knows the machine's name.
         """
         if self.address:
             return self.address

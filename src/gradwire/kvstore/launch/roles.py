@@ -44,7 +44,7 @@ def take_role(environment: Mapping[str, str] | None = None) -> None:
 
     Raises:
         ConfigError: a variable is missing or has no such value.
-        SystemExit: what was to be done here is done.
+        SystemExit: the work of the role is done.
     """
     told = os.environ if environment is None else environment
     role = told.get(ROLE, "worker")
@@ -68,7 +68,7 @@ def find_place() -> WorkerPlace:
     """Find this worker's place: in the environment, or by asking the scheduler that the environment names.
 
     Raises:
-        ConfigError: it names nobody.
+        ConfigError: the environment names neither a place nor a scheduler.
         GroupError: the others did not come in time.
     """
     told = os.environ

@@ -31,8 +31,8 @@ class BaseModule(ABC):
 
     Args:
         symbol: the torch module.
-        device: of its inputs.
-        logger: for the lines of ``fit``.
+        device: device of its inputs.
+        logger: logger for the lines of ``fit``.
     """
 
     def __init__(self, symbol: nn.Module, device: torch.device, logger: logging.Logger | None) -> None:
@@ -77,17 +77,18 @@ class BaseModule(ABC):
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params); one or several.
             batch_end_callback: called with a ``BatchEndParam``.
             kvstore: a store, its type, or None. "local" and "device" are left out on one context without compression.
-            optimizer: as for ``KVStore.set_optimizer``.
-            optimizer_params: its numbers; ``rescale_grad`` is 1 / samples of the first batch (of all workers in sync)
-                if it is not there, and ``lr_scheduler`` a function from the number of the update, from 1, to the rate.
+            optimizer: optimizer, as for ``KVStore.set_optimizer``.
+            optimizer_params: parameters of the optimizer; ``rescale_grad`` is 1 / samples of the first batch (of all
+                workers in sync) if it is not there, and ``lr_scheduler`` a function from the number of the update, from
+                1, to the rate.
             eval_end_callback: called after the score of an epoch.
             eval_batch_end_callback: called after each batch of it.
             arg_params: parameters to start from, by name.
             aux_params: buffers to start from, by name.
-            allow_missing: whether some may be left out of these.
+            allow_missing: true: some of these may be left out.
             begin_epoch: number of the first epoch, where training goes on.
             num_epoch: epochs end before this number.
-            validation_metric: for ``eval_data``; None is ``eval_metric``.
+            validation_metric: metric for ``eval_data``; None is ``eval_metric``.
 
         Raises:
             ConfigError: a bad argument, or data without batches.
@@ -133,11 +134,11 @@ class BaseModule(ABC):
 
         Args:
             eval_data: batches, each (data, label).
-            eval_metric: as for ``fit``.
+            eval_metric: metric, as for ``fit``.
             num_batch: use so many of them; None: all.
             batch_end_callback: called after each batch.
             score_end_callback: called at the end.
-            epoch: for the callbacks.
+            epoch: number of the epoch, for the callbacks.
 
         Returns:
             Names and values.
@@ -163,8 +164,8 @@ class BaseModule(ABC):
         Args:
             eval_data: a tensor, or batches of (data, label) or of data alone.
             num_batch: use so many of them; None: all.
-            merge_batches: whether they become one (True), or a list by batch.
-            always_output_list: also where the module has one output.
+            merge_batches: true: the outputs of the batches become one; false: a list by batch.
+            always_output_list: true: the result is a list even where the module has one output.
 
         Raises:
             ConfigError: data without batches.

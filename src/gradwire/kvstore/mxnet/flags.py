@@ -33,7 +33,7 @@ def add_fit_args(parser: argparse.ArgumentParser) -> Any:
     """Add the flags, by MXNet's names and with its defaults.
 
     Args:
-        parser: of the script.
+        parser: parser of the script.
 
     Returns:
         The group of flags.
@@ -78,10 +78,10 @@ def fit(
     """Train with the settings of the flags.
 
     Args:
-        args: what a parser with ``add_fit_args`` read.
+        args: namespace that a parser with ``add_fit_args`` read.
         network: a torch module.
-        data_loader: is called with ``args`` and the store, and gives training and evaluation batches.
-        loss: as for ``Module``.
+        data_loader: function that is called with ``args`` and the store, and gives training and evaluation batches.
+        loss: loss, as for ``Module``.
 
     Returns:
         The trained Module.

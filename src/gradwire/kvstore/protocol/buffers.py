@@ -53,7 +53,7 @@ class Pool:
         """Lease ``nbytes`` bytes of uninitialised memory; uint8, at a multiple of 64 bytes.
 
         Raises:
-            MemoryError: there are not so many.
+            MemoryError: there is not so much memory.
         """
         if nbytes < LEAST:
             return torch.empty(nbytes, dtype=torch.uint8)

@@ -48,8 +48,8 @@ class WorkerPlace:
 
     Args:
         servers: endpoints, in their order.
-        rank: of this worker.
-        world: how many workers there are.
+        rank: rank of this worker.
+        world: number of workers.
         keys: folder with this worker's key; None: no encryption.
     """
 
@@ -90,7 +90,7 @@ def ranked(told: Mapping[str, str]) -> tuple[int, int]:
     (3, 4)
 
     Raises:
-        ConfigError: they are not told, or do not fit each other.
+        ConfigError: the variables are missing, or do not fit each other.
     """
     for rank_name, world_name in RANKS:
         if rank_name in told:
@@ -117,7 +117,7 @@ def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
     """Read a variable that is an integer.
 
     Raises:
-        ConfigError: it is missing, or something else.
+        ConfigError: the variable is missing, or something else.
     """
     try:
         value = int(told[name])
@@ -134,7 +134,7 @@ def flag(told: Mapping[str, str], name: str) -> bool:
     """Read a variable that is 1 for true, or 0, empty or unset for false.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the variable has another value.
     """
     if told.get(name, "") not in ("", "0", "1"):
         raise ConfigError(f"{name} must be 0 or 1, got {told[name]!r}")
@@ -145,7 +145,7 @@ def bigarray_bound(default: int) -> int:
     """The number of elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
 
     Raises:
-        ConfigError: it is no integer >= 1.
+        ConfigError: the variable is no integer >= 1.
     """
     name = "MXNET_KVSTORE_BIGARRAY_BOUND"
     return number(os.environ, name, 1) if name in os.environ else default
@@ -155,7 +155,7 @@ def start_timeout(environment: Mapping[str, str] | None = None) -> float:
     """The seconds within which all processes of a run must have come: GRADWIRE_START_TIMEOUT, or 120.
 
     Raises:
-        ConfigError: it is no positive number.
+        ConfigError: the variable is no positive number.
     """
     return _seconds((os.environ if environment is None else environment).get(START_TIMEOUT, "120"), START_TIMEOUT)
 
@@ -164,7 +164,7 @@ def server_timeout(environment: Mapping[str, str] | None = None) -> float | None
     """The seconds for which a server may be away: GRADWIRE_SERVER_TIMEOUT, or None if it is not set.
 
     Raises:
-        ConfigError: it is no positive number.
+        ConfigError: the variable is no positive number.
     """
     text = (os.environ if environment is None else environment).get(SERVER_TIMEOUT, "")
     return _seconds(text, SERVER_TIMEOUT) if text else None

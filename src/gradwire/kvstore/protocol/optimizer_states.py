@@ -28,9 +28,9 @@ def save_states(
     """Write states by key, and the optimizer's name and numbers if given.
 
     Args:
-        path: is replaced when everything is on the disk, and stays as it is if writing fails.
-        states: what ``Updater.state_dict`` gave.
-        config: of the optimizer.
+        path: file to write. It is replaced when everything is on the disk, and stays as it is if writing fails.
+        states: result of ``Updater.state_dict``.
+        config: name and numbers of the optimizer; None: they are not written.
     """
     data = to_bytes(states, config)
     replace_file(Path(path), lambda temporary: Path(temporary).write_bytes(data))

@@ -38,7 +38,7 @@ class ServerCore:
     """One server: its state, and its answers to messages.
 
     Args:
-        rules: how it behaves.
+        rules: settings of its behaviour.
         parts: restored from a snapshot; None: it starts empty.
     """
 
@@ -64,7 +64,7 @@ class ServerCore:
         """Take one message, and return the messages to send because of it.
 
         Args:
-            peer: who sent it, as the transport names it.
+            peer: name of the sender in the transport.
             frames: the header and at most one frame.
             now: seconds, from any start.
             owner: the rank whose key the sender has; None: keys are not used, or are nobody's alone.
@@ -126,11 +126,11 @@ class ServerCore:
         """Answer with bytes.
 
         Args:
-            session: whose request it is.
-            seq: of the request.
+            session: session that sent the request.
+            seq: number of the request.
             data: uint8.
-            parts: that the bytes are of.
-            method: that made them.
+            parts: parts to which the bytes belong.
+            method: method that made the bytes.
         """
         version, durable = self.progress.reached(session.rank, parts)
         return self.pieces(session, seq, "value", data, method, version=version, durable=durable)
@@ -174,11 +174,11 @@ class ServerCore:
         """Answer now, or later when a condition holds.
 
         Args:
-            topic: at whose changes it is looked again.
-            session: whose request it is.
-            seq: of the request.
-            what: it waits for, in words.
-            ready: whether it can be answered.
+            topic: topic whose changes make the server look again.
+            session: session that sent the request.
+            seq: number of the request.
+            what: function that says what the request waits for, in words.
+            ready: function that is true when the request can be answered.
             answer: makes the answer.
         """
         if ready():
@@ -206,10 +206,11 @@ class ServerCore:
         """Answer when a condition holds for each of several keys.
 
         Args:
-            session: whose request it is.
-            seq: of the request.
-            units: what has the keys' steps, and the step; asked anew whenever one of them was waited for.
-            holds: what has to.
+            session: session that sent the request.
+            seq: number of the request.
+            units: function that gives each key's part or list with the step; called anew whenever one of them was
+                waited for.
+            holds: condition on a part and a step.
             answer: makes the answer.
         """
         for part, step in units():

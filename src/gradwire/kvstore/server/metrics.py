@@ -47,7 +47,7 @@ def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:
     """Serve scrapes at ``http://address:port/metrics`` from a thread of its own.
 
     Args:
-        core: whose counters.
+        core: core whose counters are served.
         port: 0 takes a free one.
         address: loopback, unless others may read them.
 

@@ -41,7 +41,7 @@ class Outbox:
     """A queue of messages to send on a ROUTER socket with ``ROUTER_MANDATORY``.
 
     Args:
-        socket: of the server.
+        socket: socket of the server.
         stored: bytes of all values, now.
     """
 
@@ -51,8 +51,8 @@ class Outbox:
         self._nbytes: dict[bytes, int] = {}
         self.unreachable: set[bytes] = set()
         self.deaf: set[bytes] = set()
-        """Whom a message could not be sent to, and who has more waiting than it can have asked for; the caller empties
-        both."""
+        """Workers to which a message could not be sent, or that have more waiting than they can have asked for; the
+        caller empties it."""
 
     def __bool__(self) -> bool:
         """Return whether a message waits."""
@@ -125,7 +125,7 @@ class Server:
     """A server that answers workers until it is told to stop.
 
     Args:
-        core: what it knows.
+        core: state of the server.
         endpoint: "tcp://ADDRESS:PORT"; port 0 takes a free one.
         keys: folder made by ``gradwire keygen``: traffic is encrypted and only workers with a key of it may speak.
         insecure: allow an address that others can reach without keys.
@@ -241,7 +241,7 @@ class Finished:
     """A condition that is checked at intervals: every worker has left, or none has been there for ``quiet`` seconds.
 
     Args:
-        core: of the server.
+        core: state of the server.
         quiet: seconds > 0.
     """
 

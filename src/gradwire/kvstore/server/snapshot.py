@@ -31,7 +31,7 @@ __all__ = ["Snapshots", "load_core", "save_core"]
 FORMAT = "gradwire server 1"
 
 TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
-"""What is told of a key, besides what is told of its workers."""
+"""Fields of a key in a snapshot, besides those of its workers."""
 
 
 def save_core(core: ServerCore, path: Path) -> None:
@@ -149,7 +149,7 @@ class Snapshots:
     """A writer of snapshots: after the first step, and whenever the newest key is so many steps further.
 
     Args:
-        path: of the file.
+        path: path of the file.
         every: steps, >= 1.
     """
 

@@ -28,8 +28,8 @@ class Progress:
     """The rules of when a step counts as made, as in the value, and as too far ahead.
 
     Args:
-        rules: how the server behaves.
-        members: who is there.
+        rules: settings of the server's behaviour.
+        members: sessions and ranks of the workers.
     """
 
     def __init__(self, rules: Rules, members: Members) -> None:
@@ -85,9 +85,9 @@ class Values:
     """The keys by their names, and the lists of them.
 
     Args:
-        rules: how the server behaves.
-        waits: what waits for keys and lists.
-        counters: that know when a step was begun.
+        rules: settings of the server's behaviour.
+        waits: requests that wait for keys and lists.
+        counters: counters that know when a step was begun.
         parts: restored from a snapshot.
     """
 
@@ -106,7 +106,7 @@ class Values:
         """Refuse one key too many, or a key that is too large.
 
         Raises:
-            ConfigError: it is.
+            ConfigError: there is no room for the key.
         """
         if len(self.parts) >= self._rules.max_keys:
             raise ConfigError(f"this server keeps at most {self._rules.max_keys} keys")
@@ -164,8 +164,8 @@ class Values:
         """Find or make a list of keys, one for all workers that name the same keys.
 
         Args:
-            keys: of the list.
-            sessions: that may name lists; those that none of them does are forgotten when there are many.
+            keys: keys of the list.
+            sessions: sessions that may name lists; lists that none of them names are forgotten when there are many.
 
         Raises:
             ConfigError: there is no such key.

@@ -15,7 +15,7 @@ __all__ = ["MAX_WAITING", "Topic", "Waiting", "Waits"]
 
 
 Topic: TypeAlias = StoreKey | tuple[str, int]
-"""What a request can wait for: something about a key, or a numbered barrier."""
+"""Topics that a request can wait for: something about a key, or a numbered barrier."""
 
 MAX_WAITING = 2**16
 """Requests of one worker that wait: it has one for each key that it pulls at a time."""
@@ -54,7 +54,7 @@ class Waits:
         """Add a request; one that comes again waits once.
 
         Raises:
-            WireError: its worker has too many.
+            WireError: the request's worker has too many.
         """
         those = self._by_topic.setdefault(topic, {})
         if (waiting.peer, waiting.seq) in those:
