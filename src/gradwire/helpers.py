@@ -58,7 +58,7 @@ def unpack(packed: Tensor, bits: int, count: int, *, signed: bool = False) -> Te
     Args:
         packed: uint8, shape ``(ceil(count * bits / 8),)``.
         bits: 1 to 8.
-        count: how many integers, >= 0.
+        count: number of integers, >= 0.
         signed: read them as two's complement.
 
     Returns:
@@ -93,7 +93,7 @@ def quantize(
         tensor: float, any shape.
         bits: 2 to 8; the codes fit into ``pack(codes, bits)``. Each bit less doubles the step.
         stochastic: round up or down at random, so that the mean is exact; else to the nearest, half to even.
-        generator: for ``stochastic``; None draws from torch's global generator.
+        generator: random generator for ``stochastic``; None draws from torch's global generator.
 
     Returns:
         Codes in [-s, s], int8, in the shape of ``tensor``; and the step, float32, 0-dimensional. A tensor of zeros
@@ -132,7 +132,7 @@ def count_of(ratio: float, n: int) -> int:
     """The number of elements in a share of ``n``: max(1, ceil(ratio n)), and at most n; every method counts like this.
 
     Args:
-        ratio: in (0, 1].
+        ratio: share of the elements, in (0, 1].
         n: >= 0.
 
     Example:
@@ -156,7 +156,7 @@ def sparsify(tensor: Tensor, ratio: float | None = None, *, k: int | None = None
         Values in the dtype of ``tensor``, and their flat indices, int32 (int64 from 2^31 elements on); shape ``(k,)``.
 
     Raises:
-        ConfigError: neither or both of ``ratio`` and ``k``, or one out of range.
+        ConfigError: the call has neither or both of ``ratio`` and ``k``, or one out of range.
 
     Example:
         >>> values, indices = sparsify(torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0]), k=2)
@@ -181,7 +181,7 @@ def desparsify(values: Tensor, indices: Tensor, shape: int | Sequence[int]) -> T
     Args:
         values: float, shape ``(k,)``.
         indices: integers in [0, n), shape ``(k,)``.
-        shape: of the result, n elements.
+        shape: shape of the result, n elements.
 
     Raises:
         IndexError: an index out of range (on a GPU: torch's device-side assertion).

@@ -57,7 +57,7 @@ class Packing:
     finite, so that the others learn it from the message itself and every rank treats the step in the same way.
 
     Args:
-        layouts: of the payloads, in the order in which they travel.
+        layouts: layouts of the payloads, in the order in which they travel.
 
     Example:
         >>> from gradwire.types import Field
@@ -114,8 +114,8 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
     """Wrap a payload with all that a receiver needs to decode it.
 
     Args:
-        compressor: that made the payload; its configuration travels.
-        shape: of the tensor that was compressed, at most ``MAX_DIMS`` dimensions.
+        compressor: compressor that made the payload; its configuration travels.
+        shape: shape of the tensor that was compressed, at most ``MAX_DIMS`` dimensions.
         payload: uint8, shape ``(compressor.layout(shape).nbytes,)``, on any device.
 
     Raises:
@@ -179,8 +179,8 @@ class Reader:
     A fault is raised as early as the bytes show it, after the frames that were good; then nothing more is read.
 
     Args:
-        known: as for ``unframe``.
-        max_bytes: as for ``unframe``; also what bounds the memory that an unfinished frame may hold.
+        known: unregistered compressors, as for ``unframe``.
+        max_bytes: limit of the tensor, as for ``unframe``; it bounds also the memory that an unfinished frame may hold.
 
     Example:
         >>> from gradwire.compressors.casts.none import Identity
@@ -217,7 +217,7 @@ class Reader:
         """Declare that the stream has ended.
 
         Raises:
-            WireError: it ended inside a frame, or was broken before.
+            WireError: the stream ended inside a frame, or was broken before.
         """
         self._fail_again()
         if self._buffer or self._part != "magic":
@@ -279,8 +279,8 @@ def sent_nbytes(compressor: Compressor, layout: Layout, payload: Tensor) -> int:
     """The number of bytes of a payload that travel: all of them, or for a variable size those that are in use.
 
     Args:
-        compressor: that made the payload.
-        layout: of the payload.
+        compressor: compressor that made the payload.
+        layout: layout of the payload.
         payload: uint8 of one dimension, at least up to the last field.
 
     Raises:

@@ -46,7 +46,7 @@ _PLACES = {
         "gradwire.experiments",
     ),
 }
-"""What was in this folder, and in which package each is."""
+"""Modules that were in this folder, and the package in which each is."""
 
 _find = {name: f"{package}.{name}" for name, package in _PLACES.items()}.get
 

@@ -38,7 +38,7 @@ from gradwire.testing.operations import example, operations, variants
 __all__ = ["INTERPRETED", "GpuKernels", "method_rows", "operation_rows", "with_kernels"]
 
 INTERPRETED = "interpreter"
-"""In place of a device: the kernels run on CPU tensors, in Triton's interpreter."""
+"""Name that stands in place of a device: the kernels run on CPU tensors, in Triton's interpreter."""
 
 NEAR = 1e-3
 """The share of the largest value by which a method whose bits depend on a BLAS may differ."""
@@ -53,7 +53,7 @@ class GpuKernels(TorchDispatchMode):
     The environment variable TRITON_INTERPRET=1 must have been set before Triton was imported.
 
     Attributes:
-        names: of the operations whose kernels ran.
+        names: names of the operations whose kernels ran.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
     """Make an exchange on the ``meta`` device that acts as rank 0 of ``world`` ranks.
 
     Args:
-        compressor: with its default memory and strategy.
+        compressor: compressor with its default memory and strategy.
         world: the number of ranks, >= 1.
 
     Raises:
@@ -95,7 +95,7 @@ class PretendedGroup(dist.ProcessGroup):
 
     Attributes:
         begun: collectives so far.
-        nbytes: that a ring would have sent for them.
+        nbytes: bytes that a ring would have sent for the all-reduces.
     """
 
     def __init__(self, world: int) -> None:

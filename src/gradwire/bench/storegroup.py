@@ -25,10 +25,10 @@ class StoreGroup(Group):
     """Servers, and workers that run ``_store_worker.py``; use it as a context manager.
 
     Args:
-        workers: how many.
-        servers: how many.
+        workers: number of workers.
+        servers: number of servers.
         server_arguments: more of them for ``gradwire server``.
-        lab: whose links join them: the servers are on its first machines, each worker on one of the next; None: all
+        lab: lab whose links join them: the servers are on its first machines, each worker on one of the next; None: all
             are here, on loopback.
     """
 
@@ -62,8 +62,8 @@ class LabMachine(Here):
     """One machine of a lab.
 
     Args:
-        lab: which.
-        rank: of the machine.
+        lab: lab that the machine belongs to.
+        rank: rank of the machine in the lab.
     """
 
     def __init__(self, lab: Netlab, rank: int) -> None:

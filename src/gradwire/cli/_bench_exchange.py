@@ -28,7 +28,7 @@ Row = dict[str, Any]
 PLAIN = Rival(ALL_REDUCE)
 
 METHODS = ("torch_bf16", "torch_powersgd", "bf16", "twobit", "onebit", "qsgd", "topk", "powersgd")
-"""What is measured where nothing is said."""
+"""Methods that are measured where none is named."""
 
 HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", "ms", "beside ms", "ratio")
 

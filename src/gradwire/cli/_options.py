@@ -29,7 +29,7 @@ class Seconds(Number):
 
 
 PATIENCE = Seconds(0, 1e6, min_open=True)
-"""How long workers may wait for each other: eleven days at most, which every library on the way can count."""
+"""Seconds that workers may wait for each other: eleven days at most, which every library on the way can count."""
 
 
 def parse_size(text: str) -> int:

@@ -9,6 +9,6 @@ def interrupt(*_: Any) -> NoReturn:
     """Raise ``KeyboardInterrupt``; a handler for SIGTERM.
 
     Raises:
-        KeyboardInterrupt: always.
+        KeyboardInterrupt: at every call.
     """
     raise KeyboardInterrupt

@@ -139,9 +139,9 @@ class _Run:
 
     Args:
         total: rows that are expected.
-        width: of the longest name of a method.
-        json_to: as given on the command line.
-        samples: whether stored rows keep the time of every call.
+        width: characters of the longest name of a method.
+        json_to: path or "-", as given on the command line.
+        samples: true: stored rows keep the time of every call.
     """
 
     def __init__(self, total: int, width: int, json_to: str | None, samples: bool) -> None:

@@ -14,7 +14,8 @@ def main() -> None:
     """Run the command line.
 
     Raises:
-        SystemExit: always; 2 where an extra that the command needs is not installed, or the input cannot work.
+        SystemExit: at the end, with status 0; 2 where an extra that the command needs is not installed, or the input
+            cannot work.
     """
     try:
         # Both, so that each command says the same where one of them is missing.

@@ -20,11 +20,11 @@ class Place:
     """One process of a job.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         world: processes of the job.
-        local: its number on this machine.
-        address: of rank 0's machine.
-        port: that rank 0 listens at.
+        local: number of this process on its machine.
+        address: address of rank 0's machine.
+        port: port at which rank 0 listens.
     """
 
     rank: int
@@ -50,7 +50,7 @@ def placed(environment: Mapping[str, str]) -> Place | None:
     A batch script of Slurm is such a process, too, unless ``srun`` started it: it has a job and no step.
 
     Raises:
-        ConfigError: it says only half of it.
+        ConfigError: the environment has only some of the variables.
 
     Example:
         >>> placed({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "gpu[03-04]"})

@@ -45,8 +45,8 @@ class DecisionLog:
         """Add the report of ``metrics()["auto"]`` after a step, if it is new.
 
         Args:
-            step: how many were made, in ascending order.
-            told: what the pilot tells.
+            step: number of steps that were made, in ascending order.
+            told: report of the pilot.
         """
         buckets = [{name: row.get(name) for name in _KEPT} for row in told["buckets"]]
         if told["phase"] in UNCOMPRESSED:

@@ -54,13 +54,13 @@ from gradwire.testing.processes import RankFailedError, run_ranks
 __all__ = ["MINUTES", "NO_GPU", "GpuReport", "PartReport", "check_gpu", "lines", "main", "writer"]
 
 MINUTES = 7.5
-"""How long it may take."""
+"""Minutes that the check may take."""
 
 NO_GPU = (
     "a GPU is needed, and torch finds none here; --interpreter compares the kernels without one, "
     "in Triton's interpreter"
 )
-"""What is said where there is none."""
+"""Message where there is no GPU."""
 
 METHOD_SIZES = (33, 1000, 5003, 100_003)
 """Elements of the methods' gradients; in the interpreter the first two."""
@@ -86,11 +86,11 @@ class PartReport:
     """The findings of one part of the check.
 
     Args:
-        name: as in the module's list.
-        rows: as they came.
-        left_out: what the time did not do for; empty: nothing.
-        error: what ended it; empty: nothing.
-        seconds: that it took.
+        name: name in the module's list.
+        rows: rows in the order in which they came.
+        left_out: rows for which there was no time; empty: none.
+        error: error that ended the part; empty: none.
+        seconds: seconds that the part took.
     """
 
     name: str
@@ -111,8 +111,8 @@ class GpuReport:
 
     Args:
         where: the machine and its GPU.
-        parts: in their order.
-        seconds: in all.
+        parts: parts of the check, in their order.
+        seconds: seconds of the whole check.
     """
 
     where: Row
@@ -159,10 +159,10 @@ def check_gpu(
     """Run all parts on the first GPU, or those that need none in Triton's interpreter.
 
     Args:
-        minutes: that it may take, > 0.
+        minutes: minutes that the check may take, > 0.
         interpreter: compare the kernels on the CPU, on small sizes, and leave out what needs a GPU.
         methods: names of compressors; none: all.
-        sizes: of the tensors that are timed.
+        sizes: numbers of elements of the tensors that are timed.
         note: called with the report so far, after each part and, some seconds apart, after rows.
 
     Raises:
@@ -359,7 +359,7 @@ def _rows(
 
     Raises:
         TimeoutError: the deadline came.
-        GradwireError: it failed, or died.
+        GradwireError: the function failed, or its process died.
     """
     if function is _ddp:
         # It starts processes, and does nothing else on the GPU.
@@ -483,7 +483,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the check without click and rich; ``gradwire check gpu`` is the same command.
 
     Args:
-        words: of the command line; None: those of this process.
+        words: arguments of the command line; None: those of this process.
 
     Returns:
         The exit code: 0 where everything that was compared holds, 1 where something does not, 2 where nothing can be.

@@ -66,7 +66,7 @@ def launch(
     """Call ``function(*args)`` in each of ``workers`` processes that form a group, with one torch thread each.
 
     Args:
-        workers: at least 1.
+        workers: number of workers, >= 1.
         function: importable by its module; its result is sent back.
         args: sent to every worker.
         timeout: seconds that a collective may take before the workers give up.
@@ -117,7 +117,7 @@ def ended_by(until: float | None) -> Iterator[None]:
     process's one alarm clock may be in use.
 
     Raises:
-        OutOfTimeError: it was not done in time.
+        OutOfTimeError: the block did not end in time.
     """
     if until is None:
         yield

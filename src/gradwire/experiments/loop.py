@@ -35,7 +35,7 @@ from gradwire.experiments.tasks.base import Task
 __all__ = ["Loop", "Watcher"]
 
 Watcher = Callable[[int, float], None]
-"""Is told of every finished step: its number from 0 on, and this worker's loss."""
+"""A function that is called after every step with its number from 0 on, and this worker's loss."""
 
 _COUNTED = ("bytes_sent", "dense_bytes", "nonfinite_steps")
 
@@ -46,12 +46,12 @@ class Loop:
     """A run, used as a context manager; every worker of the default process group must make it with the same arguments.
 
     Args:
-        task: what is trained, with the recipe that the method needs.
-        method: how gradients are exchanged.
-        epochs: at least 1.
-        seed: of the initial parameters.
-        device: of the model.
-        lab: this worker has a network interface of its own in a lab, whose bytes are counted.
+        task: task that is trained, with the recipe that the method needs.
+        method: method by which gradients are exchanged.
+        epochs: number of epochs, >= 1.
+        seed: seed of the initial parameters.
+        device: device of the model.
+        lab: true: this worker has a network interface of its own in a lab, whose bytes are counted.
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:

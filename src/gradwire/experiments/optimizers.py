@@ -54,7 +54,7 @@ def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
 
     Args:
         told: the name under "name", and parameters.
-        recipe: of the task.
+        recipe: recipe of the task.
 
     Raises:
         ConfigError
@@ -94,11 +94,11 @@ def build_optimizer(
     """Build an optimizer that exchanges, with the learning rate, betas and decay of a recipe. All workers must call it.
 
     Args:
-        told: as ``check_exchanging``.
-        recipe: of the task; one that takes local steps gets the recipe's own optimizer inside.
-        params: by name.
-        compressor: of what is exchanged.
-        options: as for ``compress_ddp``.
+        told: name and parameters of the optimizer, as for ``check_exchanging``.
+        recipe: recipe of the task; an optimizer that takes local steps gets the recipe's own optimizer inside.
+        params: names and parameters of the model.
+        compressor: compressor of what is exchanged.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError, GroupError: as the optimizer.

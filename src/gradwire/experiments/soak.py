@@ -72,11 +72,11 @@ class SoakPlan:
     """The plan of a soak test.
 
     Args:
-        seconds: that the training takes, at least; 0: as long as ``steps``.
-        steps: that are made, at least.
-        seed: of models, data, faults and events.
+        seconds: least seconds of training; 0: as long as ``steps``.
+        steps: least number of steps.
+        seed: seed of models, data, faults and events.
         workers: processes.
-        memory: of all methods; it must keep what it says.
+        memory: memory of all methods; it must keep what it says.
     """
 
     seconds: float = 0.0
@@ -91,11 +91,11 @@ class SoakReport:
     """The outcome of a soak test.
 
     Args:
-        steps: that count, and those that were made again after a restart.
-        skipped: of them, in which an exchange gave NaN.
-        faults: of all workers, by kind.
-        restarts: from checkpoints.
-        changes: of the method.
+        steps: number of steps that count, and of those that were made again after a restart.
+        skipped: number of those steps in which an exchange gave NaN.
+        faults: number of faults of all workers, by kind.
+        restarts: number of restarts from checkpoints.
+        changes: number of changes of the method.
         error: the largest part of a stretch that was lost or came twice.
         worst: the method of that stretch.
         identical: all workers ended with the same bits.

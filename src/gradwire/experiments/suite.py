@@ -135,11 +135,12 @@ def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
     """Load the runs of a suite, in the order in which they are to be made.
 
     Args:
-        path: of the suite.
+        path: path of the suite.
         made: results of its runs, by which the best of several rates is known.
 
     Raises:
-        ConfigError: it cannot be read; a key that is not known, a value that cannot be. It names the file and the key.
+        ConfigError: the file cannot be read, or has a key that is not known or a value that cannot be. The message
+            names the file and the key.
     """
     try:
         written = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from gradwire.metrics import Metrics
 __all__ = ["PREFIX", "TorchHook", "check_hook", "ring_bytes"]
 
 PREFIX = "torch_"
-"""Before the name of a hook where a method is written: ``torch_powersgd:rank=4``."""
+"""Prefix of the name of a hook where a method is written: ``torch_powersgd:rank=4``."""
 
 _HOOKS: dict[str, dict[str, int]] = {"bf16": {}, "ddp": {}, "fp16": {}, "powersgd": {"rank": 4, "start": 2}}
 """The parameters of each, and their defaults."""
@@ -74,12 +74,12 @@ class TorchHook:
     """A hook of torch on a model, with a count of the bytes that it hands to collectives.
 
     Args:
-        model: with a single bucket for powersgd: torch's waits for collectives in callbacks, which from two buckets on
-            hangs on Gloo.
-        told: as ``check_hook``.
+        model: model with a single bucket for powersgd: torch's waits for collectives in callbacks, which from two
+            buckets on hangs on Gloo.
+        told: name and parameters of the hook, as for ``check_hook``.
 
     Raises:
-        ConfigError: as ``check_hook``.
+        ConfigError: the hook or a parameter is unknown, as for ``check_hook``.
     """
 
     def __init__(self, model: DistributedDataParallel, told: Mapping[str, Any]) -> None:

@@ -68,15 +68,15 @@ def train(
     """Make one run; every worker of the default process group must call it with the same arguments.
 
     Args:
-        task: what is trained, with the recipe that the method needs.
-        method: how gradients are exchanged.
-        epochs: at least 1.
-        seed: of the initial parameters.
+        task: task that is trained, with the recipe that the method needs.
+        method: method by which gradients are exchanged.
+        epochs: number of epochs, >= 1.
+        seed: seed of the initial parameters.
         watch: called after each step with its number and this worker's loss.
-        device: of the model.
-        lab: this worker's network interface is its own, and its bytes are counted.
+        device: device of the model.
+        lab: true: this worker's network interface is its own, and its bytes are counted.
         tell: called at the end of each epoch.
-        snapshots: where it goes on from, and is saved; None: nowhere.
+        snapshots: checkpoints from which the run goes on, and to which it is saved; None: it is not saved.
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:

@@ -71,7 +71,7 @@ def remove(lab: str) -> None:
     error.
 
     Raises:
-        OSError: something is still there after 10 seconds.
+        OSError: a part of the lab is still there after 10 seconds.
     """
     deadline = time.monotonic() + _DEADLINE
     while there := namespaces(lab):

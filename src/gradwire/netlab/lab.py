@@ -41,8 +41,8 @@ class Netlab:
 
     Args:
         workers: 2 to 250.
-        rate: as ``100mbit``, ``1gbit`` or ``none``.
-        delay: from one worker to another, as ``1ms``; needs the kernel's netem.
+        rate: rate of each link, such as ``100mbit``, ``1gbit`` or ``none``.
+        delay: delay from one worker to another, such as ``1ms``; needs the kernel's netem.
         congestion: TCP's control, one of those that the kernel allows; None: as on this machine. It is in the results.
         keep: the lab outlives this process, until ``gradwire netlab down``.
 
@@ -93,7 +93,7 @@ class Netlab:
         """Give all links another rate and delay.
 
         Raises:
-            ConfigError: not of the form of a rate or a delay, or a rate that no lab has.
+            ConfigError: the text is not of the form of a rate or a delay, or no lab has such a rate.
             NetlabError: the kernel refused it.
         """
         self.link = Link.parse(rate, delay).in_lab()
@@ -114,10 +114,10 @@ class Netlab:
         ...).
 
         Args:
-            rank: of the worker.
-            command: and its arguments.
+            rank: rank of the worker.
+            command: command and its arguments.
             env: more variables, on top of this process's and the worker's.
-            options: for ``subprocess.Popen``.
+            options: further arguments of ``subprocess.Popen``.
 
         Raises:
             ConfigError: no such worker.
@@ -134,9 +134,9 @@ class Netlab:
         """Run the same command on every worker until all have ended; return their outputs in the order of ranks.
 
         Args:
-            command: and its arguments.
+            command: command and its arguments.
             timeout: seconds for all of them together.
-            env: as for ``popen``.
+            env: environment, as for ``popen``.
 
         Raises:
             NetlabError: one failed, or they did not end in time; none of them runs on then.

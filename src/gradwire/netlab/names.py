@@ -23,8 +23,8 @@ class LabNames:
     """The names of one lab, which suffice for another process to join it.
 
     Args:
-        id: of the lab.
-        workers: how many.
+        id: id of the lab.
+        workers: number of workers.
 
     Example:
         >>> names = LabNames("3f09ab", 2)

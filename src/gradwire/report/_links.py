@@ -33,9 +33,9 @@ class Exchanges:
     """Replayed exchanges that may be compared.
 
     Args:
-        title: what is the same for all of it.
-        links: as text, the slowest first.
-        rows: by method and link; the last one of those with equal settings, and none that failed.
+        title: settings that are the same for all of it.
+        links: links as text, the slowest first.
+        rows: rows by method and link; the last one of those with equal settings, and none that failed.
     """
 
     title: str

@@ -52,7 +52,7 @@ def figure(entries: Sequence[Entry], last: int) -> Spec:
     """A plot of the entries of a ``DecisionLog``.
 
     Args:
-        entries: at least one with buckets.
+        entries: entries of the log, at least one with buckets.
         last: the step at which the run ended; 0: not known.
     """
     ends = [*(each["step"] for each in entries[1:]), max(last, entries[-1]["step"] + 1)]

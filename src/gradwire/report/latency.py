@@ -35,8 +35,8 @@ def latencies(rows: Sequence[dict[str, Any]], size: int) -> dict[str, list[float
     """Milliseconds of compressing and decompressing together, a list for each method, the fastest method first.
 
     Args:
-        rows: of ``gradwire.bench.codec.rows``, with their samples; those that were skipped are left out. Of several
-            threads, instruction sets or machines each is a method of its own.
+        rows: rows of ``gradwire.bench.codec.rows``, with their samples; those that were skipped are left out. Of
+            several threads, instruction sets or machines each is a method of its own.
         size: elements.
     """
     sums = {

@@ -51,8 +51,8 @@ def mean_rounds(
     Args:
         compressor: the same on all ranks.
         xs: ``xs[rank][tensor]``, float32.
-        states: of the same shape; updated.
-        keys: of the same shape.
+        states: states of the same shape; updated.
+        keys: keys of the same shape.
         timeout: seconds that a rank waits for the others.
 
     Returns:

@@ -24,9 +24,9 @@ class MXNetGroup:
     """The processes of MXNet's store; use it as a context manager.
 
     Args:
-        workers: how many.
-        servers: how many.
-        directory: of the virtual environment, made if need be; None: ``.peers/mxnet``.
+        workers: number of workers.
+        servers: number of servers.
+        directory: folder of the virtual environment, made if need be; None: ``.peers/mxnet``.
         threads: given to each process as OMP_NUM_THREADS.
 
     Raises:
