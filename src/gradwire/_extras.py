@@ -51,7 +51,7 @@ def source() -> tuple[str, bool]:
         found = json.loads(metadata.distribution("gradwire").read_text("direct_url.json") or "{}")
         return _place(found)
     except (metadata.PackageNotFoundError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Not installed, in a folder that this user may not read, or told by a file that is not as it should be.
+        # The package is not installed, its folder may not be read by this user, or its file has another form.
         return "gradwire", False
 
 

@@ -43,7 +43,7 @@ class Moved(MetaPathFinder, Loader):
         """Load the code of the module at its new place, for ``python -m``."""
         old = self.find_spec(fullname, None)
         spec = importlib.util.find_spec(str(old.origin)) if old is not None else None
-        # Asked for as runpy does: an editable installation has loaders of no known class.
+        # The method is looked up as runpy does it: an editable installation has loaders of no known class.
         ask: Callable[[str], CodeType | None] | None = getattr(spec and spec.loader, "get_code", None)
         return None if spec is None or ask is None else ask(spec.name)
 

@@ -466,7 +466,7 @@ class AutoPilot:
             found = self._probed.get(key)
             error = math.inf if found is None or not math.isfinite(found.omega) else found.omega
             flat += [math.inf if found is None else found.seconds, error]
-        # What the slowest rank takes counts, and the largest error. Rebuilt buckets were not tried on any rank.
+        # The seconds of the slowest rank count, and the largest error. Rebuilt buckets were not tried on any rank.
         told = reduced(flat, self.exchange.channel, self.exchange.device, "max")
         for i, key in enumerate(keys):
             seconds, omega = told[2 * i : 2 * i + 2]
@@ -587,7 +587,7 @@ class AutoPilot:
                 if not known or (choice.keeps and not (self.budget.kept and bears)):
                     options.append(None)
                 else:
-                    # What is kept back is not lost: it is not variance, and whether it may be is said above.
+                    # A value that is kept back is not lost and adds no variance; the test above has allowed it.
                     added = 0.0 if choice.dense else self._added(params, choice, own, mean) / noise
                     error = min(added, self.budget.variance / 8) if choice.keeps else added
                     options.append(Option(self._seconds(params, choice), error))

@@ -189,7 +189,7 @@ def gathered(
     for each, following in pairs:
         row = [between(each.begun, following.begun)]
         row += [between(each.begun, run.ready) for run in each.runs]
-        # What counts is the least, so it is told with its sign changed. A thread takes a bucket when it is there.
+        # The least of these counts, so its sign is changed. A thread takes a bucket when it is there.
         busy = [taken(run, before) for run, before in zip(each.runs, [None, *each.runs], strict=False)]
         row += [-seconds for seconds in busy]
         row += [

@@ -72,7 +72,7 @@ def rows(
         WrongResultError: an operation and the reference disagree; nothing of it was timed.
     """
     budget, check = Budget(seconds), Checks()
-    # What torch loads on first use must not count for the first method.
+    # The libraries that torch loads on first use must not count for the first method.
     check(STEPS[0], Identity(), 1)
     with Neighbours(busy) as neighbours:
         for compressor in compressors:

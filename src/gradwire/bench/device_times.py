@@ -160,7 +160,7 @@ def _measured(device: str, compressor: Compressor | None, n: int) -> Row:
     samples = interleave(clocks, seconds=0.5, least=LEAST, most=MOST, prepare=lambda: flat.copy_(first))
     op, copied = summarise(samples["op"]), summarise(samples["copy"])
     if device == "cuda":
-        # At the end: a step that is ended in the middle leaves nothing that could go on.
+        # This is done last: a step that is interrupted leaves a state from which no other can go on.
         flat.copy_(first)
         declared = compressor is None or not compressor.fixed_size
         row["declared_waits" if declared else "waits"] = _waits(step)

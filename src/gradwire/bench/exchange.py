@@ -377,7 +377,7 @@ def _error(
     units = [math.prod(shape) for name, shape in params if exchange.policy.choose(name, shape, code) is not None]
     largest = max(units, default=1)
     if code.unbiased and math.isfinite(omega := max(code.omega(each) for each in (1, largest, numel))):
-        # Of all ranks together, and once more where an owner compresses the mean.
+        # The bound is that of all ranks together, and once more where an owner compresses the mean.
         return "bound", float(off.square().sum()), (_SLACK * omega * (2 + omega) / world + ROUNDING**2) * size
     if code.contraction and (delta := min(code.delta(each) for each in (largest, numel))) > 0:
         return "bound", float(off.square().sum()), (1 - delta + ROUNDING**2) * size

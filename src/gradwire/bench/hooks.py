@@ -37,7 +37,7 @@ class HookRunner:
         self._group, self._cast = group, _CASTS.get(told["name"])
         self._state: Any = None
         if self._cast is None:
-            # As few dense steps as torch allows, so that two warm up.
+            # Two is the fewest dense steps that torch allows; they warm up.
             self._state = powerSGD_hook.PowerSGDState(
                 group, matrix_approximation_rank=told.get("rank", 4), start_powerSGD_iter=2
             )

@@ -50,7 +50,7 @@ class Folder(CommandGroup):
         if cmd_name not in self.list_commands(ctx):
             return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
-        # From here on Ctrl-C is an exception, which a command may answer; what started this program said otherwise.
+        # Until here Ctrl-C ended the program at once; from now on it is an exception, which a command may answer.
         if (started := sys.modules.get("gradwire_command")) is not None:
             started.interrupt_again()
         return command

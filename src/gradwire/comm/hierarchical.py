@@ -130,7 +130,7 @@ class HierarchicalSession(Session):
             move_kept(cuts, self.inside)
             for ranges, pieces in zip(lanes, cuts, strict=True):
                 ranges += ranges_of(pieces)
-            # What keeps something keeps it of the sum, and multiplies when it encodes.
+            # Memories keep values of the sum, and multiply when they encode.
             self.means += ranges_of(cuts[number]) if bare else []
             scale = 1.0 if bare else self.share
             lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
@@ -173,7 +173,7 @@ class HostLanes:
         self.ranges, self.channel = ranges, channel
         self.own = ranges[channel.rank]
         sizes = [sum(hi - lo for lo, hi in each) for each in ranges]
-        # What lies in one range is sent from there, and received there.
+        # A single range is sent and received in place, without a buffer.
         self.buffers = [
             torch.zeros(size if len(each) > 1 else 0, device=device) for size, each in zip(sizes, ranges, strict=True)
         ]

@@ -177,7 +177,7 @@ class Compressor(Configuration, ABC):
         if overrides(cls, _CODE, "sums_in"):
             cls.sums_in = Compressor.sums_in  # type: ignore[method-assign]
         if overrides(cls, ("add_decoded", "add_decoded_many"), "decode_many"):
-            # What decodes in its own way is what decodes: the faster way of its base is another method's.
+            # A class with its own decoder must not inherit the faster one of its base, which decodes another method.
             cls.decode_many = Compressor.decode_many  # type: ignore[method-assign]
 
     @property

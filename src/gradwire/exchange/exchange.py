@@ -354,7 +354,7 @@ class Exchange:
         """Determine whether the last step counts; ``begin_step`` and ``state_dict`` call it by themselves."""
         bad, self._bad = self._bad, []
         if bad:
-            # On the device, so that counting never waits for it.
+            # The flags are added on the device, so that counting never waits for it.
             spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
             self._nonfinite += spoilt
             self._undo.end(spoilt)
@@ -414,7 +414,7 @@ class Exchange:
         told = [session.run(flat, key, dense) for session in plan.sessions if not warm]
         for each in moving:
             each.memory.update(each.of(flat), each.kept, dense())
-        # What a session tells has what travels dense in it.
+        # The flag of a session covers the parameters that travel dense.
         told = told or [dense()]
         self._bad += told
         self._drained += [(name, each) for name in drained for each in told]
@@ -582,7 +582,7 @@ class Exchange:
             # The noise in a mean depends on the number of ranks.
             if "second_moment" in state and state["world"] == self.channel.world:
                 self.second_moment.load_state_dict(state["second_moment"])
-        # With what the workers just told each other in them, they would be figures of no step at all.
+        # The counters have measured the messages of this call, which belong to no step.
         self.counters.reset()
         self._nonfinite.zero_()
         before, now = state.get("method"), self.method()

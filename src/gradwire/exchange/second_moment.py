@@ -109,7 +109,7 @@ class SecondMoment:
             weights = torch.tensor(shares, dtype=torch.float64).to(sample.device)
             squares = torch.stack([_squares(there), _squares(exact)])
             squares[0] /= multiplied * multiplied
-            # What is not finite does not count.
+            # Squares that are not finite do not count.
             known = torch.isfinite(squares).all(0)
             found = torch.where(known, squares * weights, 0.0).sum(1)
             if owned is not None:

@@ -366,7 +366,7 @@ class Turn:
 
     def __exit__(self, *_: object) -> None:
         if self.state is not None:
-            # Its process group serves the next turn.
+            # The state's process group serves the next turn.
             self.state.close()
 
 

@@ -296,7 +296,7 @@ def _steps(rank: int, device: str, name: str) -> list[np.ndarray[Any, Any]]:
         for _ in range(STEPS):
             model.zero_grad(set_to_none=True)
             model(torch.zeros((), requires_grad=True, device=device)).backward()
-            # On the CPU, which waits for the device.
+            # The copy to the CPU waits for the device.
             means = [param.grad.flatten().cpu() for param in module.parameters() if param.grad is not None]
             arrived.append(torch.cat(means).numpy())
         return arrived

@@ -161,7 +161,7 @@ def interrupted_alone() -> Iterator[None]:
     def wait() -> None:
         signal.sigwait({signal.SIGINT})
         if not done.is_set():
-            # With a handler of the main thread, so that it stops whatever that waits for.
+            # The main thread gets the signal, so that its handler ends whatever it waits for.
             signal.pthread_kill(main, signal.SIGUSR2)
 
     # It unblocks the signal in whoever starts it, and is started once.

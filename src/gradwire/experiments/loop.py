@@ -171,7 +171,7 @@ class Loop:
     def aside(self) -> Iterator[None]:
         """Exclude the traffic of this worker's interface inside the block from the run's. All workers must call it."""
         if self.interface is not None:
-            # What is still on its way is: it has arrived when all have ended the step.
+            # Packets on their way belong to the run: they have arrived once all workers have ended the step.
             dist.barrier()
         self._count_interface()
         self._seen = None

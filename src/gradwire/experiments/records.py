@@ -97,7 +97,7 @@ class RunSettings:
         for name in ("data_digest", "start", "optimizer", "hook", "parallel", "weights"):
             if known[name] is None:
                 del known[name]
-        # So do those that kept nothing before that had to be forced: ``force`` permits it there, and changes no bit.
+        # Runs with memory "none" keep their ids, too, though it needs ``force`` now, which changes no bit.
         if known["options"].get("memory") == "none":
             known["options"].pop("force", None)
         text = json.dumps(known, sort_keys=True, separators=(",", ":"))

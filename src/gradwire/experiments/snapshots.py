@@ -238,7 +238,7 @@ def everywhere(work: Callable[[], object]) -> tuple[list[Any], str]:
     try:
         mine = work(), ""
     except Exception as error:
-        # Whatever it is, the others must not wait for this worker. torch hides a full disk behind an error of its own.
+        # The others must not wait for this worker after any error. torch hides a full disk behind an error of its own.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         mine = None, f"worker {dist.get_rank()}: {type(cause).__name__}: {cause}"
     found: list[Any] = [None] * dist.get_world_size()

@@ -187,7 +187,7 @@ def together(order: Order, mates: Sequence[Job]) -> set[str]:
             if not (ids or isinstance(error, OutOfTimeError)):
                 raise
             after = Counter(record.settings.id for record in known(order))
-            # What is in the file has ended, whatever happened to the group then.
+            # A run whose record is in the file has ended, whatever happened to the group then.
             running = [key for key in ids[-1:] if after[key] == before[key]]
             broken = [job for job in mates if job.settings.id in running]
             conclude(order, broken, error)

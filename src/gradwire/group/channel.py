@@ -352,7 +352,7 @@ class Channel:
                 except RuntimeError as error:
                     lost.append((j, error))
         if lost:
-            # Who is lost is told when the others have got what they wait for: from silence they would learn nothing
+            # The lost rank is reported after the others got what they wait for: from silence they would learn nothing
             # until the timeout, because they wait for this rank before they come to the one that is lost.
             deadline, gone = time.monotonic() + _LAST_WORDS, {j for j, _ in lost}
             for peer, work in works[received:]:

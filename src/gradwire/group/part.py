@@ -295,7 +295,7 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
     for group in groups:
         first = pieces[group[0]]
         code = first.unit.compressor
-        # What is averaged in rounds takes all tensors at once anyway; here only its memory matters.
+        # A method of several rounds takes all tensors at once anyway; here only its memory matters.
         joined = isinstance(code, MultiRound) or (code.takes_pieces and code.fixed_size)
         joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None

@@ -101,7 +101,7 @@ class BucketState(ExchangeState):
         told()
         for bucket, wait, part, known in zip(self.buckets, ends, parts, there, strict=True):
             wait()
-            # Whoever has all gradients knows that all are used, and need not wait for the device to say so.
+            # A rank that has all gradients knows that all are used, and need not wait for the device.
             bucket.unused = [False] * len(known) if all(known) else (part == 0).tolist()
             done(bucket)
 

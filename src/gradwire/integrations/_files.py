@@ -52,7 +52,7 @@ def load_rank(
         kept.append(read(Path(folder), exchange.channel.rank, on_resize, told, model))
         return "{}"
 
-    # Who saves and loads at once must not read what another rank is still writing.
+    # No rank may read a file that another rank is still writing.
     agree(exchange.channel, "load_rank", lambda: "{}", exchange.device)
     agree(exchange.channel, "read", describe, exchange.device)
     state.load_state_dict(kept[0], on_resize)

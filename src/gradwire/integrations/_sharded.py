@@ -271,7 +271,7 @@ class ReduceScatter:
             plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
             # A value that is not finite reaches one owner alone then, and all ranks would have to take the step back.
             own = plain and not waits and self.own is not None and not exchange.skips_steps
-            # What is kept of a parameter has one place, that of the newest session.
+            # The residual of a parameter has one place, that of the newest session.
             self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
             session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
             self._made[names] = wanted, session

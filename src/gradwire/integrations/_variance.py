@@ -45,7 +45,7 @@ class VarianceCorrection:
         exchange.second_moment = SecondMoment(exchange.device, exchange.policy.start_after)
         self._rates: list[Any] | None = None
         self._said = False
-        # Not methods of the state: the optimizer may outlive it, and must not keep it.
+        # The hooks are methods of this object and not of the state, which the optimizer may outlive and must not keep.
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     @staticmethod

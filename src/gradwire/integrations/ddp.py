@@ -274,7 +274,7 @@ class GradwireState(ExchangeState):
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
-            # In a bucket of another run, which must round as that run does.
+            # This is a bucket of the run that is resumed, and must round as that run does.
             mean = self.exchange.begin_mean(buffer)
             self.exchange.channel.settle()
             return mean.wait()

@@ -74,7 +74,7 @@ class FSDPState(ShardedState):
         self._gathers = Metrics()
         self._wires: dict[tuple[int, ...], WeightWire] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
-        # Where the compiled model was sharded, and not what is in it, its wrapper is the module that reduces.
+        # If the compiled model was sharded, and not the module in it, its wrapper is the module that reduces.
         groups, model = managed(model), uncompiled(model)
         sharded = sharded_in(model)
         if not sharded:
@@ -205,7 +205,7 @@ class FSDPState(ShardedState):
             return [cut for cut, each in pairs if each.sharded_param.requires_grad and each in ready]
 
         if self._scatters:
-            # Not by the module's own method: it refuses modules that have parameters on two meshes.
+            # The module's own method refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
             own = InnerReduceScatter(DefaultReduceScatter())
             group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own)
@@ -261,7 +261,7 @@ class Between:
         names = tuple(name for name, _ in named)
         check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
         if not self.group.all_reduce_grads:
-            # As FSDP's own hybrid sharding does: micro-batches are added up, and nothing arrives before the last.
+            # Micro-batches are added up, and nothing arrives before the last, as in FSDP's own hybrid sharding.
             self._waits[names] = self._waits[names].add_(output) if names in self._waits else output.clone()
             output.zero_()
             return

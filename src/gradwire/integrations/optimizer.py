@@ -129,7 +129,7 @@ class OptimizerState(BucketState):
                 Told("one that was closed"),
             )
             return
-        # Not told to the others: whoever's scaler skips this step would not be there to hear of it.
+        # The ranks do not compare this: a rank whose scaler skips the step would not be there to hear of it.
         scaler, known = scaler_at_work(), self.units.scaler
         allowed = "that whose step() is called, as scaler= of compress_optimizer: a rank skips it that overflows alone"
         together = scaler in (None, known) or (known is None and self._done)
@@ -160,7 +160,7 @@ class OptimizerState(BucketState):
         allowed = "over the parameters that were trainable at set-up"
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
         require(not new, "optimizer", allowed, Told(f"{len(new)} more"))
-        # What waits in the residual of a frozen parameter would still train it.
+        # The residual of a frozen parameter would still train it.
         frozen = [param for param in self._known.values() if not param.requires_grad]
         require(not frozen, "optimizer", allowed, Told(f"{len(frozen)} frozen since: make a new state without them"))
 

@@ -292,7 +292,7 @@ class CompressingGroup(dist.ProcessGroup):
             return self.all_gather_single(outputs[0], given[0], opts)
         return self._inner.all_gather_single_coalesced(outputs, given, *([opts] if opts is not None else []))
 
-    # Under these names C++ and older callers look for them.
+    # C++ and older callers look for these names.
     _reduce_scatter_base: Any = reduce_scatter_single
     _allgather_base: Any = all_gather_single
     reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced

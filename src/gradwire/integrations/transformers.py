@@ -103,7 +103,7 @@ class GradwireTrainerCallback(TrainerCallback):
         """Load the residuals of the checkpoint that the Trainer has loaded."""
         given, attached = self.resume_from_checkpoint, self._attached()
         if given is False:
-            # What waits since a train before does not belong to the parameters of the checkpoint.
+            # Residuals of an earlier train() do not belong to the parameters of the checkpoint.
             attached.load_state_dict({**attached.state_dict(), "world": 0, "ranks": {}}, on_resize="reset")
             return
         folder = get_last_checkpoint(output) if given is True else given

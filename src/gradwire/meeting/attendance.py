@@ -126,7 +126,7 @@ class Attendance:
         base = max(at for at, _ in states.values())
         mark = next(states[name][1] for name in names if states[name][0] == base)
         holding = [name for name in names if states[name] == (base, mark)]
-        # Nobody has trained yet: the first in order says where all start.
+        # If nobody has trained yet, the first in order says where all start.
         holding = holding if base else holding[:1]
         came = {name: [0, ""] for name in holding}
         note = {
@@ -154,7 +154,7 @@ class Attendance:
         """The round that was closed last."""
         opened = self.board.read("open")
         found = int(self.board.read("newest") or (opened["base"] if opened else 0))
-        # Whoever closes a round may be held up before it says so.
+        # The worker that closes a round may be delayed before it says so.
         while self.board.read(f"closed/{found + 1}") is not None:
             found += 1
         return found

@@ -103,7 +103,7 @@ class Memory(Configuration, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # What does it in its own way does it on tensors, and in every step, until it says otherwise itself.
+        # A class with its own implementation works on tensors and keeps something, until it declares otherwise itself.
         if overrides(cls, ("encode", "rollback", "update", "begin", "finish"), "takes_pieces"):
             cls.takes_pieces = Memory.takes_pieces  # type: ignore[method-assign]
         if overrides(cls, ("encode", "encoded", "rollback", "buffers"), "keeps_nothing"):

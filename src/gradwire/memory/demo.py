@@ -70,7 +70,7 @@ class DeMoMemory(Memory):
         compressor.add_decoded(payload, grad, -1.0)
         grad.mul_(1.0 / scale)
         if compressor.overflows:
-            # What is left is not finite where the code overflowed.
+            # The remainder is not finite where the code overflowed.
             ops.nonfinite(grad.view(-1), status)
         ops.swap(grad.view(-1), kept["residual"].view(-1))
 

@@ -146,7 +146,7 @@ class DenseMomentum(Memory):
     def accelerate(self, grad: Tensor, momentum: Tensor) -> None:
         """Add a gradient to the momentum, and replace it by the growth of the velocity."""
         if self.clip is not None:
-            # In float64: the squares of a gradient that is still finite overflow in float32.
+            # The norm is in float64: the squares of a gradient that is still finite overflow in float32.
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
             grad.mul_((self.clip / norm).clamp(max=1.0))
         if self.nesterov:

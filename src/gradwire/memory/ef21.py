@@ -114,4 +114,4 @@ class EF21Memory(Memory):
         torch.where(bad, kept["mean"], out, out=kept["mean"])
 
 
-EF21 = EF21Memory  # its name until 0.2
+EF21 = EF21Memory  # The name until 0.2.

@@ -267,7 +267,7 @@ class Rounds:
             with counters.timed("communicate"):
                 counted = there.counted(there.hand_in(t, payload))
         except BaseException:
-            # Whether it counts shows when this worker comes again; until then nothing was sent.
+            # This worker learns whether the payload counts when it joins again; until then nothing was sent.
             if finite:
                 part.rollback(self.flat)
             self.attendance = None

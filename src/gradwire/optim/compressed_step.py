@@ -279,11 +279,11 @@ class CompressedStep(LocalSteps):
 
     def _start(self, number: int) -> Tensor:
         if self._apart:
-            # What this rank did not send is in its own parameters, and waits in its memory.
+            # The part that this rank did not send is in its own parameters, and waits in its memory.
             return (self.agreed.views[number] - self._unsent(number)).to(self.params[number].dtype)
         if self._flight is None or not self._flight.open:
             return super()._start(number)
-        # What this rank has under way is in its own parameters, until the mean takes its place.
+        # The step that is on its way is in this rank's own parameters, until the mean takes its place.
         return (self.agreed.views[number] - self._flight.own.views[number]).to(self.params[number].dtype)
 
     def _refresh(self) -> None:

@@ -158,7 +158,7 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
                 kind, value = pipe.recv()
             except EOFError:
                 kind, value = "error", "died without a word"
-            if kind == "not connected":  # the others would wait for it until the deadline
+            if kind == "not connected":  # The others would wait for this rank until the deadline.
                 raise _NotConnectedError({rank: value})
             if kind == "ok":
                 results[rank] = pickle.loads(value)

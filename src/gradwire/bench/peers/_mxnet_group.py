@@ -44,7 +44,7 @@ class MXNetGroup:
             "OMP_NUM_THREADS": str(threads),
         }
         roles = ["scheduler", *["server"] * servers]
-        # They serve from the import on.
+        # Scheduler and servers serve from the import on.
         self._others = [_start(python, told | {"DMLC_ROLE": role}) for role in roles]
         worker = told | {"DMLC_ROLE": "worker"}
         self.processes = {rank: Process(python, SCRIPT, worker, DEADLINE) for rank in range(workers)}

@@ -388,7 +388,7 @@ def _write_stream(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
     coded = torch.zeros(start + 4 * n + 1, dtype=torch.uint8, device=x.device)
     coded[1:start] = _pack_tags(tag)
     for byte in range(4):
-        # What an element does not need goes to the last place, which nobody reads.
+        # Bytes that an element does not need go to the last place, which nobody reads.
         place = torch.where(size > byte, start + end - size + byte, start + 4 * n)
         coded[place] = (word >> 8 * byte & 0xFF).to(torch.uint8)
     raw = torch.cat([torch.ones(1, dtype=torch.uint8, device=x.device), x.view(torch.uint8)])

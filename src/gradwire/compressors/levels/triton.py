@@ -637,7 +637,7 @@ def _loco_averaged(
     behind = error + block[:, None] * (GROUPS * 8 + 4) + GROUPS * 8 + byte
     stored = tl.load(behind, mask=(block < count)[:, None], other=0).to(tl.int32) << byte * 8
     m = code.to(tl.float32) * tl.sum(stored, axis=1).to(tl.float32, bitcast=True)[:, None, None]
-    # What fills the last block is 0 and no NaN.
+    # The rest of the last block is filled with 0 and no NaN.
     x = tl.where(i < n, load(grad, group, n) + m * weight, 0.0)
     norm = norm_of(largest(x))
     tl.store(norms + block, norm, mask=block < count)

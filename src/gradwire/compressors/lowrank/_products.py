@@ -167,7 +167,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     for j in range(rows.shape[1]):
         row, before = rows[:, j : j + 1], rows[:, :j]
         once = _cleaned(row, before)
-        # Of the first row there is nothing to take.
+        # The first row has no rows before it.
         twice = _cleaned(row, before) if j else once
         row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
     return rows

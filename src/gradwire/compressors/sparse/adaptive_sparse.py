@@ -117,7 +117,7 @@ class AdaptiveSparse(Compressor):
         s = self._step(flat, all_of)
         step.fill_(s)
         drawn = _draw(flat, s, counts, key) if math.isfinite(s) else None
-        # Of what is not zero, all that is below s could be kept.
+        # In the worst case all nonzero elements below s are kept.
         if drawn is None or _nbytes(drawn.above, all_of.size - drawn.above) >= 4 * flat.numel():
             sizes.fill_(-1)
             counts.zero_()

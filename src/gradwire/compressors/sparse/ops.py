@@ -99,7 +99,7 @@ def _select(x: Tensor, k: int) -> Tensor:
     least = magnitudes.topk(k, sorted=True).values[-1]
     above, ties = magnitudes > least, magnitudes == least
     chosen = above | (ties & (ties.cumsum(0) <= k - above.sum()))
-    # How many are chosen is known, so no device waits to be asked.
+    # The number of chosen elements is known, so the host does not wait for the device.
     return torch.searchsorted(chosen.cumsum(0), torch.arange(1, k + 1, device=x.device))
 
 

@@ -111,7 +111,7 @@ class Threshold(Compressor):
         said = torch.zeros(math.prod(shape), device=stream.device)
         ops.threshold_add_decoded(stream.unsqueeze(0), said, 1.0)
         size, again = torch.empty_like(used), torch.empty_like(stream)
-        # What is sent with "auto" exceeds some threshold, which nobody needs to know: no zero is sent.
+        # The threshold of "auto" is not in the payload; that no zero is sent is all that can be checked.
         ops.threshold_encode(said, size, again, 0.0 if self.v == AUTO else self.v)
         nbytes = int(size)
         if int(used) != nbytes or not torch.equal(again[:nbytes], stream[:nbytes]):

@@ -166,7 +166,7 @@ class Watched(Machine):
             "grace": GRACE,
         }
         assert process.stdin is not None
-        # What is wrong if it cannot be written, ssh says on stderr, and ends.
+        # If the write fails, ssh prints the reason on stderr and ends.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(told).encode() + b"\n")
             process.stdin.flush()
@@ -212,7 +212,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
     deadline = time.monotonic() + GRACE
     try:
         for process in those:
-            # On another machine the grace begins when the request comes there.
+            # The grace on another machine begins when the request comes there.
             extra = GRACE if on_a_string(process) else 0.0
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline + extra - time.monotonic()))

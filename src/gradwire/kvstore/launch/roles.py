@@ -88,7 +88,7 @@ def _joined(told: Mapping[str, str]) -> WorkerPlace:
         # A key is that of one rank.
         wanted = next((int(file.stem[7:]) for file in keys.glob("worker-*.key_secret")), -1)
     scheduler = _scheduler(told)
-    # As the scheduler and the servers do: where they refuse, workers need not wait for them.
+    # The scheduler and the servers check the same: if they refuse, workers need not wait for them.
     check_exposure(scheduler, keys is not None, flag(told, INSECURE))
     rank, servers = join(scheduler, wanted, keys, start_timeout(told))
     return WorkerPlace(servers, rank, number(told, "DMLC_NUM_WORKER", 1), own_keys(told, f"worker-{rank}"))

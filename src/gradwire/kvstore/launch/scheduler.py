@@ -250,7 +250,7 @@ class Member:
             raise GroupError(f"the scheduler at {self.scheduler} gave no group within {self.timeout:g} s{reason}")
         if now - self._pinged > PING:
             self._pinged = now
-            # Where it has ended nobody needs to know that this server lives.
+            # If the scheduler has ended nobody needs to know that this server lives.
             with suppress(zmq.Again):
                 self._socket.send(pack("ping"), zmq.NOBLOCK)
 

@@ -148,7 +148,7 @@ def _optimizer_params(args: argparse.Namespace, kv: KVStore, train: Any, begin: 
     if args.optimizer in WITH_MOMENTUM:
         numbers["momentum"] = args.mom
     epochs = _numbers("--lr-step-epochs", args.lr_step_epochs)
-    # Where training goes on, the steps of the epochs before have been made.
+    # If training is resumed, the rate's steps of earlier epochs have been made.
     numbers["learning_rate"] *= args.lr_factor ** sum(epoch <= begin for epoch in epochs)
     later = [epoch - begin for epoch in epochs if epoch > begin]
     if later:

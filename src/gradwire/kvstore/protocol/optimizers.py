@@ -173,7 +173,7 @@ class OptimizerConfig:
             if name != "lr_scheduler":
                 self._check(name, value)
         if self.numbers.get("lr_scheduler") is not None:
-            # As it travels: a scheduler may be changed later by whoever has it.
+            # The configuration keeps the form that travels: a scheduler object may be changed later by its owner.
             told = scheduler_of(self.numbers["lr_scheduler"], self.learning_rate).to_config()
             object.__setattr__(self, "numbers", {**self.numbers, "lr_scheduler": told})
         self._try()

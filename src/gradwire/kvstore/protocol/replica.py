@@ -84,7 +84,7 @@ class Replica:
             refuse_nonfinite(self.sender.key, target)
             payload = self.sender.encode(target)
         except ConfigError:
-            # Not finite, or not with what was left over: the sender kept that.
+            # The value is not finite, alone or with the residual, which the sender kept.
             self.held.copy_(value)
             return
         self._payload = sent(compressor, value.shape, payload)

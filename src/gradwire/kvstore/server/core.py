@@ -85,7 +85,7 @@ class ServerCore:
         except GradwireError as error:
             return [self.error(peer, seq, "config", error)]
         except Exception as error:
-            # Of a message that got through all checks and should not have: it must not end the server for everybody.
+            # A message that got through all checks and should not have must not end the server for everybody.
             traceback.print_exc()
             return self._break_off(peer, seq, WireError(type(error).__name__))
 

@@ -341,7 +341,7 @@ class Barriers:
                     f"be at most {MAX_UNSAVED} apart; start the server from the newest snapshot of this run"
                 )
             self._unheard -= {rank}
-            # Who comes to one has passed those before it.
+            # A worker at a barrier has passed those before it.
             self.pass_to(number - 1)
         if number > self.passed + 1:
             raise WireError(f"barrier {number} is not the next one, {self.passed + 1}")

@@ -255,7 +255,7 @@ class StoredPart:
         updater = updaters.get(max(push.optimizer for push in ordered))
         self.replaced = updater is None
         if updater is None:
-            # Not copied into the old value, which may still be on its way to a worker.
+            # The old value may still be on its way to a worker, so it is replaced and not overwritten.
             self.value = merged.to(self.value.dtype).view(self.value.shape)
         else:
             if self.lent:

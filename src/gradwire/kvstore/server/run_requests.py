@@ -48,7 +48,7 @@ def hello(
     holder = members.holder(peer, rank, session, core.now)
     if holder is not None:
         text = f"rank {rank} is taken by a worker that was heard of {core.now - holder.seen:.1f} s ago"
-        # Whether that one can still be reached is known when something is sent to it.
+        # A message to the holder shows whether it can still be reached.
         return [(holder.peer, [core.pong()]), (peer, [pack("error", seq=0, kind="taken", text=text)])]
     progress.sync = sync
     fresh, another = members.take_in(peer, rank, session, core.now)

@@ -85,7 +85,7 @@ class Outbox:
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
-            # Whom it cannot reach comes again and asks again.
+            # A worker that cannot be reached connects again and asks again.
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self.unreachable.add(peer)

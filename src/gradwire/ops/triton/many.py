@@ -136,7 +136,7 @@ def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) ->
     """
     parameters = [name for name in inspect.signature(kernel.fn).parameters if name != "program"]
     constants = [name for name in parameters if name.isupper()]
-    # What is found here has names that no kernel gives to its parameters.
+    # The new names begin with an underscore, which no kernel gives to its parameters.
     lines = ["def many(", "    _owners,", "    _firsts,", "    _table,"]
     lines += [f"    {name}: tl.constexpr," if name in constants else f"    {name}," for name in parameters]
     lines += ["):", "    _number = tl.program_id(0)", "    _piece = tl.load(_owners + _number).to(tl.int64)"]
