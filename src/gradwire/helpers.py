@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError, Told, is_float32, is_int, require
+from gradwire.errors import ConfigError, Verbatim, is_float32, is_int, require
 
 __all__ = ["count_of", "dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
 
@@ -46,7 +46,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         half = 2 ** (bits - 1)
         low, high = (int(edge) for edge in torch.aminmax(flat))
         fits = min(low + half, half - 1 - high) >= 0 or min(low, 2 * half - 1 - high) >= 0
-        require(fits, "pack.codes", f"within {bits} bits, all signed or all unsigned", Told(f"{low} to {high}"))
+        require(fits, "pack.codes", f"within {bits} bits, all signed or all unsigned", Verbatim(f"{low} to {high}"))
     # Eight codes of b bits are exactly b bytes, and fit into one 64-bit word.
     groups = torch.nn.functional.pad(flat & (2**bits - 1), (0, -flat.numel() % 8)).view(-1, 8)
     return _regroup(groups, bits, 8).to(torch.uint8)[: _packed_size(flat.numel(), bits)]
@@ -75,7 +75,7 @@ def unpack(packed: Tensor, bits: int, count: int, *, signed: bool = False) -> Te
     require(is_int(count, 0), "unpack.count", "an integer >= 0", count)
     size = _packed_size(count, bits)
     ok = packed.dtype == torch.uint8 and packed.numel() == size
-    require(ok, "unpack.packed", f"{size} uint8", Told(f"{packed.numel()} {packed.dtype}"))
+    require(ok, "unpack.packed", f"{size} uint8", Verbatim(f"{packed.numel()} {packed.dtype}"))
     padded = torch.nn.functional.pad(packed.flatten(), (0, -size % bits)).view(-1, bits).to(torch.int64)
     codes = _regroup(padded, 8, bits)[:count]
     if not signed:

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim.diloco import DiLoCo
 from gradwire.optim.qsparse_local import QsparseLocal
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gradwire import _header
 from gradwire._header import MAX_DIMS, MAX_HEADER
-from gradwire.errors import Told, WireError, require
+from gradwire.errors import Verbatim, WireError, require
 from gradwire.types import Layout, Payload, align
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
     nbytes = compressor.layout(shape).nbytes
     ok = payload.dtype == torch.uint8 and payload.shape == (nbytes,)
     require(
-        ok, "frame.payload", f"uint8 of shape ({nbytes},)", Told(f"{payload.dtype} of shape {tuple(payload.shape)}")
+        ok, "frame.payload", f"uint8 of shape ({nbytes},)", Verbatim(f"{payload.dtype} of shape {tuple(payload.shape)}")
     )
     if not compressor.fixed_size:
         payload = payload[: sent_nbytes(compressor, compressor.layout(shape), payload)]
@@ -308,8 +308,10 @@ def _check_prefix(start: bytearray, max_bytes: int) -> tuple[int, int, int, int]
 def _as_bytes(data: Chunk | Tensor) -> memoryview:
     if isinstance(data, Tensor):
         ok = data.dtype == torch.uint8 and data.device.type == "cpu" and data.dim() == 1
-        require(ok, "unframe.data", "1-D uint8 on the CPU", Told(f"{data.dtype}, {data.dim()}-D on {data.device}"))
+        require(ok, "unframe.data", "1-D uint8 on the CPU", Verbatim(f"{data.dtype}, {data.dim()}-D on {data.device}"))
         data = data.numpy().data
-    require(isinstance(data, Chunk), "unframe.data", "bytes, a memoryview or a uint8 tensor", Told(type(data).__name__))
+    require(
+        isinstance(data, Chunk), "unframe.data", "bytes, a memoryview or a uint8 tensor", Verbatim(type(data).__name__)
+    )
     view = memoryview(data)
     return view if view.format == "B" and view.c_contiguous and view.ndim == 1 else memoryview(view.tobytes())

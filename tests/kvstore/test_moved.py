@@ -13,7 +13,7 @@ PLACES = {
     "callback": "mxnet.callback",
     "lr_scheduler": "mxnet.lr_scheduler",
     "trainer": "mxnet.trainer",
-    "optimizers": "protocol.optimizers",
+    "optimizers": "protocol.updater",
     "core": "server.core",
     "keygen": "launch.keygen",
 }
@@ -46,8 +46,8 @@ def test_an_old_name_is_an_attribute_too(monkeypatch):
 
 def test_an_old_name_runs_as_a_program():
     """``python -m`` of it."""
-    name = "gradwire.bench.netlab._warden"
+    name = "gradwire.bench.netlab._watchdog"
     specs = [finder.find_spec(name, None) for finder in sys.meta_path if isinstance(finder, Moved)]
     (spec,) = [spec for spec in specs if spec is not None]
     code = spec.loader.get_code(name)
-    assert code.co_filename == importlib.import_module("gradwire.netlab._warden").__file__
+    assert code.co_filename == importlib.import_module("gradwire.netlab._watchdog").__file__

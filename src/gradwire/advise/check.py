@@ -107,9 +107,9 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
-        told = {name: getattr(self, name) for name in ("model", "workers", "link", "method", "measured", "error")}
+        row = {name: getattr(self, name) for name in ("model", "workers", "link", "method", "measured", "error")}
         step = None if self.step is None else vars(self.step)
-        return told | {"predicted": step, "phases": self.phases, "off": self.off, "good": self.good} | environment()
+        return row | {"predicted": step, "phases": self.phases, "off": self.off, "good": self.good} | environment()
 
 
 def holds(rows: Sequence[Compared]) -> bool:
@@ -117,24 +117,24 @@ def holds(rows: Sequence[Compared]) -> bool:
     return bool(rows) and sum(row.good for row in rows) >= SHARE * len(rows)
 
 
-def compare(setting: Setting, told: Callable[[str], object] = lambda _: None) -> Iterator[Compared]:
+def compare(setting: Setting, progress: Callable[[str], object] = lambda _: None) -> Iterator[Compared]:
     """Predict and measure every combination, and yield each row as soon as it was measured.
 
     Args:
         setting: combinations to compare.
-        told: called with a line before each measurement that a prediction is made of.
+        progress: function that is called with a line before each measurement that a prediction is made of.
 
     Raises:
         ConfigError: no root, no iproute2, or a number out of range.
     """
     for model in setting.models:
         for workers in setting.workers:
-            told(f"{model}, {workers} workers: measuring the backward pass without an exchange")
+            progress(f"{model}, {workers} workers: measuring the backward pass without an exchange")
             profile = gauge_replayed(model, workers, small=setting.small)
             candidates = [Candidate(label, each) for label, each in setting.methods.items()]
             wanted = [Wanted(each.compressor, each.strategy_for(workers), workers) for each in candidates]
             # The median of the repeats: the steps that are compared are medians, too.
-            codecs = gauge_codecs(profile.buckets, wanted, together=workers, told=told, typical=median)
+            codecs = gauge_codecs(profile.buckets, wanted, together=workers, progress=progress, typical=median)
             for link in setting.links:
                 steps = _predicted(profile, workers, link, candidates, codecs)
                 yield from _measured(setting, model, workers, link, steps)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.advise.examples import example
-from gradwire.advise.profile import middle, shortest, watched
+from gradwire.advise.profile import middle, profile_step, shortest
 from gradwire.auto.codec import Codec, CodecTimes, measure, slowest
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.wire import PAYLOAD_SHARE, Wire
@@ -101,7 +101,7 @@ def gauge_model(
         small: the small variant.
         threads: number of torch's threads.
         steps: number of steps that count, fewer where they take longer than ``budget``.
-        budget: seconds; see ``watched``.
+        budget: seconds; see ``profile_step``.
         until: ``time.time()`` at which it is given up; None: never.
 
     Raises:
@@ -129,7 +129,7 @@ def gauge_codecs(
     together: int = 1,
     threads: int = 1,
     budget: float = 10.0,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
     until: float = math.inf,
     typical: Callable[[Iterable[float]], float] = min,
 ) -> list[Codec | str]:
@@ -141,11 +141,11 @@ def gauge_codecs(
         together: workers on this machine that encode at the same time.
         threads: threads of each worker.
         budget: seconds for each; see ``measure``.
-        told: called with a line before the work.
+        progress: function that is called with a line before the work.
         until: ``time.time()`` after which no codec is begun.
         typical: function that picks the typical one of the repeats; see ``Codec.of_workers``.
     """
-    told(f"timing {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
+    progress(f"timing {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
     work = tuple(buckets), tuple(wanted), together, threads, budget, until
     results = [_alone(*work)] if together == 1 else launch(together, _codecs, *work, timeout=_TIMEOUT + budget)
     columns = zip(*results, strict=True)
@@ -183,7 +183,7 @@ def _model(name: str, batch: int, small: bool, threads: int, steps: int, budget:
     model = models.build(name, small=small)
     inputs = example(model, name, batch, small=small)
     wrapped = DistributedDataParallel(model)
-    return watched(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget, typical=shortest)
+    return profile_step(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget, typical=shortest)
 
 
 def _train(model: nn.Module, inputs: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
         model(torch.zeros((), requires_grad=True)).backward()
 
     clock = time.perf_counter if compute else crowded(dist.get_world_size())
-    return watched(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
+    return profile_step(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
 
 
 def _alone(

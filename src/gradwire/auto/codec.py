@@ -42,7 +42,7 @@ class DryChannel(Channel):
 
     Args:
         workers: pretended number of workers.
-        metrics: as of ``Channel``.
+        metrics: metrics that count its bytes, as those of ``Channel``.
         rank: pretended rank of this worker.
     """
 
@@ -146,7 +146,7 @@ class Codec:
         """Make a codec from the measurements of workers that ran at the same time.
 
         Args:
-            found: for each worker, a measurement of each bucket.
+            found: measurements by worker, one of each bucket.
             workers: world size that the exchange was told.
             typical: function that picks the typical one of the repeats, in each of which the slowest worker counts. The
                 least is what the codec takes where nothing else uses the processor: on a busy machine the others say

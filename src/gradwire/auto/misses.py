@@ -65,7 +65,7 @@ class Misses:
         """Take in the first window of choices.
 
         Args:
-            found: for each label the rounds of a step, and the seconds that they took.
+            found: rounds of a step by label, and the seconds that they took.
             wire: link as uncompressed steps have shown it.
             unsure: the standard error of these seconds over those of the model, as a share, >= 0.
             better: function that says whether steps as they are beat uncompressed ones, if either the choice or the

@@ -45,8 +45,8 @@ from gradwire.auto.choices import (
 from gradwire.auto.decide import Option, Stage, best, finish
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
+from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
-from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, reduced
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
@@ -142,8 +142,8 @@ class AutoPilot:
         self._short = FIRST
         self._wire: Wire | None = None
         self._latency = LATENCY
-        self._dense: Seen | None = None
-        self._seen: Seen | None = None
+        self._dense: StepWindow | None = None
+        self._seen: StepWindow | None = None
         self._rate: float | None = None
         self._contention = 0.0
         self._held: float | None = None
@@ -326,12 +326,12 @@ class AutoPilot:
         if self.phase == "holding" and self._dense is None:
             self._go_dense("this run has not seen any yet")
             return
-        told = (-self._ping(), 0.0 if self.bears() else 1.0)
-        seen = gathered(window, exchange.channel, exchange.device, told, parted=self.scatters)
+        numbers = (-self._ping(), 0.0 if self.bears() else 1.0)
+        seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
         self._record.disturbed = True
         if seen is None:
             return
-        self._latency, kept = -seen.told[0], seen.told[1] == 0.0
+        self._latency, kept = -seen.numbers[0], seen.numbers[1] == 0.0
         self._seen = seen
         self._short = max(FIRST, min(WINDOW, math.ceil(LASTING / max(seen.period, 1e-6))))
         self._length = max(self._length, self._short)
@@ -355,7 +355,7 @@ class AutoPilot:
             found.append(between(start, moment(exchange.device)))
         return min(found[1:]) / (2 * (world - 1))
 
-    def _learn(self, seen: Seen) -> None:
+    def _learn(self, seen: StepWindow) -> None:
         """Learn from a window about the link, the codecs in use, and the gradients."""
         exchange = self.exchange
         sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
@@ -374,7 +374,7 @@ class AutoPilot:
             self._own[_names(params), self._choice(params)] = max(0.0, seen.total[i] - busy[i])
         self._learn_norms(seen)
 
-    def _learn_norms(self, seen: Seen) -> None:
+    def _learn_norms(self, seen: StepWindow) -> None:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
 
         Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
@@ -394,7 +394,7 @@ class AutoPilot:
             self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
         self._settled = self._settled or (known and moved < SETTLED)
 
-    def _in_messages(self, seen: Seen, place: int) -> float:
+    def _in_messages(self, seen: StepWindow, place: int) -> float:
         """The seconds of a bucket's messages; on a GPU, where they cannot be measured, all that its
         code does not take.
         """
@@ -403,7 +403,7 @@ class AutoPilot:
         params = seen.buckets[place]
         return max(0.0, seen.total[place] - self._coding(params, self._choice(params)))
 
-    def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
+    def _correct(self, seen: StepWindow, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
         """Note by what factor the messages of each choice miss the model of the link, in its first window."""
         fresh, self._fresh = self._fresh, False
         if not fresh or self._wire is None:
@@ -417,7 +417,7 @@ class AutoPilot:
         unsure = math.hypot(seen.uncertain, self._dense.uncertain if self._dense is not None else 0.0)
         self._misses.learn(found, self._wire, unsure, partial(self._is_better, seen))
 
-    def _is_better(self, seen: Seen, missed: float) -> bool:
+    def _is_better(self, seen: StepWindow, missed: float) -> bool:
         """Return whether the present steps beat uncompressed ones, whichever of choice and link missed by a factor."""
         wire = self._wire
         if self._dense is None or wire is None or [*self._dense.buckets] != [*seen.buckets]:
@@ -429,7 +429,7 @@ class AutoPilot:
         self._wire = wire
         return seen.period < (1 - MARGIN) * min(uncompressed)
 
-    def _after_dense(self, seen: Seen) -> None:
+    def _after_dense(self, seen: StepWindow) -> None:
         """Decide after a window of uncompressed steps: stay uncompressed, or try more promising choices."""
         self._dense = seen
         self._misses.settle(self._wire)
@@ -467,9 +467,9 @@ class AutoPilot:
             error = math.inf if found is None or not math.isfinite(found.omega) else found.omega
             flat += [math.inf if found is None else found.seconds, error]
         # The seconds of the slowest rank count, and the largest error. Rebuilt buckets were not tried on any rank.
-        told = reduced(flat, self.exchange.channel, self.exchange.device, "max")
+        largest = reduced(flat, self.exchange.channel, self.exchange.device, "max")
         for i, key in enumerate(keys):
-            seconds, omega = told[2 * i : 2 * i + 2]
+            seconds, omega = largest[2 * i : 2 * i + 2]
             if math.isfinite(seconds) and not math.isfinite(omega):
                 self._probed.pop(key, None)  # A gradient was not finite in that step: it is tried again.
             else:
@@ -480,7 +480,7 @@ class AutoPilot:
         self._record.disturbed = True
         self._decide(seen)
 
-    def _after_compressed(self, seen: Seen, kept: bool) -> None:
+    def _after_compressed(self, seen: StepWindow, kept: bool) -> None:
         """Decide after a window of steps with methods: keep them, change them, or go back."""
         dense, wire = self._dense, self._wire
         chosen = [self._choice(params) for params in seen.buckets]
@@ -574,10 +574,10 @@ class AutoPilot:
         found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
         return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
 
-    def _stages(self, seen: Seen) -> list[Stage]:
+    def _stages(self, seen: StepWindow) -> list[Stage]:
         """The choices of each bucket, with times, and with errors relative to the batch's own variance."""
         noise = self._noise(seen.buckets)
-        bears = len(seen.told) > 1 and seen.told[1] == 0.0
+        bears = len(seen.numbers) > 1 and seen.numbers[1] == 0.0
         stages = []
         for params, ready in zip(seen.buckets, seen.ready, strict=True):
             own, mean = self._norms.get(_names(params), (math.inf, math.inf))
@@ -594,7 +594,7 @@ class AutoPilot:
             stages.append(Stage(ready, options))
         return stages
 
-    def _predicted(self, chosen: Sequence[Choice], seen: Seen, stages: Sequence[Stage] | None = None) -> float:
+    def _predicted(self, chosen: Sequence[Choice], seen: StepWindow, stages: Sequence[Stage] | None = None) -> float:
         """The predicted seconds of a step: those that no choice changes, and those until the last bucket is done."""
         dense = self._dense or seen
         places = [self._choices.index(each) for each in chosen]
@@ -602,7 +602,7 @@ class AutoPilot:
         busy = self._contention if any(not each.dense for each in chosen) else 0.0
         return dense.rest + busy + max(done, seen.ready[-1])
 
-    def _decide(self, seen: Seen) -> bool:
+    def _decide(self, seen: StepWindow) -> bool:
         """Choose for every bucket, and switch if it is worth it; return whether anything changed."""
         if self._wire is None:
             return False
@@ -668,7 +668,7 @@ class AutoPilot:
     # What is told.
 
     def _reasons(
-        self, seen: Seen, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
+        self, seen: StepWindow, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
     ) -> list[dict[str, Any]]:
         """The choice for each bucket, and the numbers behind it; times in seconds."""
         if self._wire is None:
@@ -697,7 +697,7 @@ class AutoPilot:
             )
         return rows
 
-    def _say(self, seen: Seen) -> None:
+    def _say(self, seen: StepWindow) -> None:
         """Log one line for a switch, and at most one for each choice."""
         if self.exchange.channel.rank != 0:
             return

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradwire.auto.choices import Choice
 from gradwire.auto.codec import DryChannel, dry_exchange
-from gradwire.auto.watch import between, moment
+from gradwire.auto.step_record import between, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from gradwire.compressors.base import Compressor
 from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 
@@ -82,7 +82,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
     """
     exchange = Exchange(compressor, device="meta")
     exchange.channel = PretendedChannel(world, exchange.counters)
-    exchange.residuals = Residuals(world, exchange.device, exchange.seed)
+    exchange.residuals = ResidualStore(world, exchange.device, exchange.seed)
     exchange.choose(compressor)
     return exchange
 

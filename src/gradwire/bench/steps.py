@@ -62,7 +62,7 @@ class Step:
         Args:
             compressor: compressor to measure.
             n: elements.
-            poison: as for ``Workload``; of no use to a step that decodes.
+            poison: byte of new memory, as for ``Workload``; of no use to a step that decodes.
             own: payloads in memory of its own, where others of these arguments share it.
             device: device of all tensors.
         """

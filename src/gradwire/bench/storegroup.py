@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.bench.peers._process import Process
-from gradwire.kvstore.launch.machines import Here, Lines, Machine, Piped
+from gradwire.bench.peers._peer_process import Process
 from gradwire.kvstore.launch.processes import Group
+from gradwire.kvstore.launch.remote import Lines, LocalMachine, Machine, Piped
 from gradwire.netlab import Netlab
 
 __all__ = ["DEADLINE", "StoreGroup", "ask_all"]
@@ -50,7 +50,7 @@ class StoreGroup(Group):
         return ask_all(self.processes, request, **arguments)
 
     def _host(self, index: int) -> Machine:
-        return Here() if self.lab is None else LabMachine(self.lab, index)
+        return LocalMachine() if self.lab is None else LabMachine(self.lab, index)
 
     def close(self) -> None:
         for worker in self.processes.values():
@@ -58,7 +58,7 @@ class StoreGroup(Group):
         super().close()
 
 
-class LabMachine(Here):
+class LabMachine(LocalMachine):
     """One machine of a lab.
 
     Args:

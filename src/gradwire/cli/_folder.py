@@ -20,7 +20,7 @@ import click
 
 from gradwire import cli
 from gradwire._extras import remedy
-from gradwire.cli._groups import CommandGroup
+from gradwire.cli._command_group import CommandGroup
 from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__

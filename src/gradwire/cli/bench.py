@@ -16,7 +16,7 @@ from rich.progress import Progress
 from gradwire.bench import codec, peers
 from gradwire.bench.steps import STEPS
 from gradwire.cli import _bench_exchange, _kvstore
-from gradwire.cli._groups import CommandGroup, Integer, Number
+from gradwire.cli._command_group import CommandGroup, Integer, Number
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_size
 from gradwire.cli._output import json_option

@@ -14,8 +14,8 @@ def main() -> None:
     """Run the command line.
 
     Raises:
-        SystemExit: at the end, with status 0; 2 where an extra that the command needs is not installed, or the input
-            cannot work.
+        SystemExit: the program has ended: with status 2 where an extra that the command needs is not installed, or the
+            input cannot work; else 0.
     """
     try:
         # Both are imported, so that each command fails with the same message where one of them is missing.

@@ -37,7 +37,7 @@ compression costs quality and time; from 5 workers on the traffic decides."""
 
 class Kept(Protocol):
     """The store of all that outlives a session, under the names of parameters; implemented by
-    ``gradwire.exchange.residuals``.
+    ``gradwire.exchange.residual_store``.
     """
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:

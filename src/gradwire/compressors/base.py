@@ -306,7 +306,7 @@ class Compressor(Configuration, ABC):
             grad: gradient of this rank. Unchanged without ``status``.
             momentum: overwritten.
             beta: weight of the old momentum, in [0, 1).
-            status: as in ``encode_feedback``; ``grad`` receives the old momentum.
+            status: int32, 1 element, or None, as in ``encode_feedback``; ``grad`` receives the old momentum.
         """
         ops.momentum_update(grad.view(-1), momentum.view(-1), beta, status)
         self.encode(momentum, payload, state, key)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError, Told, nearest, require
+from gradwire.errors import ConfigError, Verbatim, nearest, require
 from gradwire.ops.stored import add_to, holds, read, stored_like
 
 __all__ = [
@@ -78,7 +78,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for key, depth in (("ranks", 1), ("parts", 3)):
             if key in state:
                 merged[key] = united(merged[key], state[key], depth)
-    require(bool(merged), "states", "at least one", Told("none"))
+    require(bool(merged), "states", "at least one", Verbatim("none"))
     return merged
 
 
@@ -214,7 +214,7 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
 
 
 def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """Make an entry whose owned shards are added to the rank's own buffers, as ``Residuals.retire`` does."""
+    """Make an entry whose owned shards are added to the rank's own buffers, as ``ResidualStore.retire`` does."""
     worker = {buffer: dict(tensors) for buffer, tensors in entry.get("worker", {}).items()}
     for name, buffers in entry.get("owned", {}).items():
         for buffer, views in buffers.items():

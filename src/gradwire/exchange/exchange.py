@@ -26,11 +26,11 @@ from gradwire import registry
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.errors import Told, as_python, is_float32, is_int, require
+from gradwire.errors import Verbatim, as_python, is_float32, is_int, require
 from gradwire.exchange import checkpoint
 from gradwire.exchange.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.exchange.policy import Policy
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.exchange.undo import Undo
 from gradwire.group.agree import Opening, agree
@@ -150,7 +150,7 @@ class Exchange:
         self._draining: set[str] = set()
         self._drained: list[tuple[str, Tensor]] = []
         self.second_moment: SecondMoment | None = None  # Made by who corrects an optimizer's learning rate by it.
-        self.residuals = Residuals(self.channel.world, self.device, seed)
+        self.residuals = ResidualStore(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -643,11 +643,11 @@ class Exchange:
         return {**counted, "residual_norm": self.residuals.norm(), **moment, **pilot}
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
-        require(self.step > 0, "run", "called after begin_step", Told("a call before it"))
+        require(self.step > 0, "run", "called after begin_step", Verbatim("a call before it"))
         numel = sum(torch.Size(shape).numel() for _, shape in params)
         fits = flat.dtype == torch.float32 and flat.is_contiguous() and flat.shape == (numel,)
         form = f"contiguous float32 of shape ({numel},), as params say"
-        require(fits, "flat", form, Told(f"{flat.dtype} of shape {tuple(flat.shape)}"))
+        require(fits, "flat", form, Verbatim(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
         """Find or make the plan of a bucket for the compressor of this step; all ranks must call it alike."""

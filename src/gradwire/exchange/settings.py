@@ -154,7 +154,7 @@ def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None
     """Say where the parameters belong of a method that was given as an object.
 
     Raises:
-        ConfigError: at every call.
+        ConfigError: every call raises it.
     """
     name, value = next(iter(params.items()))
     cls = type(compressor).__name__

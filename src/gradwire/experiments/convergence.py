@@ -14,10 +14,10 @@ from typing import Any
 
 from gradwire.errors import GradwireError
 from gradwire.experiments.launch import launch
-from gradwire.experiments.method import Method
 from gradwire.experiments.recommended import recommended, setup_of
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from gradwire.memory.base import default_memory
 
 __all__ = ["BASELINE", "TOLERANCE", "ConvergenceRow", "kept_in", "markdown", "rows"]

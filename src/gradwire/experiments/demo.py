@@ -13,10 +13,10 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.errors import GroupError, is_int, require
 from gradwire.experiments.launch import launch
-from gradwire.experiments.method import Method
 from gradwire.experiments.progress import Bars
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from gradwire.version import __version__
 
 __all__ = ["DemoReport", "compare"]

@@ -21,17 +21,17 @@ from gradwire.bench.machine import environment
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
-from gradwire.experiments.method import PARALLEL, Method
+from gradwire.experiments.exchanging_optimizer import check_exchanging
 from gradwire.experiments.method_text import is_auto
-from gradwire.experiments.optimizers import check_exchanging
 from gradwire.experiments.progress import Bar
 from gradwire.experiments.records import Record, RunSettings
-from gradwire.experiments.snapshots import RunSnapshots, parameters_in
+from gradwire.experiments.run_snapshots import RunSnapshots, parameters_in
 from gradwire.experiments.start import check_start, digest_of_start
 from gradwire.experiments.synchronisation import CORRECTED
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.torchhooks import check_hook
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import PARALLEL, Method
 
 __all__ = [
     "BACKENDS",
@@ -307,7 +307,7 @@ def perform(job: Job, shown: bool = False) -> Record | None:
         shown: draw a progress bar, on worker 0.
 
     Raises:
-        ConfigError, GroupError: as ``train``.
+        ConfigError, GroupError: ``train`` refuses the settings, or a worker failed.
     """
     settings, began, started = job.settings, time.perf_counter(), _now()
     require(

@@ -24,17 +24,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from gradwire.exchange.exchange import Named
 from gradwire.experiments.clock import UNTIMED, Clock
 from gradwire.experiments.decisions import DecisionLog
-from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.experiments.records import Point
 from gradwire.experiments.sharding import whole
 from gradwire.experiments.start import begin_with
 from gradwire.experiments.synchronisation import synchronised, wrapped
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import Method
 
-__all__ = ["Loop", "Watcher"]
+__all__ = ["Loop", "StepCallback"]
 
-Watcher = Callable[[int, float], None]
+StepCallback = Callable[[int, float], None]
 """A function that is called after every step with its number from 0 on, and this worker's loss."""
 
 _COUNTED = ("bytes_sent", "dense_bytes", "nonfinite_steps")
@@ -55,7 +55,7 @@ class Loop:
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``synchronised``; ``start`` is of another model.
+        ConfigError, GroupError: ``synchronised`` refuses the method, or ``start`` belongs to another model.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Loop:
         now = self.synchronisation.metrics()
         return {name: self._before[name] + now[name] for name in _COUNTED}
 
-    def run_epoch(self, watch: Watcher, between: Callable[[Loop], None]) -> Point:
+    def run_epoch(self, watch: StepCallback, between: Callable[[Loop], None]) -> Point:
         """Train to the end of the epoch, and measure the quality.
 
         Args:

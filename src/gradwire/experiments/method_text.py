@@ -10,9 +10,9 @@ from typing import Any
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.experiments.method import Method
 from gradwire.experiments.recommended import BY_TASK, recommended
 from gradwire.experiments.torchhooks import PREFIX, check_hook
+from gradwire.experiments.training_method import Method
 from gradwire.integrations.setup import AUTO
 from gradwire.registry import named_of
 

@@ -57,11 +57,11 @@ from typing import Any
 from gradwire import registry
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.experiments.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
-from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.recommended import labels
 from gradwire.experiments.records import Record, counted
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import PARALLEL, Method
 from gradwire.netlab import Link
 from gradwire.registry import named_of
 

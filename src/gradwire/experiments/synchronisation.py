@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
-from gradwire.experiments.method import Method
-from gradwire.experiments.optimizers import build_optimizer
+from gradwire.experiments.exchanging_optimizer import build_optimizer
 from gradwire.experiments.recipe import Recipe
 from gradwire.experiments.sharding import count_gathers, shard
 from gradwire.experiments.torchhooks import TorchHook, ring_bytes
+from gradwire.experiments.training_method import Method
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.metrics import Metrics
@@ -275,7 +275,7 @@ def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronis
         recipe: recipe of the task.
 
     Raises:
-        ConfigError, GroupError: as ``compress_ddp`` or ``compress_fsdp``, and as the optimizer.
+        ConfigError, GroupError: ``compress_ddp``, ``compress_fsdp`` or the optimizer refuses the method.
     """
     if isinstance(model, FSDPModule):
         return ShardedGradients(model, method, recipe)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.experiments.decisions import Entry
-from gradwire.experiments.loop import Loop, Watcher
-from gradwire.experiments.method import Method
+from gradwire.experiments.loop import Loop, StepCallback
 from gradwire.experiments.process_figures import digest, tensor_bytes
 from gradwire.experiments.records import Point
-from gradwire.experiments.snapshots import RunSnapshots
+from gradwire.experiments.run_snapshots import RunSnapshots
 from gradwire.experiments.synchronisation import CompressedGradients
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import Method
 from gradwire.experiments.unpacked import unpacked_bytes
 
 __all__ = ["Run", "train"]
@@ -58,7 +58,7 @@ def train(
     epochs: int,
     *,
     seed: int = 0,
-    watch: Watcher | None = None,
+    watch: StepCallback | None = None,
     device: str = "cpu",
     lab: bool = False,
     tell: Callable[[Point], None] | None = None,
@@ -80,7 +80,7 @@ def train(
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``Loop``, and as ``RunSnapshots``.
+        ConfigError, GroupError: ``Loop`` or ``RunSnapshots`` refuses the arguments, or a worker failed.
     """
     with Loop(task, method, epochs, seed, device, lab=lab, start=start) as loop:
         if snapshots is not None:

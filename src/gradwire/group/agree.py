@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
-from gradwire.group.notes import named, roll_call
+from gradwire.group.failures import named, roll_call
 
 __all__ = ["Opening", "agree"]
 

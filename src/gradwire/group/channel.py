@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.errors import ConfigError, GroupError
-from gradwire.group.notes import Loss, explain
+from gradwire.group.failures import Loss, explain
 from gradwire.metrics import Metrics
 
 __all__ = ["Channel", "Traffic", "traffic_of"]
@@ -149,7 +149,7 @@ class Channel:
         """
         return (1 if self.is_nccl else 2) * (self.world - 1) * nbytes // self.world
 
-    def scatter_beside(self, scatter: Callable[[], object], nbytes: int) -> None:
+    def run_scatter(self, scatter: Callable[[], object], nbytes: int) -> None:
         """Let a framework reduce so many bytes to their owners on a group of its own, once the ranks were compared.
 
         That group is its owner's, who sees to the order and to the timeout. Traffic as of ``scattered``.

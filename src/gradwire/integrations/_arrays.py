@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.errors import Told, is_float32, require
+from gradwire.errors import Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.integrations._buckets import Bucket, BucketState, split
@@ -71,7 +71,7 @@ class ArrayState(BucketState):
 
         def select() -> dict[str, nn.Parameter]:
             require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)
-            require(bool(specs), "parameters", "at least one", Told("none"))
+            require(bool(specs), "parameters", "at least one", Verbatim("none"))
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
         self.exchange, params = prepare_named(

@@ -46,7 +46,7 @@ def check_mesh(lies: Mapping[str, tuple[Any, Any]], mesh: DeviceMesh, alone: boo
     Some may be sharded over fewer of these ranks, if they are cut over the rest in another way, as experts are.
 
     Args:
-        lies: for each name the parameter, and what FSDP knows of its mesh.
+        lies: parameters by name, each with what FSDP knows of its mesh.
         mesh: mesh over which rows are to be cut.
         alone: true: there are no replicas; only then parameters may lie on fewer ranks.
 

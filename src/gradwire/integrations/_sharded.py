@@ -197,7 +197,7 @@ class ReduceScatter:
         session = self._current(shards)
         if session is None:
             assert self.own is not None
-            channel.scatter_beside(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
+            channel.run_scatter(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
             exchange.note(nonfinite(output_tensor))
         else:
             self._exchange(session, input_tensor, output_tensor, scale)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.comm.base import Strategy
-from gradwire.errors import ConfigError, Told, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
@@ -49,7 +49,7 @@ class Units:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.optimizer, self.names = lr_correction, names
         ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
-        require(ours, "lr_correction", "the optimizer of this model's parameters", Told("one of other parameters"))
+        require(ours, "lr_correction", "the optimizer of this model's parameters", Verbatim("one of other parameters"))
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
         self.divisors: dict[str, float] = {}

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, Told, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import SAMPLED
@@ -104,7 +104,7 @@ def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optim
         require(isinstance(optimizer, Optimizer), name, "a torch.optim.Optimizer or None", optimizer)
         ids = {id(param) for param in params}
         ours = any(id(param) in ids for group in optimizer.param_groups for param in group["params"])
-        require(ours, name, "the one that trains this model's parameters", Told("one of others"))
+        require(ours, name, "the one that trains this model's parameters", Verbatim("one of others"))
 
 
 class AdaptiveWatch:

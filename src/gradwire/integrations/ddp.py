@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.auto.pilot import AutoPilot
-from gradwire.auto.watch import moment
-from gradwire.errors import ConfigError, Told, require
+from gradwire.auto.step_record import moment
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Named
 from gradwire.group.part import nonfinite
@@ -307,7 +307,9 @@ def gradwire_hook(
     """The hook in plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
     if isinstance(bucket, tuple):
         # The Python reducer's call for one parameter, whose own hook sees to it.
-        require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Told("its module"))
+        require(
+            state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Verbatim("its module")
+        )
         return None  # type: ignore[return-value]
     return state.start(bucket)
 
@@ -338,7 +340,7 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
         set(given) == set(ranks),
         "process_group",
         f"of the DDP model's own ranks {ranks}, or left out",
-        Told(f"one of ranks {given}"),
+        Verbatim(f"one of ranks {given}"),
     )
 
 

@@ -23,7 +23,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
-from gradwire.exchange.residuals import used_here
+from gradwire.exchange.residual_store import used_here
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from gradwire._extras import needs
-from gradwire.errors import ConfigError, Told, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.integrations._arrays import ArrayState, Spec
 from gradwire.integrations.setup import share_start
 
@@ -125,7 +125,7 @@ def corrected(wire: GradwireTransformation, optimizer: optax.GradientTransformat
         >>> dist.destroy_process_group()
     """
     ours = isinstance(wire, GradwireTransformation)
-    require(ours, "wire", "what gradwire.jax.compress makes", Told(type(wire).__name__))
+    require(ours, "wire", "what gradwire.jax.compress makes", Verbatim(type(wire).__name__))
     state, chained = wire.state, optax.chain(wire, optimizer)
     state.measure_noise()
 

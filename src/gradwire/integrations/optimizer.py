@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, Told, is_float32, require
+from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._state import Units, parameters_of
@@ -126,7 +126,7 @@ class OptimizerState(BucketState):
                 "state of the optimizer",
                 "open when it steps, or ranks would train apart: call "
                 "compress_optimizer again, or go on with a new optimizer",
-                Told("one that was closed"),
+                Verbatim("one that was closed"),
             )
             return
         # The ranks do not compare this: a rank whose scaler skips the step would not be there to hear of it.
@@ -144,7 +144,7 @@ class OptimizerState(BucketState):
                 self.units.scaler is None,
                 "exchange_gradients",
                 "called before scaler.unscale_ and scaler.step",
-                Told("no call"),
+                Verbatim("no call"),
             )
             self.exchange_gradients()
         self._done = False
@@ -159,10 +159,12 @@ class OptimizerState(BucketState):
         )
         allowed = "over the parameters that were trainable at set-up"
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
-        require(not new, "optimizer", allowed, Told(f"{len(new)} more"))
+        require(not new, "optimizer", allowed, Verbatim(f"{len(new)} more"))
         # The residual of a frozen parameter would still train it.
         frozen = [param for param in self._known.values() if not param.requires_grad]
-        require(not frozen, "optimizer", allowed, Told(f"{len(frozen)} frozen since: make a new state without them"))
+        require(
+            not frozen, "optimizer", allowed, Verbatim(f"{len(frozen)} frozen since: make a new state without them")
+        )
 
     def _refuse(self, error: ConfigError) -> None:
         """Raise this rank's error, and on the other ranks too if they wait for it in an exchange."""
@@ -246,7 +248,7 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
     Units.check(scaler, None)
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
-    require(others == 0, "optimizer", "over the model's own parameters", Told(f"one that has {others} others"))
+    require(others == 0, "optimizer", "over the model's own parameters", Verbatim(f"one that has {others} others"))
 
 
 def scatter(bucket: Bucket) -> None:

@@ -16,12 +16,12 @@ from torch.distributed.constants import default_pg_timeout
 from gradwire import registry
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.casts.none import Identity
-from gradwire.errors import ConfigError, GroupError, Told, nearest, require
+from gradwire.errors import ConfigError, GroupError, Verbatim, nearest, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.settings import Settings, valid_timeout
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
-from gradwire.group.notes import named, roll_call, timeout_of
+from gradwire.group.failures import named, roll_call, timeout_of
 from gradwire.group.pool import Lease, lease
 from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
@@ -64,7 +64,9 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"sparse of {name or 'the module'} must be False: sparse gradients cannot be exchanged, got sparse=True"
             )
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
-    require(bool(params), "model", "a module with trainable parameters", Told(f"{type(module).__name__} without any"))
+    require(
+        bool(params), "model", "a module with trainable parameters", Verbatim(f"{type(module).__name__} without any")
+    )
     check_dtypes(params)
     return params
 
@@ -97,7 +99,7 @@ def prepare(
     check: Callable[[], None] = lambda: None,
     device: torch.device | None = None,
     carrier: object | None = None,
-    **told: Any,
+    **facts: Any,
 ) -> Prepared:
     """Make the exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
@@ -109,7 +111,7 @@ def prepare(
         device: device of the gradients; None: that of the parameters.
         carrier: object that makes the exchange run; it owns its parameters no longer than this lives. None: the
             exchange.
-        told: further values that must be the same on all ranks.
+        facts: further values that must be the same on all ranks.
 
     Raises:
         ConfigError: a wrong option, the same on every rank.
@@ -121,11 +123,11 @@ def prepare(
     def select() -> dict[str, nn.Parameter]:
         check()
         params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
-        require(bool(params), "optimizer", "over parameters that are trainable", Told("one over none"))
+        require(bool(params), "optimizer", "over parameters that are trainable", Verbatim("one over none"))
         return params
 
     embeddings = partial(embeddings_of, model)
-    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings, **told)
+    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings, **facts)
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
@@ -163,7 +165,7 @@ def prepare_named(
     caller: Caller,
     carrier: object | None = None,
     embeddings: Callable[[], Iterable[str]] | None = None,
-    **told: Any,
+    **facts: Any,
 ) -> Prepared:
     """Prepare as ``prepare`` does the parameters that ``select`` names; an error on one rank is raised on all."""
     if not dist.is_initialized():
@@ -185,7 +187,7 @@ def prepare_named(
         exchange.policy.check(exchange.compressor, list(params), exchange.channel.world)
         prepared.append(Prepared(exchange, params))
         pilot = {} if exchange.pilot is None else {"auto": exchange.pilot.to_config()}
-        return exchange.describe(shapes_of(params), **told, **pilot)
+        return exchange.describe(shapes_of(params), **facts, **pilot)
 
     try:
         agree(Channel(private, Metrics()), "set-up", describe, device)

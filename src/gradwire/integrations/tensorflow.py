@@ -75,7 +75,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     Raises:
         ConfigError: another backend of Keras than TensorFlow; a ``LossScaleOptimizer`` around this one. When it is
             built: a wrong option, variables that are not 16- or 32-bit floats, mixed precision without the above.
-        GroupError: when it is built: processes were given different options or models.
+        GroupError: processes were given different options or models; raised when it is built.
 
     Example:
         >>> import keras, torch.distributed as dist, gradwire.tensorflow

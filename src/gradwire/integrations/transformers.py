@@ -134,9 +134,9 @@ def compress_trainer(
         The callback that was added; ``callback.metrics()`` tells what went over the wire.
 
     Raises:
-        ConfigError: when training begins: a wrong option, a model that is not wrapped, or a checkpoint without the
-            residuals of every process.
-        GroupError: when training begins: processes were given different options.
+        ConfigError: an option is wrong, the model is not wrapped, or a checkpoint lacks the residuals of a process;
+            raised when training begins.
+        GroupError: processes were given different options; raised when training begins.
     """
     callback = GradwireTrainerCallback(trainer, compressor, resume_from_checkpoint, on_resize, options)
     trainer.add_callback(callback)

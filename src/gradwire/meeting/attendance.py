@@ -21,7 +21,7 @@ from typing import Any
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.meeting.board import Board
 from gradwire.meeting.closed import Closed, in_order
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 
 __all__ = ["Attendance"]
 

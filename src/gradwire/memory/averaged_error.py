@@ -92,7 +92,7 @@ class AveragedError(Memory):
         """Refuse, because the time to forget errors follows from the step's key, which is not known here.
 
         Raises:
-            ConfigError: at every call.
+            ConfigError: every call raises it.
         """
         raise ConfigError("memory 'averaged_error' serves methods of one round: use memory='residual'")
 

@@ -117,7 +117,7 @@ class DGCMemory(Memory):
         """Refuse, because ``compensate`` alone does not tell which elements were sent.
 
         Raises:
-            ConfigError: at every call.
+            ConfigError: every call raises it.
         """
         raise ConfigError("memory 'dgc' masks what one payload says was sent: a method of several rounds has none")
 

@@ -132,7 +132,7 @@ class VarianceMemory(Memory):
         """Refuse, because ``compensate`` alone does not tell which elements were sent.
 
         Raises:
-            ConfigError: at every call.
+            ConfigError: every call raises it.
         """
         raise ConfigError(
             "memory 'variance' resets what one payload says was sent: a method of several rounds has none"

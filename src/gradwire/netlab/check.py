@@ -84,7 +84,7 @@ def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms"
         delay: delay of the links.
 
     Raises:
-        ConfigError, NetlabError: as ``Netlab``.
+        ConfigError, NetlabError: the lab cannot be made, as for ``Netlab``.
     """
     links = [Link.parse(rate, delay).in_lab() for rate in rates]
     with Netlab(workers, "none", delay) as lab:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.netlab._warden import PREFIX
+from gradwire.netlab._watchdog import PREFIX
 
 __all__ = ["INTERFACE", "MOST_WORKERS", "PORT", "LabNames"]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.netlab._warden import NAMESPACES
+from gradwire.netlab._watchdog import NAMESPACES
 
 __all__ = ["NetlabError", "counters", "enter", "inside", "own_counters", "require_system", "run", "settle", "tune"]
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradwire.errors import Told, require
+from gradwire.errors import Verbatim, require
 
 __all__ = ["Each", "Pieces", "Places"]
 
@@ -49,7 +49,7 @@ class Places:
     def __init__(self, length: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         inside = all(0 <= lo <= hi <= length for lo, hi in zip(offsets, ends, strict=True))
-        require(inside, "Places.offsets", f"pieces inside {length} elements", Told(f"{offsets} of sizes {sizes}"))
+        require(inside, "Places.offsets", f"pieces inside {length} elements", Verbatim(f"{offsets} of sizes {sizes}"))
         self.length, self.offsets, self.sizes = length, Each(offsets), Each(sizes)
         self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
 
@@ -85,7 +85,7 @@ class Pieces:
 
     def __init__(self, base: Tensor, places: Places, block: int = 0) -> None:
         fits = base.dim() in (1, 2) and base.size(-1) == places.length and base.is_contiguous()
-        got = Told(f"{base.dtype} of shape {tuple(base.shape)} with strides {base.stride()}")
+        got = Verbatim(f"{base.dtype} of shape {tuple(base.shape)} with strides {base.stride()}")
         require(fits, "Pieces.base", f"contiguous, {places.length} elements or rows of as many", got)
         self.base, self.places, self.block = base, places, block
 
@@ -161,7 +161,7 @@ class Pieces:
 
     def float(self) -> Pieces:
         """Return the pieces themselves, which are float32."""
-        require(self.dtype == torch.float32, "Pieces.float", "float32", Told(str(self.dtype)))
+        require(self.dtype == torch.float32, "Pieces.float", "float32", Verbatim(str(self.dtype)))
         return self
 
     def numel(self) -> Each:

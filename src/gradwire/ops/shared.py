@@ -11,12 +11,12 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.momentum import advance
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.stored import keep_unless, row_bytes, write
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops.validation import float32
 
 __all__ = [
     "accumulate",

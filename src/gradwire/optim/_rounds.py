@@ -26,7 +26,7 @@ from gradwire.group.dense import joined
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.meeting.attendance import Attendance
 from gradwire.meeting.closed import Closed
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.types import Key, tensor_id
@@ -43,16 +43,16 @@ class Rounds:
         exchange: exchange of a group of one; gives compressors, memories and what is kept.
         named: the parameters.
         meeting: meeting in which the worker takes part, with its name.
-        told: whatever else must be the same on all workers.
+        facts: other values that must be the same on all workers.
 
     Raises:
         ConfigError: a method or a strategy that a meeting cannot carry.
     """
 
-    def __init__(self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, told: Mapping[str, Any]) -> None:
+    def __init__(self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, facts: Mapping[str, Any]) -> None:
         self.exchange, self.named, self.meeting = exchange, list(named), meeting
         check_methods(exchange)
-        self.description = exchange.describe(self.named, **told)
+        self.description = exchange.describe(self.named, **facts)
         numel = sum(torch.Size(shape).numel() for _, shape in named)
         self.late = torch.zeros(numel, device=exchange.device)
         self.flat = torch.zeros_like(self.late)

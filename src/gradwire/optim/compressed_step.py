@@ -28,10 +28,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, Told, is_int, require
+from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations.ownership import release
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.optim._flight import Flight
@@ -149,18 +149,18 @@ class CompressedStep(LocalSteps):
             require(alone or not late, "CompressedStep.late", "False with a meeting", late)
             require(alone or not keep, "CompressedStep.keep", "False with a meeting", keep)
             require(alone or chosen == "inner", "CompressedStep.decay", "'inner' with a meeting", decay)
-            got = Told(f"{moments!r} with {type(inner).__name__}")
+            got = Verbatim(f"{moments!r} with {type(inner).__name__}")
             required = "'apart' with an optimizer that keeps no exp_avg_sq"
             require(moments == "apart" or keeps_moments(inner), "CompressedStep.moments", required, got)
             if chosen == "outer":
                 check_outer(inner)
 
-        told: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
+        facts: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
         if keep:
-            told["reset"] = reset
+            facts["reset"] = reset
         if moments != "apart":
-            told["kinds"] = kinds_of(inner)
-        super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
+            facts["kinds"] = kinds_of(inner)
+        super().__init__(inner, compressor, every, options, process_group, meeting, facts, check)
         memory = self.exchange.memory_for(self.exchange.compressor)
         waits = "residual" in self.exchange.buffers("buffers")
         if keep and (not waits or isinstance(memory, DGCMemory | DeMoMemory)):
@@ -258,10 +258,10 @@ class CompressedStep(LocalSteps):
         same = state_dict.get("exchange", {}).get("world") == self.exchange.channel.world
         fits = not flight or (self._flight is not None and same)
         allowed = "saved after exchange_ways() for another number of ranks or late=False"
-        require(fits, "state_dict", allowed, Told("one with a round under way"))
+        require(fits, "state_dict", allowed, Verbatim("one with a round under way"))
         apart = bool(state_dict.get("apart", False))
         in_step = "saved after finish() for another number of ranks or keep=False"
-        require(not apart or (self.keep and same), "state_dict", in_step, Told("one of ranks that were apart"))
+        require(not apart or (self.keep and same), "state_dict", in_step, Verbatim("one of ranks that were apart"))
         super().load_state_dict(state_dict, on_resize)
         if self._flight is not None:
             self._flight.load(flight, [name for name, _ in self.named])
@@ -403,8 +403,8 @@ def decoupled(inner: Optimizer) -> bool:
     >>> decoupled(torch.optim.AdamW([weight])), decoupled(torch.optim.Adam([weight]))
     (True, False)
     """
-    told = all(group.get("decoupled_weight_decay", False) for group in inner.param_groups)
-    return told or isinstance(inner, torch.optim.AdamW)
+    all_decoupled = all(group.get("decoupled_weight_decay", False) for group in inner.param_groups)
+    return all_decoupled or isinstance(inner, torch.optim.AdamW)
 
 
 def check_outer(inner: Optimizer) -> None:
@@ -418,4 +418,4 @@ def check_outer(inner: Optimizer) -> None:
     foreign = not type(inner).__module__.startswith("torch.optim")
     fits = known and (decoupled(inner) or foreign or isinstance(inner, tuple(shrinking)))
     allowed = "'inner' with an optimizer whose weight decay is not decoupled"
-    require(fits, "CompressedStep.decay", allowed, Told(f"'outer' with {type(inner).__name__}"))
+    require(fits, "CompressedStep.decay", allowed, Verbatim(f"'outer' with {type(inner).__name__}"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import is_number
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.local import LocalSteps
 
@@ -83,8 +83,8 @@ class DiLoCo(LocalSteps):
         meeting: Meeting | None = None,
         **options: Any,
     ) -> None:
-        told = {"lr": lr, "momentum": momentum}
-        super().__init__(inner, compressor, every, options, process_group, meeting, told)
+        facts = {"lr": lr, "momentum": momentum}
+        super().__init__(inner, compressor, every, options, process_group, meeting, facts)
         self.lr, self.momentum = lr, momentum
         self.velocity = FlatParameters(self.params)
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import Told, is_int, is_number, require
+from gradwire.errors import Verbatim, is_int, is_number, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.ownership import Caller
 from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import any_nonfinite
 
 __all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
@@ -43,7 +43,7 @@ class Exchanged(Optimizer):
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
-        told: whatever else must be the same on all ranks.
+        facts: other values that must be the same on all ranks.
         check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
             it.
         float32: no other parameters are taken.
@@ -63,7 +63,7 @@ class Exchanged(Optimizer):
         compressor: Any,
         options: Mapping[str, Any],
         group: dist.ProcessGroup | None,
-        told: Mapping[str, Any],
+        facts: Mapping[str, Any],
         check: Callable[[], None],
         *,
         float32: bool = False,
@@ -80,15 +80,15 @@ class Exchanged(Optimizer):
             return found
 
         device = self.param_groups[0]["params"][0].device
-        told = {"optimizer": type(self).__name__, **told}
+        facts = {"optimizer": type(self).__name__, **facts}
         caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         if meeting is None:
-            self.exchange, by_name = prepare_named(select, device, compressor, options, group, caller, **told)
+            self.exchange, by_name = prepare_named(select, device, compressor, options, group, caller, **facts)
         else:
             self.exchange, by_name = prepare_alone(select, device, compressor, options, caller)
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
-        self.told = told
+        self.facts = facts
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override sent with
         # another strategy has a message of its own, and must be taken back with the others.
         self.exchange.skips_steps = bool(self.exchange.policy.overrides)
@@ -134,7 +134,10 @@ class Exchanged(Optimizer):
             ConfigError
         """
         require(
-            not hasattr(self, "exchange"), "param_groups", "complete when the optimizer is made", Told("another group")
+            not hasattr(self, "exchange"),
+            "param_groups",
+            "complete when the optimizer is made",
+            Verbatim("another group"),
         )
         super().add_param_group(param_group)
 
@@ -155,7 +158,7 @@ def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
         for name, param in zip(names_of(i, group), group["params"], strict=True)
         if param.requires_grad
     ]
-    require(bool(pairs), "params", "at least one trainable parameter", Told("none"))
+    require(bool(pairs), "params", "at least one trainable parameter", Verbatim("none"))
     found = dict(pairs)
     require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
     return found

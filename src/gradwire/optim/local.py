@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim._rounds import Rounds
 from gradwire.optim.exchanged import COUNT, Closure, Exchanged
@@ -36,7 +36,7 @@ class LocalSteps(Exchanged):
         options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
         meeting: meeting of workers that come and go; None: they are the ranks of the group.
-        told: whatever else must be the same on all ranks.
+        facts: other values that must be the same on all ranks.
         check: function that checks what else may be wrong with this rank's arguments.
     """
 
@@ -50,7 +50,7 @@ class LocalSteps(Exchanged):
         options: Mapping[str, Any],
         group: dist.ProcessGroup | None,
         meeting: Meeting | None,
-        told: Mapping[str, Any],
+        facts: Mapping[str, Any],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         name = type(self).__name__
@@ -58,15 +58,15 @@ class LocalSteps(Exchanged):
         require(meeting is None or group is None, "process_group", "None with a meeting", group)
 
         def check_all() -> None:
-            self.check_parameters(told)
+            self.check_parameters(facts)
             check()
 
-        told = {"every": every, **told}
-        super().__init__(inner.param_groups, {}, compressor, options, group, told, check_all, meeting=meeting)
+        facts = {"every": every, **facts}
+        super().__init__(inner.param_groups, {}, compressor, options, group, facts, check_all, meeting=meeting)
         self.inner, self.every, self.since = inner, every, 0
         self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
         self.agreed.gather(self.params)
-        self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.told)
+        self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.facts)
 
     @property
     def in_step(self) -> bool:

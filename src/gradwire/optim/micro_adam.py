@@ -102,8 +102,8 @@ class MicroAdam(AdamLike):
             self.check_parameters({"window": window})
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        told = {"window": window, "defaults": defaults}
-        super().__init__(params, defaults, compressor, options, process_group, told, check)
+        facts = {"window": window, "defaults": defaults}
+        super().__init__(params, defaults, compressor, options, process_group, facts, check)
         self.window = window
         self.rows: list[WindowRow] = []
         self._squares = FlatParameters(self.params)

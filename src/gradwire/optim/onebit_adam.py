@@ -110,8 +110,8 @@ class OneBitAdam(AdamLike):
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         settings = {"strategy": "two_phase", **options}
-        told = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, told, check)
+        facts = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
         self.freeze_step, self.decoupled = freeze_step, decoupled
         if freeze_step == "auto":
             self.progress |= {"frozen_at": None, "norms": [], "rates": [], "rose": 0}

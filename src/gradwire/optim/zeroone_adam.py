@@ -107,8 +107,8 @@ class ZeroOneAdam(AdamLike):
             )
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        settings, told = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, told, check)
+        settings, facts = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
         self.schedule = schedule
         groups = len(self.param_groups)
         self.progress |= {"updates": 0, "next": 1, "since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}

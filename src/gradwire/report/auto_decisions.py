@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from gradwire.report._links import exchange_title, link_text
 from gradwire.report._look import COLOURS, Plot, Spec, axis, hover, layout
+from gradwire.report._replayed_exchanges import exchange_title, link_text
 from gradwire.report._results import Results
 
 __all__ = ["NOTE", "PLACE", "TITLE", "blocks", "figure"]

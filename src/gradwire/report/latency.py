@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from gradwire.report._codecs import PHASES, by_method
+from gradwire.report._codec_rows import PHASES, by_method
 from gradwire.report._families import family_of
 from gradwire.report._look import COLOURS, Plot, Spec, axis, elements, layout, legend_entries, log_axis
 from gradwire.report._results import Results

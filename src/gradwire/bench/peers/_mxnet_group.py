@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
-from gradwire.bench.peers._process import Process
+from gradwire.bench.peers._peer_process import Process
 from gradwire.bench.peers._venv import python_with
 from gradwire.bench.storegroup import DEADLINE, ask_all
 

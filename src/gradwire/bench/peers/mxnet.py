@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire.bench.machine import environment
 from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
-from gradwire.bench.peers._process import Process
+from gradwire.bench.peers._peer_process import Process
 from gradwire.bench.peers._venv import PeerError, python_with
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.triad import Triad

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import norms_of, spread
+from gradwire.ops.validation import float32
 
 __all__ = [
     "KINDS",

@@ -34,13 +34,13 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.levels import norms_of, pack_levels, spread, uniform, unpack_levels
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.stored import read, row_bytes, write
 from gradwire.ops.units import exponent_of, power_of_two
+from gradwire.ops.validation import float32
 
 __all__ = [
     "SEGMENT",

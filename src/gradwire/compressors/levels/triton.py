@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.ops import top_of
-from gradwire.ops.checks import float32
 from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.stored import code_scale, write_rows
+from gradwire.ops.validation import float32
 
 __all__ = [
     "loco_encode",

@@ -15,8 +15,8 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
+from gradwire.ops.validation import float32
 
 __all__ = ["lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback"]
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.codes import pack, unpack
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import spread
 from gradwire.ops.momentum import advance
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops.validation import float32
 
 __all__ = [
     "mean_magnitude",

@@ -17,8 +17,8 @@ from torch import Tensor
 from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.validation import float32
 
 __all__ = ["bucket_add_decoded", "bucket_encode", "places", "sketch_add", "sketch_estimate"]
 

@@ -28,12 +28,12 @@ from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Flats, Floats, Rows, Status, Where, Written, refuse
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.dither import dither
 from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.segments import SEGMENT, low_bits, segments, write_places
+from gradwire.ops.validation import float32
 
 __all__ = [
     "BITMAP",
@@ -290,8 +290,8 @@ def parts_add_decoded(
     ``sparse_add_decoded``.
 
     Args:
-        values: for each part float32 of k elements; or, where it has levels, uint8 of ceil(k / 8), whose bit i chooses
-            the level of element i.
+        values: a tensor for each part: float32, k elements; or, where it has levels, uint8 of ceil(k / 8), whose bit i
+            chooses the level of element i.
         indices: int16, k: the low 16 bits of the indices.
         counts: int32, ceil(n / 65536): how many of the k lie in each segment of 65536 elements.
         levels: float32: the levels of a clear and of a set bit, or none.

@@ -29,12 +29,12 @@ from torch import Tensor
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.codes import code_bytes, pack, unpack
 from gradwire.ops.dither import fires
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import TINY
 from gradwire.ops.rice import read_rice, rice_shift, write_rice
+from gradwire.ops.validation import float32
 
 __all__ = [
     "capacity",

@@ -14,10 +14,10 @@ from gradwire.compressors.transforms._thc import coordinates, hadamard
 from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.levels import TINY, norms_of, pack_levels, uniform, unpack_levels
 from gradwire.ops.units import exponent_of, power_of_two
+from gradwire.ops.validation import float32
 
 __all__ = [
     "block_norms",

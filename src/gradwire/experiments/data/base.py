@@ -170,6 +170,6 @@ def refuse(path: Path, found: str, expected: str) -> NoReturn:
     """Raise the error that describes what is wrong with a file.
 
     Raises:
-        ConfigError: at every call.
+        ConfigError: every call raises it.
     """
     raise ConfigError(f"{path} must be {expected}, found {found}")

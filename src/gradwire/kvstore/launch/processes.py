@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.errors import GroupError
-from gradwire.kvstore.launch.machines import Here, Machine, end_all
+from gradwire.kvstore.launch.remote import LocalMachine, Machine, end_all
 from gradwire.kvstore.protocol.environment import KEYS, SERVERS
 
 __all__ = ["Group", "start_server"]
@@ -34,7 +34,7 @@ def start_server(
     Raises:
         GroupError: the server ended instead, or did not print its endpoint in time.
     """
-    machine = machine or Here()
+    machine = machine or LocalMachine()
     process, first = machine.serve([machine.python, "-m", "gradwire_command", "server", *arguments], label)
     try:
         line = first.get(timeout=PATIENCE)
@@ -69,7 +69,7 @@ class Group:
         machines: Sequence[Machine] | None = None,
     ) -> None:
         self.command, self.count, self.keys = list(command), workers, keys
-        self.machines = list(machines or [Here()] * workers)
+        self.machines = list(machines or [LocalMachine()] * workers)
         self.hosts = list({id(machine): machine for machine in self.machines}.values())
         self.server_arguments = ["--workers", str(workers), *server_arguments]
         if keys is not None:

@@ -15,8 +15,8 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.mxnet.callback import BatchEndParam, EpochEnd
 from gradwire.kvstore.mxnet.eval_metric import EvalMetric, Measure
 from gradwire.kvstore.mxnet.eval_metric import create as create_metric
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["RATE", "BaseModule", "as_list", "gathered", "input_of", "pieces", "sample_count"]
 

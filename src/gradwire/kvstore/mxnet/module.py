@@ -23,8 +23,8 @@ from gradwire.kvstore.mxnet.base_module import RATE, BaseModule, as_list, gather
 from gradwire.kvstore.mxnet.checkpoint import load_symbol, save_symbol, states_file
 from gradwire.kvstore.mxnet.eval_metric import EvalMetric
 from gradwire.kvstore.mxnet.trainer import Trainer
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["Module"]
 

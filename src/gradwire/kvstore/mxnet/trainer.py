@@ -12,8 +12,8 @@ from gradwire.errors import ConfigError, GroupError, is_int, require
 from gradwire.kvstore._create import create
 from gradwire.kvstore.protocol.merge import add_dense
 from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 
 __all__ = ["Trainer"]
 

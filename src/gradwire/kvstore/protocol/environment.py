@@ -72,18 +72,18 @@ def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
         >>> read_place({"GRADWIRE_SERVERS": "tcp://127.0.0.1:7000", "RANK": "1", "WORLD_SIZE": "2"}).rank
         1
     """
-    told = os.environ if environment is None else environment
-    servers = tuple(part.strip() for part in told.get(SERVERS, "").split(",") if part.strip())
+    variables = os.environ if environment is None else environment
+    servers = tuple(part.strip() for part in variables.get(SERVERS, "").split(",") if part.strip())
     if not servers:
         raise ConfigError(
             f"a dist store needs {SERVERS}, the servers' endpoints as tcp://ADDRESS:PORT,...: "
             "start the script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
         )
-    rank, world = ranked(told)
-    return WorkerPlace(servers, rank, world, own_keys(told, f"worker-{rank}"))
+    rank, world = ranked(variables)
+    return WorkerPlace(servers, rank, world, own_keys(variables, f"worker-{rank}"))
 
 
-def ranked(told: Mapping[str, str]) -> tuple[int, int]:
+def ranked(variables: Mapping[str, str]) -> tuple[int, int]:
     """Read the rank and the number of workers.
 
     >>> ranked({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"})
@@ -93,8 +93,8 @@ def ranked(told: Mapping[str, str]) -> tuple[int, int]:
         ConfigError: the variables are missing, or do not fit each other.
     """
     for rank_name, world_name in RANKS:
-        if rank_name in told:
-            rank, world = number(told, rank_name), number(told, world_name)
+        if rank_name in variables:
+            rank, world = number(variables, rank_name), number(variables, world_name)
             if not 0 <= rank < world:
                 raise ConfigError(f"{rank_name} must be in [0, {world}), got {rank}")
             return rank, world
@@ -105,40 +105,40 @@ def ranked(told: Mapping[str, str]) -> tuple[int, int]:
     )
 
 
-def own_keys(told: Mapping[str, str], name: str) -> Path | None:
+def own_keys(variables: Mapping[str, str], name: str) -> Path | None:
     """The folder with the keys of this process: the given one, or ``name`` in it if it holds several."""
-    if not told.get(KEYS):
+    if not variables.get(KEYS):
         return None
-    folder = Path(told[KEYS])
+    folder = Path(variables[KEYS])
     return folder / name if (folder / name).is_dir() else folder
 
 
-def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
+def number(variables: Mapping[str, str], name: str, least: int = 0) -> int:
     """Read a variable that is an integer.
 
     Raises:
         ConfigError: the variable is missing, or something else.
     """
     try:
-        value = int(told[name])
+        value = int(variables[name])
     except KeyError:
         raise ConfigError(f"{name} is missing in the environment") from None
     except ValueError:
-        raise ConfigError(f"{name} must be an integer, got {told[name]!r}") from None
+        raise ConfigError(f"{name} must be an integer, got {variables[name]!r}") from None
     if value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
     return value
 
 
-def flag(told: Mapping[str, str], name: str) -> bool:
+def flag(variables: Mapping[str, str], name: str) -> bool:
     """Read a variable that is 1 for true, or 0, empty or unset for false.
 
     Raises:
         ConfigError: the variable has another value.
     """
-    if told.get(name, "") not in ("", "0", "1"):
-        raise ConfigError(f"{name} must be 0 or 1, got {told[name]!r}")
-    return told.get(name) == "1"
+    if variables.get(name, "") not in ("", "0", "1"):
+        raise ConfigError(f"{name} must be 0 or 1, got {variables[name]!r}")
+    return variables.get(name) == "1"
 
 
 def bigarray_bound(default: int) -> int:

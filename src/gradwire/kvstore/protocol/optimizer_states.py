@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.protocol.keys import StoreKey, key_list
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["by_server", "from_bytes", "load_states", "of_server", "save_states", "to_bytes"]
 

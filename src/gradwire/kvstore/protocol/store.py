@@ -17,8 +17,8 @@ from gradwire.errors import ConfigError, require
 from gradwire.integrations.adaptive import keeps_much, warn
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import StoreKey, grouped, key_list
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.ops.native import warn_without_kernels
 
 __all__ = ["KVStore", "UpdaterFunction", "check_priority"]

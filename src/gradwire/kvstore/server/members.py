@@ -23,8 +23,8 @@ from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, chunk_count
 from gradwire.kvstore.server.key_list import KeyList
+from gradwire.kvstore.server.pending import RequestQueue
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.waiting import Waits
 
 __all__ = ["MAX_CONFIGS", "MAX_UNSAVED", "Barriers", "Members", "StrangerError", "WorkerSession", "workers"]
 
@@ -157,11 +157,11 @@ class Members:
 
     Args:
         rules: settings of the server's behaviour.
-        waits: waiting requests, which are released by workers that go.
+        pending: waiting requests, which are released by workers that go.
     """
 
-    def __init__(self, rules: Rules, waits: Waits) -> None:
-        self.rules, self._waits = rules, waits
+    def __init__(self, rules: Rules, pending: RequestQueue) -> None:
+        self.rules, self._pending = rules, pending
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self.left: set[int] = set()
@@ -266,7 +266,7 @@ class Members:
     def close(self, peer: bytes) -> None:
         """Close a session, also that of a worker that does not read its messages."""
         if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
+            self._pending.drop(peer)
 
     def silent(self, now: float) -> list[WorkerSession]:
         """Find the ranks that have been silent for too long."""
@@ -308,12 +308,12 @@ class Barriers:
     """Barriers by their numbers: which worker has come to which, and which are passed.
 
     Args:
-        waits: requests that wait at barriers.
+        pending: requests that wait at barriers.
     """
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, pending: RequestQueue) -> None:
         self.passed = 0
-        self._waits = waits
+        self._pending = pending
         self._arrived: dict[int, set[int]] = {}
         self._saved, self._unheard = 0, frozenset[int]()
 
@@ -354,7 +354,7 @@ class Barriers:
         """Mark barriers up to this one as passed by all workers."""
         if number > self.passed:
             self.passed = number
-            self._waits.touched |= {("barrier", each) for each in self._arrived if each <= number}
+            self._pending.touched |= {("barrier", each) for each in self._arrived if each <= number}
 
     def forget(self, rank: int) -> None:
         """Forget the barriers of a rank that another process has taken."""

@@ -39,7 +39,7 @@ class ServerCollector(Collector):
             counters.steps,
             counters.waited,
         )
-        yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=len(self.core.waits))
+        yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=len(self.core.pending))
         yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.members.dead))
 
 

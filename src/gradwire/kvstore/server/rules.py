@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gradwire.kvstore.server.waiting import Topic
+from gradwire.kvstore.server.pending import Topic
 
 __all__ = ["Counters", "Rules"]
 

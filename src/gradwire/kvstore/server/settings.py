@@ -8,8 +8,8 @@ from typing import Any
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.optimizer_states import from_bytes, to_bytes
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
-from gradwire.kvstore.server.parts import AHEAD, StoredPart
+from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
+from gradwire.kvstore.server.stored_part import AHEAD, StoredPart
 
 __all__ = ["OptimizerSettings"]
 

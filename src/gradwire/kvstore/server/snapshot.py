@@ -23,8 +23,8 @@ from gradwire.kvstore.protocol.keys import key_list
 from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.replica import Replica
 from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.server.parts import StoredPart
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.stored_part import StoredPart
 
 __all__ = ["Snapshots", "load_core", "save_core"]
 

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.sums import SUM_BLOCK
 from gradwire.ops.triton.launch import BLOCK, launch, scratch
 from gradwire.ops.triton.signs import blocks, total_of_32
 from gradwire.ops.triton.tile import elements
+from gradwire.ops.validation import float32
 
 __all__ = ["follow"]
 

@@ -19,7 +19,7 @@ from gradwire.group.part import Piece, Unit
 from gradwire.ops.stored import add_to, copy_into, multiply, part_of, read
 from gradwire.types import Key, State, align, tensor_id
 
-__all__ = ["Residuals", "used_here"]
+__all__ = ["ResidualStore", "used_here"]
 
 APART = 16
 """Elements to a multiple of which units that share a tensor begin: vectors are loaded faster from there."""
@@ -28,7 +28,7 @@ Shard = tuple[str, str, int, int]
 """A part that an owner keeps: parameter, buffer, first element and number of elements."""
 
 
-class Residuals:
+class ResidualStore:
     """The memories of one rank, by parameter name."""
 
     def __init__(self, world: int, device: torch.device, seed: int) -> None:

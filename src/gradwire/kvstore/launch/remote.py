@@ -34,17 +34,17 @@ from gradwire.kvstore.launch.reaper import Reaper
 
 __all__ = [
     "GRACE",
-    "Here",
+    "AgentMachine",
     "Host",
     "Lines",
+    "LocalMachine",
     "Machine",
     "Piped",
-    "Watched",
     "end_all",
+    "local_agent",
+    "over_ssh",
     "placed",
     "read_hosts",
-    "there",
-    "tied",
 ]
 
 Lines: TypeAlias = "queue.SimpleQueue[str]"
@@ -104,7 +104,7 @@ class Machine(ABC):
         """Start a server; its first line is put into the queue, or an empty one if it ended without any."""
 
 
-class Here(Machine):
+class LocalMachine(Machine):
     """The machine of this process. Workers share its terminal."""
 
     @property
@@ -127,7 +127,7 @@ class Here(Machine):
 
 
 @dataclass(frozen=True, eq=False)
-class Watched(Machine):
+class AgentMachine(Machine):
     """A machine where processes end when the one that started them ends: they run under ``agent``.
 
     Args:
@@ -173,14 +173,14 @@ class Watched(Machine):
         return process
 
 
-def there(
+def over_ssh(
     host: Host,
     ssh: Sequence[str] = ("ssh",),
     python: str = sys.executable,
     folder: str = ".",
     environment: Mapping[str, str] | None = None,
-) -> Watched:
-    """Make another machine, reached over ssh.
+) -> AgentMachine:
+    """Make a machine that is reached over ssh.
 
     Args:
         host: name of the machine.
@@ -193,12 +193,12 @@ def there(
     port = () if host.port is None else ("-p", str(host.port))
     target = f"{host.user}@{host.name}" if host.user else host.name
     remote = f"exec {shlex.quote(python)} -c {shlex.quote(program)}"
-    return Watched(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
+    return AgentMachine(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
 
 
-def tied(host: Host) -> Watched:
-    """Make this machine, for processes that must end with this one, however it ends."""
-    return Watched(host, [sys.executable, agent.__file__])
+def local_agent(host: Host) -> AgentMachine:
+    """Make this machine with an agent, for processes that must end with this one, however it ends."""
+    return AgentMachine(host, [sys.executable, agent.__file__])
 
 
 def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
@@ -213,7 +213,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
     try:
         for process in those:
             # The grace on another machine begins when the request comes there.
-            extra = GRACE if on_a_string(process) else 0.0
+            extra = GRACE if lives_by_stdin(process) else 0.0
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline + extra - time.monotonic()))
     finally:
@@ -227,7 +227,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def ask(process: subprocess.Popen[Any]) -> None:
-    if on_a_string(process):
+    if lives_by_stdin(process):
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -235,7 +235,7 @@ def ask(process: subprocess.Popen[Any]) -> None:
         signal_group(process, signal.SIGTERM)
 
 
-def on_a_string(process: subprocess.Popen[Any]) -> bool:
+def lives_by_stdin(process: subprocess.Popen[Any]) -> bool:
     """Return whether a process lives only as long as its stdin, as all that ``agent`` runs."""
     return isinstance(process, Piped) and process.stdin is not None
 

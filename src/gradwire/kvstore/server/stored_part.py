@@ -21,10 +21,10 @@ from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import Merger, merged_rows
-from gradwire.kvstore.protocol.optimizers import Updater
 from gradwire.kvstore.protocol.payloads import received, sizes
 from gradwire.kvstore.protocol.replica import Replica, follows, whole
-from gradwire.kvstore.server.waiting import Topic
+from gradwire.kvstore.protocol.updater import Updater
+from gradwire.kvstore.server.pending import Topic
 
 __all__ = ["AHEAD", "Contribution", "StoredPart", "expected_nbytes", "raw"]
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from gradwire.exchange.plan import Named
 from gradwire.group.channel import Channel
 
-__all__ = ["BucketRun", "Moment", "Seen", "StepRecord", "between", "gathered", "moment", "reduced"]
+__all__ = ["BucketRun", "Moment", "StepRecord", "StepWindow", "between", "gathered", "moment", "reduced"]
 
 Moment = Any
 """A point in time: seconds of this process's clock, or an event on a device."""
@@ -100,7 +100,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepWindow:
     """A window as all ranks see it, with the same numbers on each of them.
 
     Args:
@@ -112,7 +112,7 @@ class Seen:
         communicated: number of those steps that were communicated in messages.
         own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
         mean: the squared norm of the mean gradient; not finite: not known.
-        told: the other numbers of the ranks: of each number the largest.
+        numbers: the other numbers of the ranks: of each number the largest.
         uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
             standard error of their median.
     """
@@ -125,7 +125,7 @@ class Seen:
     communicated: tuple[float, ...]
     own: tuple[float, ...]
     mean: tuple[float, ...]
-    told: tuple[float, ...] = ()
+    numbers: tuple[float, ...] = ()
     uncertain: float = 0.0
 
     @property
@@ -161,17 +161,17 @@ def gathered(
     steps: Sequence[StepRecord],
     channel: Channel,
     device: torch.device,
-    told: Sequence[float] = (),
+    numbers: Sequence[float] = (),
     *,
     parted: bool = False,
-) -> Seen | None:
+) -> StepWindow | None:
     """Gather the records of all ranks. All ranks must call it alike.
 
     Args:
         steps: one after the other, all but the last of which count: a step lasts until the next one begins.
         channel: channel over which the records are brought together.
         device: device that the channel serves.
-        told: numbers of this rank, of each of which the most is wanted; as many on all ranks.
+        numbers: numbers of this rank, of each of which the most is wanted; as many on all ranks.
         parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
 
     Returns:
@@ -198,7 +198,7 @@ def gathered(
         rows.append(row)
     count = len(wanted)
     flat = [number for row in rows for number in row]
-    everything = reduced([*flat, *told], channel, device, "max")
+    everything = reduced([*flat, *numbers], channel, device, "max")
     found = everything[: len(flat)]
     runs = steps[-1].runs
     norms = reduced(
@@ -208,7 +208,7 @@ def gathered(
     width = 1 + 3 * count
     table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
     columns = [median(column) for column in zip(*table, strict=True)]
-    return Seen(
+    return StepWindow(
         tuple(wanted),
         len(rows),
         columns[0],
