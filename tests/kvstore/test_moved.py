@@ -29,6 +29,14 @@ def test_an_old_name_leads_to_the_module_with_a_warning(name, monkeypatch):
     assert module.__spec__.name == new
 
 
+def test_a_renamed_module_is_found_by_its_former_names(monkeypatch):
+    for package in ("gradwire.bench", "gradwire.experiments"):
+        monkeypatch.delitem(sys.modules, f"{package}.method", raising=False)
+        with pytest.warns(DeprecationWarning, match="method is gradwire.experiments.training_method now"):
+            module = importlib.import_module(f"{package}.method")
+        assert module is importlib.import_module("gradwire.experiments.training_method")
+
+
 def test_a_name_that_never_was_there_is_no_module():
     with pytest.raises(ModuleNotFoundError, match=r"gradwire\.kvstore\.nothing"):
         importlib.import_module("gradwire.kvstore.nothing")
