@@ -226,9 +226,6 @@ def _triton() -> str | None:
         return None
 
 
-# Parts, each a generator of rows -----------------------------------------------------------------------------------
-
-
 def _operations(_: float, device: str) -> Iterator[Row]:
     return operation_rows(device)
 
@@ -317,9 +314,6 @@ def _apart(name: str, found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[np
             count = int((got.view(np.uint32) != want.view(np.uint32)).sum())
             return f"step {number}: {count} of {got.size} elements differ from those on the CPU, by {far:.2g} at most"
     return None
-
-
-# Processes -----------------------------------------------------------------------------------------------------------
 
 
 def _fill(
@@ -418,9 +412,6 @@ def _set(values: Mapping[str, str | None]) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-
-
-# What is shown -------------------------------------------------------------------------------------------------------
 
 
 def _told(row: Row) -> str:

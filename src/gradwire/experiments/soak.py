@@ -213,8 +213,6 @@ class Soaked:
         # Memory and peers have settled, and things can be compared, only after everybody has come here.
         return float(share[0])
 
-    # Training ----------------------------------------------------------------------------------------------------
-
     def _build(self) -> None:
         torch.manual_seed(self.plan.seed)
         layers = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
@@ -255,8 +253,6 @@ class Soaked:
             grad.zero_()
         self.given[name] = grad
         return grad
-
-    # Books -------------------------------------------------------------------------------------------------------
 
     def _open_books(self) -> None:
         params = dict(self.model.named_parameters())
@@ -303,8 +299,6 @@ class Soaked:
             for lo, view in buffers.get("residual", {}).items():
                 waits[name][int(lo) : int(lo) + view.numel()] += dist.get_world_size() * view.double()
         return waits
-
-    # Events ------------------------------------------------------------------------------------------------------
 
     def _change(self) -> None:
         self.method = (self.method + 1) % len(METHODS)

@@ -44,8 +44,6 @@ class Attendance:
         self.token = uuid.uuid4().hex
         self._asked: int | None = None  # After which round it has asked for the state of the next, if it has.
 
-    # Coming and going --------------------------------------------------------------------------------------------
-
     def agree(self, description: str) -> None:
         """Compare the configuration with that of the worker that came first.
 
@@ -147,8 +145,6 @@ class Attendance:
         self.board.first(f"closed/{base}", opened["note"])
         self.board.first("newest", base)
         return base, Closed.read(opened["note"])
-
-    # Rounds ------------------------------------------------------------------------------------------------------
 
     def newest(self) -> int:
         """The round that was closed last."""

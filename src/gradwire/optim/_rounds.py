@@ -152,8 +152,6 @@ class Rounds:
         else:
             self.late.copy_(late)
 
-    # Rounds ------------------------------------------------------------------------------------------------------
-
     def _begin(self, base: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         """Start at the opening of the meeting: all workers take the state that one of them holds."""
         there = self.there

@@ -46,8 +46,6 @@ class BaseModule(ABC):
         """The torch module."""
         return self._symbol
 
-    # Training ----------------------------------------------------------------------------------------------------
-
     def fit(
         self,
         train_data: Iterable[Any],
@@ -119,8 +117,6 @@ class BaseModule(ABC):
                 )
                 self._log(epoch, "Validation-", scores)
 
-    # Using -------------------------------------------------------------------------------------------------------
-
     def score(
         self,
         eval_data: Iterable[Any],
@@ -187,8 +183,6 @@ class BaseModule(ABC):
             self.symbol.eval()
             output = self.symbol(*(each.to(self._device) for each in input_of(batch)))
             yield as_list(output), number, batch
-
-    # For the Module ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def init_optimizer(

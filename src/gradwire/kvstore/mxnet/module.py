@@ -157,8 +157,6 @@ class Module(BaseModule):
         """Return the outputs of the last batch of ``forward_backward``."""
         return self._outputs
 
-    # Keeping -----------------------------------------------------------------------------------------------------
-
     def get_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return copies of the parameters and of the buffers, by name."""
         named = self.symbol.named_parameters(), self.symbol.named_buffers()
