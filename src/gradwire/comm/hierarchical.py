@@ -136,7 +136,7 @@ class HierarchicalSession(Session):
             lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
             self.sessions.append(registry.build("comm", way).plan(group, lane))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
-        self.told = torch.zeros(hosts.size, 1, dtype=torch.uint8, device=site.device)
+        self.flags = torch.zeros(hosts.size, 1, dtype=torch.uint8, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         self.lanes.add_up(flat)
@@ -156,9 +156,9 @@ class HierarchicalSession(Session):
 
     def _anywhere(self, bad: Tensor) -> Tensor:
         """Return whether a condition holds on any rank of this host."""
-        self.told[self.inside.rank].copy_(bad.view(1))
-        self.inside.all_gather(self.told)
-        return self.told.ne(0).any()
+        self.flags[self.inside.rank].copy_(bad.view(1))
+        self.inside.all_gather(self.flags)
+        return self.flags.ne(0).any()
 
 
 class HostLanes:

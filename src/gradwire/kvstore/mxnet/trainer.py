@@ -78,7 +78,7 @@ class Trainer:
         require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
         self._updater = Updater(self._config)
         self._started = self._told = False
-        """True once the store has the weights, and the optimizer's numbers."""
+        """True once the store has the weights; and once it has the optimizer's numbers."""
         self._steps = 0
         self._ahead: set[int] = set()
         """Keys of which one step more had been made than of the others when this worker came."""

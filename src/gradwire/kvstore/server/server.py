@@ -50,9 +50,9 @@ class Outbox:
         self._waiting: dict[bytes, deque[list[Any]]] = {}
         self._nbytes: dict[bytes, int] = {}
         self.unreachable: set[bytes] = set()
-        self.deaf: set[bytes] = set()
-        """Workers to which a message could not be sent, or that have more waiting than they can have asked for; the
-        caller empties it."""
+        """Workers to which a message could not be sent; the caller empties it."""
+        self.overfull: set[bytes] = set()
+        """Workers that have more waiting than they can have asked for; the caller empties it."""
 
     def __bool__(self) -> bool:
         """Return whether a message waits."""
@@ -66,7 +66,7 @@ class Outbox:
         self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
         if self._nbytes[peer] > ROOM + 2 * self._stored():
             self._drop(peer)
-            self.deaf.add(peer)
+            self.overfull.add(peer)
             return
         self._waiting.setdefault(peer, deque()).append(frames)
 
@@ -227,10 +227,10 @@ class Server:
         """Tell the core which workers are gone, and which do not read."""
         for peer in self._outbox.unreachable:
             self.core.members.unreachable(peer)
-        for peer in self._outbox.deaf:
+        for peer in self._outbox.overfull:
             self.core.members.close(peer)
         self._outbox.unreachable.clear()
-        self._outbox.deaf.clear()
+        self._outbox.overfull.clear()
 
     def _owner(self, frame: zmq.Frame) -> int | None:
         """The rank whose key the sender of a message has."""
