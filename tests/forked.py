@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from gradwire.experiments import launch
-from gradwire.kvstore.launch.machines import Machine, new_lines, pump
+from gradwire.kvstore.launch.remote import Machine, new_lines, pump
 
 IMPORTED = [
     "torch",

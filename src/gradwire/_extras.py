@@ -17,7 +17,7 @@ _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "zmq": "pyzmq"}
 """Import name to distribution, where they differ by more than a hyphen: a package that is missing cannot be asked."""
 
 _NAMED = "gradwire @ "
-"""Before the address of what is neither here nor in an index."""
+"""Text that stands before the address of a source that is neither here nor in an index."""
 
 _COLLECTIONS = ("docs", "test")
 """Extras for work on gradwire itself: they are not named where another one brings the package."""
@@ -28,7 +28,7 @@ def needs(extra: str) -> Iterator[None]:
     """Make a failed import say which extra of gradwire brings the package.
 
     Raises:
-        ImportError: with the command that installs it.
+        ImportError: the package is missing; the message gives the command that installs it.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def source() -> tuple[str, bool]:
         found = json.loads(metadata.distribution("gradwire").read_text("direct_url.json") or "{}")
         return _place(found)
     except (metadata.PackageNotFoundError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Not installed, in a folder that this user may not read, or told by a file that is not as it should be.
+        # The package is not installed, its folder may not be read by this user, or its file has another form.
         return "gradwire", False
 
 
@@ -99,7 +99,7 @@ def extra_of(module: str) -> str | None:
     """The extra that brings a module.
 
     Args:
-        module: as it is imported, with or without its submodules.
+        module: name of the module that is imported, with or without its submodules.
 
     Returns:
         The extra's name; None: no extra of gradwire brings it.

@@ -12,12 +12,12 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make a file beside ``path``, flush it to the disk, and rename it to ``path``.
 
     Args:
-        path: is replaced when everything is on the disk, and stays as it is if writing fails. A link is followed. What
-            is no file, such as a pipe or a device, cannot be replaced and is written to.
-        write: is called with the path to write to.
+        path: file to replace. It is replaced when everything is on the disk, and stays as it is if writing fails. A
+            link is followed. A pipe, a device or anything else that is no file cannot be replaced and is written to.
+        write: function that writes the new content to the path with which it is called.
 
     Raises:
-        OSError: it cannot be written, the disk is full, ...
+        OSError: the file cannot be written, because the disk is full for example.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():

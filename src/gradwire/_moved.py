@@ -19,7 +19,7 @@ class Moved(MetaPathFinder, Loader):
     """A finder that leads ``PACKAGE.NAME`` to the module's new place, until version 0.2.
 
     Args:
-        package: in which the module was.
+        package: full name of the package in which the module was.
         find: called with the module's name in it; gives the full name of where it is, None where it never was there.
     """
 
@@ -43,7 +43,7 @@ class Moved(MetaPathFinder, Loader):
         """Load the code of the module at its new place, for ``python -m``."""
         old = self.find_spec(fullname, None)
         spec = importlib.util.find_spec(str(old.origin)) if old is not None else None
-        # Asked for as runpy does: an editable installation has loaders of no known class.
+        # The method is looked up as runpy does it: an editable installation has loaders of no known class.
         ask: Callable[[str], CodeType | None] | None = getattr(spec and spec.loader, "get_code", None)
         return None if spec is None or ask is None else ask(spec.name)
 
@@ -57,8 +57,8 @@ def as_attributes(package: str, find: Callable[[str], str | None]) -> Callable[[
     """A function that leads ``PACKAGE.NAME``, written after ``import PACKAGE`` alone, to the module's new place.
 
     Args:
-        package: to which it belongs, as its ``__getattr__``.
-        find: as of ``Moved``.
+        package: full name of the package that gets the function as its ``__getattr__``.
+        find: function that finds the module's new place, with the argument and the result of ``Moved.find``.
     """
 
     def attribute(name: str) -> ModuleType:
@@ -73,8 +73,8 @@ def in_folders(package: str, path: str) -> Callable[[str], str | None]:
     """A function that finds a module in the folders inside a package's folder, as a method in that of its family.
 
     Args:
-        package: its name.
-        path: its folder.
+        package: full name of the package.
+        path: path of the package's folder.
     """
 
     def find(name: str) -> str | None:

@@ -182,4 +182,4 @@ def _refuse_rest(keys: Sequence[str], classes: Iterable[type[Any] | None]) -> No
     raise ConfigError(f"{keys[0]!r} is no parameter of {names}: {nearest(keys[0], known)}")
 
 
-Recipe = MethodChoice  # its name until 0.2
+Recipe = MethodChoice  # The name until 0.2.

@@ -19,7 +19,7 @@ __all__ = [
     "ConfigError",
     "GradwireError",
     "GroupError",
-    "Told",
+    "Verbatim",
     "WireError",
     "as_python",
     "is_float32",
@@ -57,10 +57,10 @@ def require(ok: bool, name: str, allowed: str, given: object) -> None:
         raise ConfigError(f"{name} must be {allowed}, got {given!r}{_instead(given)}")
 
 
-class Told(str):
-    """The description of a value that ``require`` was given; it is printed as it is, where a string would be quoted.
+class Verbatim(str):
+    """A description that ``require`` prints as it is, in place of a value; a plain string would be quoted.
 
-    >>> require(False, "states", "at least one", Told("none"))
+    >>> require(False, "states", "at least one", Verbatim("none"))
     Traceback (most recent call last):
     gradwire.errors.ConfigError: states must be at least one, got none
     """

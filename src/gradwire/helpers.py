@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError, Told, is_float32, is_int, require
+from gradwire.errors import ConfigError, Verbatim, is_float32, is_int, require
 
 __all__ = ["count_of", "dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
 
@@ -46,7 +46,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         half = 2 ** (bits - 1)
         low, high = (int(edge) for edge in torch.aminmax(flat))
         fits = min(low + half, half - 1 - high) >= 0 or min(low, 2 * half - 1 - high) >= 0
-        require(fits, "pack.codes", f"within {bits} bits, all signed or all unsigned", Told(f"{low} to {high}"))
+        require(fits, "pack.codes", f"within {bits} bits, all signed or all unsigned", Verbatim(f"{low} to {high}"))
     # Eight codes of b bits are exactly b bytes, and fit into one 64-bit word.
     groups = torch.nn.functional.pad(flat & (2**bits - 1), (0, -flat.numel() % 8)).view(-1, 8)
     return _regroup(groups, bits, 8).to(torch.uint8)[: _packed_size(flat.numel(), bits)]
@@ -58,7 +58,7 @@ def unpack(packed: Tensor, bits: int, count: int, *, signed: bool = False) -> Te
     Args:
         packed: uint8, shape ``(ceil(count * bits / 8),)``.
         bits: 1 to 8.
-        count: how many integers, >= 0.
+        count: number of integers, >= 0.
         signed: read them as two's complement.
 
     Returns:
@@ -75,7 +75,7 @@ def unpack(packed: Tensor, bits: int, count: int, *, signed: bool = False) -> Te
     require(is_int(count, 0), "unpack.count", "an integer >= 0", count)
     size = _packed_size(count, bits)
     ok = packed.dtype == torch.uint8 and packed.numel() == size
-    require(ok, "unpack.packed", f"{size} uint8", Told(f"{packed.numel()} {packed.dtype}"))
+    require(ok, "unpack.packed", f"{size} uint8", Verbatim(f"{packed.numel()} {packed.dtype}"))
     padded = torch.nn.functional.pad(packed.flatten(), (0, -size % bits)).view(-1, bits).to(torch.int64)
     codes = _regroup(padded, 8, bits)[:count]
     if not signed:
@@ -93,7 +93,7 @@ def quantize(
         tensor: float, any shape.
         bits: 2 to 8; the codes fit into ``pack(codes, bits)``. Each bit less doubles the step.
         stochastic: round up or down at random, so that the mean is exact; else to the nearest, half to even.
-        generator: for ``stochastic``; None draws from torch's global generator.
+        generator: random generator for ``stochastic``; None draws from torch's global generator.
 
     Returns:
         Codes in [-s, s], int8, in the shape of ``tensor``; and the step, float32, 0-dimensional. A tensor of zeros
@@ -132,7 +132,7 @@ def count_of(ratio: float, n: int) -> int:
     """The number of elements in a share of ``n``: max(1, ceil(ratio n)), and at most n; every method counts like this.
 
     Args:
-        ratio: in (0, 1].
+        ratio: share of the elements, in (0, 1].
         n: >= 0.
 
     Example:
@@ -156,7 +156,7 @@ def sparsify(tensor: Tensor, ratio: float | None = None, *, k: int | None = None
         Values in the dtype of ``tensor``, and their flat indices, int32 (int64 from 2^31 elements on); shape ``(k,)``.
 
     Raises:
-        ConfigError: neither or both of ``ratio`` and ``k``, or one out of range.
+        ConfigError: the call has neither or both of ``ratio`` and ``k``, or one out of range.
 
     Example:
         >>> values, indices = sparsify(torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0]), k=2)
@@ -181,7 +181,7 @@ def desparsify(values: Tensor, indices: Tensor, shape: int | Sequence[int]) -> T
     Args:
         values: float, shape ``(k,)``.
         indices: integers in [0, n), shape ``(k,)``.
-        shape: of the result, n elements.
+        shape: shape of the result, n elements.
 
     Raises:
         IndexError: an index out of range (on a GPU: torch's device-side assertion).

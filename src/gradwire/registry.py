@@ -55,7 +55,7 @@ def names_in(path: Iterable[str]) -> tuple[str, ...]:
     """The modules in a folder that is a list, sorted; modules with an underscore are left out.
 
     Args:
-        path: its ``__path__``.
+        path: ``__path__`` of the folder's package.
 
     >>> from gradwire import memory
     >>> "residual" in names_in(memory.__path__)
@@ -68,13 +68,13 @@ def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType
     """Import the module of a name, from a folder that is a list.
 
     Args:
-        package: its full name.
+        package: full name of the folder's package.
         what: a file of it is called.
         name: wanted.
         known: the names there are.
 
     Raises:
-        ConfigError: it is not one of them.
+        ConfigError: the name is not one of them.
     """
     known = tuple(known)
     if name not in known:
@@ -154,7 +154,7 @@ def named_of(text: str) -> dict[str, Any]:
     """Read ``NAME:PARAMETER=VALUE,...`` into a table, with the name under "name".
 
     Raises:
-        ConfigError: not of the form, or a parameter is called "name".
+        ConfigError: the text is not of this form, or a parameter is called "name".
 
     Example:
         >>> named_of("compressed_step:every=4")
@@ -192,7 +192,7 @@ def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
     """Build ``find(kind, name)(**params)``; the error names an unknown parameter and its nearest neighbour.
 
     Args:
-        name: as it is, or with parameters as ``named_of`` reads them.
+        name: registered name, or one with parameters as ``named_of`` reads them.
         params: further ones.
 
     Raises:

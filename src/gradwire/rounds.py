@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim.diloco import DiLoCo
 from gradwire.optim.qsparse_local import QsparseLocal
 
@@ -33,11 +33,12 @@ def local_sgd(
 
     Args:
         inner: the local optimizer, over all that is exchanged; 16 or 32 bits.
-        compressor: of the way gone, by name or as an object; it and what it declares decide what is sent and kept.
+        compressor: compressor of the way gone, by name or as an object; it and what it declares decide what is sent and
+            kept.
         every: local steps in a round, >= 1. More: fewer bytes, and workers drift further apart.
-        meeting: where workers meet that come and go; None: they are the ranks of ``process_group``, fixed.
+        meeting: meeting of workers that come and go; None: they are the ranks of ``process_group``, fixed.
         process_group: None is the default group.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
 
     Returns:
         The optimizer; its ``round`` counts rounds, ``metrics()`` tells who took part and what was sent.
@@ -84,13 +85,13 @@ def diloco(
 
     Args:
         inner: the local optimizer, usually ``torch.optim.AdamW``.
-        compressor: of the pseudo-gradient; below 8 bits with ``memory="residual"``.
+        compressor: compressor of the pseudo-gradient; below 8 bits with ``memory="residual"``.
         every: local steps in a round, >= 1.
-        lr: of the outer step, > 0.
-        momentum: of the outer step, in [0, 1).
-        meeting: as for ``local_sgd``.
-        process_group: as for ``local_sgd``.
-        options: as for ``compress_ddp``.
+        lr: learning rate of the outer step, > 0.
+        momentum: momentum of the outer step, in [0, 1).
+        meeting: meeting of workers, as for ``local_sgd``.
+        process_group: group of the workers, as for ``local_sgd``.
+        options: further arguments, as for ``compress_ddp``.
 
     Returns:
         The optimizer, as for ``local_sgd``.

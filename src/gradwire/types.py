@@ -73,7 +73,8 @@ class Configuration:
     """
 
     declared_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """What a class must declare where it defines one of these methods anew: who chooses asks for the declaration."""
+    """Declarations that a class must make where it defines one of these methods anew: who chooses asks for the
+    declaration."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -180,11 +181,11 @@ class Key:
     indices: a compressor uses ``stream()`` for the first and ``stream(common=True)`` for the second.
 
     Args:
-        seed: of the whole run, the same on all ranks.
-        step: how many exchanges went before.
+        seed: seed of the whole run, the same on all ranks.
+        step: number of exchanges that went before.
         tensor: ``tensor_id`` of the parameter.
         phase: 0 where a worker compresses, 1 where a shard's owner compresses the sum again.
-        rank: of the sender.
+        rank: rank of the sender.
     """
 
     seed: int = 0

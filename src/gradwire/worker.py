@@ -43,7 +43,7 @@ class Worker:
         An exception set from Python stays a mere value to C++; one raised in a callback is an error to both.
 
         Raises:
-            ConfigError: it was closed, and its process group may serve somebody else.
+            ConfigError: the worker was closed, and its process group may serve somebody else.
         """
         if self._closed:
             raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.advise.examples import example
 from gradwire.advise.gauge import Alphas, _model, _replayed, _wire
-from gradwire.advise.profile import assigned, middle, shortest, watched
+from gradwire.advise.profile import assigned, middle, profile_step, shortest
 from gradwire.auto.codec import WARM_UP, measure
 from gradwire.auto.profile import BucketProfile
 from gradwire.auto.wire import PAYLOAD_SHARE
@@ -35,7 +35,7 @@ def alone() -> Iterator[None]:
 
 def test_a_step_has_ddps_buckets_in_their_order(alone: None) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 1000), nn.Linear(1000, 300)), bucket_cap_mb=1)
-    profile = watched(model, lambda: model(torch.randn(2, 300)).sum().backward(), steps=3)
+    profile = profile_step(model, lambda: model(torch.randn(2, 300)).sum().backward(), steps=3)
     assert [sorted(name for name, _ in bucket.params) for bucket in profile.buckets] == [
         ["1.bias", "1.weight"],
         ["0.bias", "0.weight"],
@@ -55,7 +55,7 @@ def test_other_work_on_the_machine_makes_no_step_longer_than_the_shortest(alone:
 
     for typical, seconds in ((shortest, 1.0), (middle, 7.0)):
         model = DistributedDataParallel(nn.Linear(300, 300))
-        profile = watched(model, step, steps=3, clock=lambda: now, typical=typical)
+        profile = profile_step(model, step, steps=3, clock=lambda: now, typical=typical)
         assert profile.seconds == seconds
         assert profile.buckets[-1].ready <= seconds
 

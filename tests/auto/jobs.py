@@ -19,7 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.auto import watch
+from gradwire.auto import step_record
 from gradwire.exchange.exchange import Exchange
 from gradwire.group.channel import Channel
 
@@ -124,7 +124,7 @@ def slow(exchange: Exchange, rate: float) -> LinkClock:
     """Put an exchange on a link of a rate, with the clock of that link."""
     link, pilot = LinkClock(), exchange.pilot
     assert pilot is not None
-    watch.time = link  # type: ignore[assignment]
+    step_record.time = link  # type: ignore[assignment]
     exchange.counters.clock = link.perf_counter
     exchange.channel.__class__ = SlowChannel
     exchange.channel.rate, exchange.channel.link = rate, link  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from gradwire.netlab import _warden
+from gradwire.netlab import _watchdog
 from gradwire.netlab.check import LinkRow
 from tests.netlab.conftest import here, namespaces
 
@@ -29,7 +29,7 @@ def test_a_lab_stays_until_it_is_taken_away(gradwire):
     down = gradwire("netlab", "down", lab["id"])
     assert down.stdout == f"removed {lab['id']}\n"
     assert not set(lab["namespaces"]) & namespaces()
-    assert lab["id"] not in _warden.records()
+    assert lab["id"] not in _watchdog.records()
 
 
 def test_mistakes_are_told(gradwire, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import ConfigError
-from gradwire.kvstore.launch.machines import Host, placed, read_hosts
+from gradwire.kvstore.launch.remote import Host, placed, read_hosts
 from tests.cli.test_launch import SCRIPT, alive, appear, finish, gone
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")

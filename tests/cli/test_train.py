@@ -18,7 +18,7 @@ from gradwire.cli._options import chosen
 from gradwire.cli.train import command
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.experiments.records import read
-from gradwire.experiments.snapshots import steps_in
+from gradwire.experiments.run_snapshots import steps_in
 from tests.forked import Forked, fork_own_workers
 
 COMMAND = ["-m", "gradwire", "train", "classification"]

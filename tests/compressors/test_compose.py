@@ -22,7 +22,7 @@ from gradwire.compressors.sparse.sidco import SIDCo
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.demo import DeMo
-from gradwire.compressors.wrappers import _together
+from gradwire.compressors.wrappers import _rank_groups
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract
@@ -167,7 +167,7 @@ def test_what_the_values_take_is_declared():
 @pytest.mark.parametrize("room", [1, 700, 10**6])
 @pytest.mark.parametrize("outer", [TopK(0.1), TopK(0.1, indices="rice"), RandomK(0.2)], ids=repr)
 def test_ranks_are_opened_a_few_at_a_time(monkeypatch, outer, room):
-    monkeypatch.setattr(_together, "ROOM", room)
+    monkeypatch.setattr(_rank_groups, "ROOM", room)
     code, n, ranks = gradwire.compose(outer, QSGD(bits=4, block=16)), 800, 5
     layout = code.layout((n,))
     rows = torch.stack([code.compress(gaussian(n, seed=rank), key=Key(step=rank)) for rank in range(ranks)])

@@ -9,7 +9,7 @@ from gradwire.compressors.base import MultiRound
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.wrappers import _together
+from gradwire.compressors.wrappers import _rank_groups
 from gradwire.compressors.wrappers._coders import CODERS
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
@@ -185,7 +185,7 @@ def test_ranks_get_the_same_mean_for_fewer_bytes(inner):
 
 @pytest.mark.parametrize("room", [1, 900, 10**6])
 def test_ranks_are_opened_a_few_at_a_time(monkeypatch, room):
-    monkeypatch.setattr(_together, "ROOM", room)
+    monkeypatch.setattr(_rank_groups, "ROOM", room)
     code, n = Entropy(), 700
     layout = code.layout((n,))
     rows = torch.zeros(5, align(layout.nbytes), dtype=torch.uint8)

@@ -15,7 +15,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.channel import Channel
 from gradwire.group.part import Unit
 from gradwire.memory.base import Memory
@@ -180,7 +180,7 @@ def _copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, 
     return {outer: {name: tensor.clone() for name, tensor in of.items()} for outer, of in tensors.items()}
 
 
-def _owned(residuals: Residuals) -> Tensor:
+def _owned(residuals: ResidualStore) -> Tensor:
     """What this rank keeps as an owner of shards, 0 elsewhere."""
     total = torch.zeros(N)
     for name, views in residuals.owned.items():

@@ -16,7 +16,7 @@ from gradwire.exchange.checkpoint import merge_states, resized, state_of
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.part import Piece, Unit
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.memory.averaged_error import AveragedError
@@ -58,7 +58,7 @@ def steps(of: Exchange, names: list[list[str]], count: int, begin: int = 0) -> l
 
 
 def test_codes_move_with_the_name_bit_for_bit() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     flat = residuals.keep(unit(("a", 32), ("b", 20)))["residual"]
     write(flat, torch.randn(52))
     before = {name: residuals.worker["residual"][name].clone() for name in "ab"}
@@ -83,7 +83,7 @@ def test_neighbours_are_joined_where_their_blocks_are_whole() -> None:
 
 
 def test_what_a_unit_kept_as_numbers_becomes_codes_and_numbers_again() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     x = torch.randn(40)
     residuals.keep(unit(("a", 40), memory=Residual()))["residual"].copy_(x)
     codes = residuals.keep(unit(("a", 40)))["residual"]
@@ -92,7 +92,7 @@ def test_what_a_unit_kept_as_numbers_becomes_codes_and_numbers_again() -> None:
 
 
 def test_a_retired_shard_returns_its_share_to_codes() -> None:
-    residuals = Residuals(4, CPU, 0)
+    residuals = ResidualStore(4, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
     worker = residuals.keep(whole)["residual"]
     write(worker, torch.ones(64))
@@ -106,7 +106,7 @@ def test_a_retired_shard_returns_its_share_to_codes() -> None:
 
 
 def test_scaling_changes_scales_alone() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     worker = residuals.keep(unit(("a", 40)))["residual"]
     write(worker, torch.randn(40))
     codes, before = worker[:, :16].clone(), read(worker, 40)

@@ -13,9 +13,9 @@ import pytest
 from gradwire import registry
 from gradwire.errors import ConfigError, GroupError
 from gradwire.experiments.demo import DemoReport, compare
-from gradwire.experiments.method import Method
 from gradwire.experiments.models.resnet20 import resnet20_small
 from gradwire.experiments.recommended import MIN_NUMEL, recommended
+from gradwire.experiments.training_method import Method
 from tests.forked import Forked, fork_workers
 
 GRADWIRE = str(Path(sys.executable).parent / "gradwire")

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.errors import GroupError
 from gradwire.experiments.data.base import Tensors
-from gradwire.experiments.method import Method
 from gradwire.experiments.method_text import method_of
-from gradwire.experiments.snapshots import RunSnapshots
+from gradwire.experiments.run_snapshots import RunSnapshots
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from gradwire.registry import named_of
 from tests.experiments.narrow import narrowed
 

@@ -11,7 +11,6 @@ from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.exchange.policy import Policy
 from gradwire.experiments.convergence import ConvergenceRow, kept_in, markdown, rows
-from gradwire.experiments.method import Method
 from gradwire.experiments.method_text import parse_method
 from gradwire.experiments.recommended import (
     BY_TASK,
@@ -23,6 +22,7 @@ from gradwire.experiments.recommended import (
     setup_of,
 )
 from gradwire.experiments.tasks.segmentation import Segmentation
+from gradwire.experiments.training_method import Method
 
 GOOD = ConvergenceRow("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")
 

@@ -13,7 +13,7 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.experiments.data.base import Interactions
 from gradwire.experiments.job import Job, digest_of, failed, is_plain, settings_of
 from gradwire.experiments.recommended import recommended
-from gradwire.experiments.snapshots import steps_in
+from gradwire.experiments.run_snapshots import steps_in
 from gradwire.experiments.suite import load
 from gradwire.experiments.tasks.language import LanguageModelling
 

@@ -16,11 +16,11 @@ from gradwire.errors import ConfigError
 from gradwire.experiments.data.base import Tensors
 from gradwire.experiments.launch import launch
 from gradwire.experiments.loop import add_gradients
-from gradwire.experiments.method import Method
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.tasks.language import LanguageModelling
 from gradwire.experiments.train import train
+from gradwire.experiments.training_method import Method
 
 
 def task_of(micro: int | None, **changes: object) -> Task:

@@ -14,9 +14,9 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.experiments.launch import launch
 from gradwire.experiments.loop import Loop
-from gradwire.experiments.method import Method
-from gradwire.experiments.snapshots import RunSnapshots, newest, steps_in
+from gradwire.experiments.run_snapshots import RunSnapshots, newest, steps_in
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from gradwire.netlab import Netlab
 from tests.experiments.resume_jobs import InterruptionError, brief, broken_and_whole, interfaces, interrupt_at
 from tests.netlab.conftest import here
@@ -153,7 +153,7 @@ class Counter:
         snapshots = RunSnapshots(folder, {}, every=5, resume=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gradwire.experiments.loop.interface_bytes", lambda: self.sent)
-            patch.setattr("gradwire.experiments.snapshots.sync", self.sync)
+            patch.setattr("gradwire.experiments.run_snapshots.sync", self.sync)
             return train(brief("classification"), METHOD, 2, watch=self.watch, lab=True, snapshots=snapshots)
 
 

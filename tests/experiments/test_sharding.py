@@ -12,7 +12,6 @@ from torch import nn
 from gradwire.errors import ConfigError
 from gradwire.experiments.job import Job, settings_of
 from gradwire.experiments.launch import launch
-from gradwire.experiments.method import Method
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.records import RunSettings
 from gradwire.experiments.sharding import blocks
@@ -20,6 +19,7 @@ from gradwire.experiments.suite import load
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.tasks.gpt import GPT
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from tests.experiments.resume_jobs import brief
 from tests.once import once
 

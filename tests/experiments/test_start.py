@@ -16,15 +16,15 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.experiments.job import Job, begun, settings_of
 from gradwire.experiments.loop import Loop
-from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import digest
 from gradwire.experiments.recommended import recommended
-from gradwire.experiments.snapshots import RunSnapshots, parameters_in
+from gradwire.experiments.run_snapshots import RunSnapshots, parameters_in
 from gradwire.experiments.start import begin_with, digest_of_start
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.tasks.gpt import GPT
 from gradwire.experiments.train import train
+from gradwire.experiments.training_method import Method
 from tests.experiments.narrow import narrowed
 
 METHOD = Method("topk", TopK(ratio=0.05), {"min_numel": 256})

@@ -14,7 +14,7 @@ from gradwire.experiments import models
 from gradwire.experiments.job import Job
 from gradwire.experiments.recommended import labels
 from gradwire.experiments.records import Record, counted, read
-from gradwire.experiments.snapshots import parameters_in
+from gradwire.experiments.run_snapshots import parameters_in
 from gradwire.experiments.start import digest_of_start
 from gradwire.experiments.suite import load
 from gradwire.experiments.sweep import described

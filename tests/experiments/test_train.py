@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compressors.casts.none import Identity
-from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import digest
 from gradwire.experiments.recipe import Recipe
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.train import train
+from gradwire.experiments.training_method import Method
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ LAYERS = (
         "exchange",
         "exchange.checkpoint",
         "exchange.policy",
-        "exchange.residuals",
+        "exchange.residual_store",
         "exchange.second_moment",
         "exchange.undo",
     ),

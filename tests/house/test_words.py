@@ -1,9 +1,13 @@
-"""A docstring begins with a noun or a verb and ends its first paragraph as a sentence does."""
+"""A docstring begins with a noun or a verb and ends its first paragraph as a sentence does; so do its entries and the
+strings under constants, which a reader meets without the code beside them."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -13,41 +17,90 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 NO_BEGINNING = frozenset(
     [
-        "And",
-        "As",
-        "Because",
-        "But",
-        "For",
-        "How",
-        "If",
-        "Of",
-        "Or",
-        "Since",
-        "So",
-        "That",
-        "What",
-        "When",
-        "Where",
-        "Whether",
-        "Which",
-        "Who",
-        "Whose",
-        "Why",
-        "With",
+        "and",
+        "as",
+        "because",
+        "but",
+        "for",
+        "how",
+        "if",
+        "of",
+        "or",
+        "since",
+        "so",
+        "that",
+        "what",
+        "when",
+        "where",
+        "whether",
+        "which",
+        "who",
+        "whose",
+        "why",
+        "with",
     ]
 )
 """Words with which a fragment begins, that only a reader of the code beside it could complete."""
 
+NO_ENTRY = NO_BEGINNING | {"at", "between", "by", "from", "has", "in", "into", "is", "it", "on", "over", "to", "whom"}
+"""Words with which neither an entry of a section nor a string under a constant begins, either."""
+
+SECTION = re.compile(r"(\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
+"""A section of a docstring: its name, and its indented lines."""
+
+OPEN = ("gradwire.kvstore.worker", "gradwire.kvstore.protocol.small_keys", "gradwire.kvstore.server.key_list")
+"""Packages and modules whose entries are not rewritten yet; one that has no fragment any more may not stand here."""
+
+NAMED = ("Args", "Attributes", "Raises")
+"""Sections whose entries have a name before them."""
+
 
 def fragments(module: ast.Module) -> Iterator[str]:
     """The first paragraphs that are none."""
+    for text in docstrings(module):
+        first = text.split("\n\n")[0]
+        if beginning(first) in NO_BEGINNING or not first.endswith((".", ":", "?")):
+            yield first
+
+
+def entry_fragments(module: ast.Module) -> Iterator[str]:
+    """The entries of sections that are none, and the strings under constants and attributes."""
+    for text in docstrings(module):
+        for section, lines in SECTION.findall(f"{text}\n"):
+            for entry in entries(section, lines) if section in (*NAMED, "Returns", "Yields") else ():
+                said = entry.partition(": ")[2] if section in NAMED else entry
+                if beginning(said) in NO_ENTRY:
+                    yield entry
+    for text in strings(module):
+        if beginning(text) in NO_ENTRY:
+            yield text
+
+
+def docstrings(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
-        if not text:
-            continue
-        first = text.split("\n\n")[0]
-        if first.split()[0].strip(",.:`") in NO_BEGINNING or not first.endswith((".", ":", "?")):
-            yield first
+        if text:
+            yield text
+
+
+def entries(section: str, lines: str) -> list[str]:
+    """Join the lines of each entry; one that has a name goes on where it is indented, the others are one."""
+    text = inspect.cleandoc(lines)
+    return [" ".join(entry.split()) for entry in (re.split(r"\n(?! )", text) if section in NAMED else [text])]
+
+
+def strings(module: ast.Module) -> Iterator[str]:
+    """The strings that stand below an assignment."""
+    for node in ast.walk(module):
+        for assigned, below in pairwise(getattr(node, "body", []) if isinstance(node, DOCUMENTED) else []):
+            match assigned, below:
+                case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text))):
+                    yield inspect.cleandoc(text)
+
+
+def beginning(text: str) -> str:
+    words = text.split()
+    return words[0].strip(",.:`").lower() if words else ""
 
 
 @pytest.mark.parametrize("module", modules())
@@ -55,7 +108,57 @@ def test_docstrings_are_no_fragments(module: str) -> None:
     assert list(fragments(tree(module))) == []
 
 
+@pytest.mark.parametrize("module", [module for module in modules() if not module.startswith(OPEN)])
+def test_entries_and_strings_are_no_fragments(module: str) -> None:
+    assert list(entry_fragments(tree(module))) == []
+
+
+@pytest.mark.parametrize("place", OPEN)
+def test_what_is_open_has_fragments(place: str) -> None:
+    assert any(any(entry_fragments(tree(module))) for module in modules() if module.startswith(place))
+
+
 @pytest.mark.parametrize("text", ["Of who did not say it.", "Whether it is there.", "Return the sum"])
 def test_a_fragment_is_found(text: str) -> None:
     assert list(fragments(ast.parse(f'def function():\n    """{text}"""'))) == [text]
     assert list(fragments(ast.parse('def function():\n    """Return the sum.\n\n    Of all."""'))) == []
+
+
+FUNCTION = '''
+class Counter:
+    """A counter.
+
+    Args:
+        unit: unit of the counts, whose name is shown
+            by each line.
+        {entry}
+
+    Raises:
+        ConfigError: the unit is not known.
+
+    It counts.
+    """
+
+    kinds = ("all", "some")
+    """{below}"""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """{attribute}"""
+'''
+
+
+@pytest.mark.parametrize(
+    ("entry", "below", "attribute", "found"),
+    [
+        ("count: number of calls.", "Kinds of counts.", "The number of calls.", []),
+        ("count: of the calls.", "Kinds of counts.", "The number of calls.", ["count: of the calls."]),
+        ("by: by which it is\n            known.", "Kinds.", "Calls.", ["by: by which it is known."]),
+        ("count: calls.", "What it counts.", "Whether it counts.", ["What it counts.", "Whether it counts."]),
+    ],
+)
+def test_a_fragment_in_an_entry_or_below_a_name_is_found(
+    entry: str, below: str, attribute: str, found: list[str]
+) -> None:
+    made = ast.parse(FUNCTION.format(entry=entry, below=below, attribute=attribute))
+    assert list(entry_fragments(made)) == found

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.group import notes
+from gradwire.group import failures
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.optimizer import compress_optimizer
@@ -207,7 +207,7 @@ def patient(rank: int, timeout: float | None) -> float | None:
     options = {} if timeout is None else {"timeout": timeout}
     model = nn.Linear(4, 4)
     state = compress_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, "topk", **options)
-    return notes.timeout_of(state.exchange.channel.group)
+    return failures.timeout_of(state.exchange.channel.group)
 
 
 def alone(rank: int) -> tuple[str, list[str]]:
@@ -216,7 +216,7 @@ def alone(rank: int) -> tuple[str, list[str]]:
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(handler)
-    notes.PATIENCE = 0.5
+    failures.PATIENCE = 0.5
     model = DistributedDataParallel(nn.Linear(4, 4))
     if rank:
         time.sleep(6.0)

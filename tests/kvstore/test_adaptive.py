@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from gradwire import kvstore
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, optimizer_names
+from gradwire.kvstore.protocol.updater import OptimizerConfig, optimizer_names
 
 TWOBIT = {"type": "2bit", "threshold": 0.5}
 

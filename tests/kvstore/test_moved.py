@@ -13,7 +13,7 @@ PLACES = {
     "callback": "mxnet.callback",
     "lr_scheduler": "mxnet.lr_scheduler",
     "trainer": "mxnet.trainer",
-    "optimizers": "protocol.optimizers",
+    "optimizers": "protocol.updater",
     "core": "server.core",
     "keygen": "launch.keygen",
 }
@@ -27,6 +27,14 @@ def test_an_old_name_leads_to_the_module_with_a_warning(name, monkeypatch):
         module = importlib.import_module(old)
     assert module is importlib.import_module(new)
     assert module.__spec__.name == new
+
+
+def test_a_renamed_module_is_found_by_its_former_names(monkeypatch):
+    for package in ("gradwire.bench", "gradwire.experiments"):
+        monkeypatch.delitem(sys.modules, f"{package}.method", raising=False)
+        with pytest.warns(DeprecationWarning, match="method is gradwire.experiments.training_method now"):
+            module = importlib.import_module(f"{package}.method")
+        assert module is importlib.import_module("gradwire.experiments.training_method")
 
 
 def test_a_name_that_never_was_there_is_no_module():
@@ -46,8 +54,8 @@ def test_an_old_name_is_an_attribute_too(monkeypatch):
 
 def test_an_old_name_runs_as_a_program():
     """``python -m`` of it."""
-    name = "gradwire.bench.netlab._warden"
+    name = "gradwire.bench.netlab._watchdog"
     specs = [finder.find_spec(name, None) for finder in sys.meta_path if isinstance(finder, Moved)]
     (spec,) = [spec for spec in specs if spec is not None]
     code = spec.loader.get_code(name)
-    assert code.co_filename == importlib.import_module("gradwire.netlab._warden").__file__
+    assert code.co_filename == importlib.import_module("gradwire.netlab._watchdog").__file__

@@ -5,7 +5,7 @@ import torch
 
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore.protocol.lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import gradient
 from tests.kvstore.talk import ask, init, pair, pull, push, values

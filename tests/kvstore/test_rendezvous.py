@@ -9,7 +9,7 @@ from gradwire import ConfigError, GroupError
 from gradwire.kvstore.launch.keygen import make_keys
 from gradwire.kvstore.launch.scheduler import ANSWERS, Member, Rendezvous, join, schedule
 from gradwire.kvstore.protocol.messages import VERSION, pack, unpack
-from tests.kvstore.test_starts import free_port
+from tests.kvstore.test_launchers import free_port
 
 A, B = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
 

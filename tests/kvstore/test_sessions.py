@@ -5,8 +5,7 @@ import torch
 
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.messages import VERSION, pack
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
-from gradwire.kvstore.server import waiting
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.requests import REQUESTS
 from gradwire.kvstore.server.rules import Rules
@@ -128,14 +127,14 @@ def test_settings_of_one_optimizer_share_its_state_whoever_names_them():
 
 
 def test_requests_that_wait_are_bounded(monkeypatch):
-    monkeypatch.setattr(waiting, "MAX_WAITING", 100)
+    monkeypatch.setattr("gradwire.kvstore.server.pending.MAX_WAITING", 100)
     core, a, b = pair()
     for seq in range(100):
         assert pull(core, b, 10 + seq, "w", 99) == []
         assert pull(core, b, 10 + seq, "w", 99) == []
-    assert len(core.waits) == 100
+    assert len(core.pending) == 100
     assert "at most 100 requests that wait" in messages(pull(core, b, 999, "w", 99))[0][2]["text"]
-    assert len(core.waits) == 0, "its session is ended"
+    assert len(core.pending) == 0, "its session is ended"
     assert pull(core, a, 5, "w", 99) == []
 
 

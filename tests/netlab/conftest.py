@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradwire.errors import ConfigError
-from gradwire.netlab import Netlab, _warden
+from gradwire.netlab import Netlab, _watchdog
 from gradwire.netlab.system import NetlabError, require_system
 
 
@@ -34,4 +34,4 @@ def lab(possible: None) -> Iterator[Netlab]:
 def namespaces() -> set[str]:
     """The names of all labs' namespaces, as iproute2 lists them."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    return {line.split()[0] for line in listed.stdout.splitlines() if line.startswith(_warden.PREFIX)}
+    return {line.split()[0] for line in listed.stdout.splitlines() if line.startswith(_watchdog.PREFIX)}

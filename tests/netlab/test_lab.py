@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gradwire.errors import ConfigError
-from gradwire.netlab import Netlab, NetlabError, _warden
+from gradwire.netlab import Netlab, NetlabError, _watchdog
 from gradwire.netlab.lab import remove_leftovers
 from gradwire.netlab.status import lab_of, labs
 from gradwire.netlab.system import inside
@@ -120,7 +120,7 @@ def test_leaving_ends_what_runs_inside(possible: None) -> None:
     assert process.wait(timeout=100) == -signal.SIGKILL
     assert not namespaces() & set(lab.names.all)
     assert not folder.exists()
-    assert lab.names.id not in _warden.records()
+    assert lab.names.id not in _watchdog.records()
     lab.close()
 
 
@@ -139,7 +139,7 @@ import sys, time
 from gradwire.netlab import Netlab
 lab = Netlab(2, "none")
 process = lab.popen(1, ["sleep", "100"])
-print(lab.names.id, process.pid, lab._warden.pid, flush=True)
+print(lab.names.id, process.pid, lab._watchdog.pid, flush=True)
 time.sleep(100)
 """
 
@@ -161,7 +161,7 @@ def end(owner: subprocess.Popen[str]) -> None:
 
 def wait_until_gone(lab: str) -> None:
     deadline = time.monotonic() + 20
-    while any(name.startswith(f"gw-{lab}-") for name in namespaces()) or lab in _warden.records():
+    while any(name.startswith(f"gw-{lab}-") for name in namespaces()) or lab in _watchdog.records():
         assert time.monotonic() < deadline, f"the lab {lab} is still there"
         time.sleep(0.02)
 
@@ -171,28 +171,28 @@ def test_a_killed_owner_leaves_nothing(possible: None) -> None:
     assert any(name.startswith(f"gw-{lab}-") for name in namespaces())
     end(owner)
     wait_until_gone(lab)
-    assert _warden.born(inner) is None
+    assert _watchdog.born(inner) is None
 
 
 def test_what_owner_and_warden_left_is_removed_later(possible: None) -> None:
     owner, lab, _, warden = start_owner()
     os.kill(warden, signal.SIGKILL)
     remove_leftovers()
-    assert lab in _warden.records()
+    assert lab in _watchdog.records()
     end(owner)
     remove_leftovers()
     wait_until_gone(lab)
 
 
 def test_a_process_is_known_by_its_number_and_its_birth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_warden, "RECORDS", tmp_path)
+    monkeypatch.setattr(_watchdog, "RECORDS", tmp_path)
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    me, born = os.getpid(), _warden.born(os.getpid())
+    me, born = os.getpid(), _watchdog.born(os.getpid())
     owners = {"mine": (me, born), "older": (me, born - 1), "kept": (None, None), "zombie": (ended.pid, 5)}
     for lab, (owner, when) in owners.items():
-        _warden.record(lab, {"owner": owner, "born": when})
-    assert _warden.leftovers() == ["older", "zombie"]
+        _watchdog.record(lab, {"owner": owner, "born": when})
+    assert _watchdog.leftovers() == ["older", "zombie"]
     ended.wait()
 
 
@@ -206,15 +206,15 @@ def named(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_lab_that_cannot_be_made_leaves_nothing(possible: None, named: str) -> None:
     with pytest.raises(NetlabError, match=r"congestion must be one of .*, got 'slow'"):
         Netlab(2, "none", congestion="slow")
-    assert not any(named in name for name in [*namespaces(), *_warden.records()])
+    assert not any(named in name for name in [*namespaces(), *_watchdog.records()])
 
 
 def test_a_system_that_forbids_it_is_an_error(possible: None, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose /etc cannot be written."""
-    monkeypatch.setattr(_warden, "HOSTS", Path("/proc/nowhere"))
+    monkeypatch.setattr(_watchdog, "HOSTS", Path("/proc/nowhere"))
     with pytest.raises(NetlabError, match=r"this system does not let a lab be made: .*/proc/nowhere"):
         Netlab(2, "none")
-    assert not any(named in name for name in [*namespaces(), *_warden.records()])
+    assert not any(named in name for name in [*namespaces(), *_watchdog.records()])
 
 
 def test_wrong_values_are_refused(lab: Netlab) -> None:

@@ -1,4 +1,4 @@
-"""A program that runs a training script until enough steps of its DistributedDataParallel were watched; started by
+"""A program that runs a training script until enough steps of its DistributedDataParallel were profiled; started by
 ``script.py``.
 
     python -m gradwire.advise._probe FILE STEPS SCRIPT [ARGUMENT ...]
@@ -21,48 +21,53 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.advise.profile import Watch, shortest
+from gradwire.advise.profile import StepProfiler, shortest
 
-__all__ = ["BUILT", "WARM_UP", "watch_ddp"]
+__all__ = ["BUILT", "WARM_UP", "profile_ddp"]
 
 BUILT = {"built": True}
-"""What FILE says from the moment on at which a model was wrapped."""
+"""Content of FILE once the script has wrapped a model."""
 
 WARM_UP = 2
 
 
-def watch_ddp(done: Callable[[Watch, bool], None], steps: int, built: Callable[[], None]) -> None:
-    """Watch the first DistributedDataParallel that is made.
+def profile_ddp(done: Callable[[StepProfiler, bool], None], steps: int, built: Callable[[], None]) -> None:
+    """Profile the first DistributedDataParallel that is made.
 
     Args:
-        done: gets the watch, and whether the model computes on the processor.
-        steps: after which ``done`` is called, besides those that warm up.
+        done: function that gets the profiler, and whether the model computes on the processor.
+        steps: number of steps after which ``done`` is called, besides those that warm up.
         built: called when it was made.
     """
-    watches: dict[int, Watch] = {}
+    profilers: dict[int, StepProfiler] = {}
     patched: Any = DistributedDataParallel
     init, forward, register = patched.__init__, patched.forward, patched.register_comm_hook
 
     def make(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        if not watches:
-            watches[id(self)] = Watch(self)
-            register(self, None, watches[id(self)].__call__)
+        if not profilers:
+            profilers[id(self)] = StepProfiler(self)
+            register(self, None, profilers[id(self)].__call__)
             patched_model: Any = self
             patched_model._comm_hooks.clear()  # A hook of the script is ignored, and must not be refused.
             built()
 
     def step(self: DistributedDataParallel, *args: Any, **options: Any) -> Any:
-        watch = watches.get(id(self))
-        if watch is not None and self.training and torch.is_grad_enabled() and (watch.handed_out or not watch.begun):
-            watch.end()
-            if len(watch.steps) >= steps + WARM_UP:
-                done(watch, next(self.parameters()).device.type == "cpu")
-            watch.begin()
+        profiler = profilers.get(id(self))
+        if (
+            profiler is not None
+            and self.training
+            and torch.is_grad_enabled()
+            and (profiler.handed_out or not profiler.begun)
+        ):
+            profiler.end()
+            if len(profiler.steps) >= steps + WARM_UP:
+                done(profiler, next(self.parameters()).device.type == "cpu")
+            profiler.begin()
         return forward(self, *args, **options)
 
     def ignore(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
-        if id(self) not in watches:
+        if id(self) not in profilers:
             register(self, *args, **options)
 
     patched.__init__, patched.forward, patched.register_comm_hook = make, step, ignore
@@ -73,11 +78,11 @@ def main() -> None:
     file, steps, script, *arguments = sys.argv[1:]
     where = Path(file)
 
-    def done(watch: Watch, busy: bool) -> None:
-        where.write_text(json.dumps(watch.profile(WARM_UP, busy=busy, typical=shortest).as_dict()), encoding="utf-8")
+    def done(profiler: StepProfiler, busy: bool) -> None:
+        where.write_text(json.dumps(profiler.profile(WARM_UP, busy=busy, typical=shortest).as_dict()), encoding="utf-8")
         sys.exit(0)
 
-    watch_ddp(done, int(steps), lambda: print(json.dumps(BUILT), file=where.open("w", encoding="utf-8")))
+    profile_ddp(done, int(steps), lambda: print(json.dumps(BUILT), file=where.open("w", encoding="utf-8")))
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")

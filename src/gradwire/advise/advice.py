@@ -51,8 +51,8 @@ class Candidate:
     """A method that might be used.
 
     Args:
-        label: as in ``gradwire.experiments.recommended``, or as on the command line.
-        compressor: with its parameters.
+        label: name in ``gradwire.experiments.recommended``, or the method as the command line has it.
+        compressor: compressor with its parameters.
         strategy: registered name; None: the default for the number of workers.
     """
 
@@ -70,19 +70,19 @@ class AdviceRow:
     """The prediction for a candidate.
 
     Args:
-        label: of the candidate.
-        params: of its compressor.
-        strategy: of its exchange.
-        memory: what it keeps between steps.
+        label: label of the candidate.
+        params: parameters of the candidate's compressor.
+        strategy: strategy of the candidate's exchange.
+        memory: name of the memory that keeps what was not sent between steps.
         step: the terms; None: nothing could be predicted.
-        speedup: of a step, over no compression.
+        speedup: speed-up of a step over no compression.
         break_even: bits a second above which no compression is faster; 0: at every rate, infinite: at none.
-        quality: what is known of it; None: nothing.
-        drop_in: it trains with the loss and the optimizer as they are.
-        settings: why its parameters are not the defaults, and what else it needs; empty: nothing.
+        quality: known quality of the method; None: nothing is known.
+        drop_in: true: the method trains with the loss and the optimizer as they are.
+        settings: reason why the parameters are not the defaults, and requirements of the method; empty: none.
         reachable: the speed-up with a codec that takes no time, which no measurement can exceed; 0: it cannot be used.
         timed: elements that its codec was timed with, where that was scaled to the model's; 0: all of them.
-        skipped: why there is no step; else empty.
+        skipped: reason why there is no predicted step; else empty.
     """
 
     label: str
@@ -111,7 +111,7 @@ class Advice:
 
     Args:
         dense: a step without compression.
-        rows: of all candidates.
+        rows: rows of all candidates.
         best: the one to use; None: there is none among those that were measured.
     """
 
@@ -187,9 +187,9 @@ def advise(
     """Predict every candidate's step.
 
     Args:
-        profile: of the model.
-        cluster: where it is trained.
-        candidates: at least one.
+        profile: profile of the model's step.
+        cluster: machines on which the model is trained, and their links.
+        candidates: methods to predict, at least one.
         codecs: one for each, measured for ``cluster.meeting`` workers; or why it was not measured.
     """
     dense = cluster.dense(profile)

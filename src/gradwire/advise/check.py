@@ -38,11 +38,11 @@ class Setting:
     """The setting of a comparison.
 
     Args:
-        models: as ``gradwire models`` has them.
+        models: names of models, as ``gradwire models`` lists them.
         workers: numbers of workers, all of them on this machine.
         links: shaped ones.
-        methods: by label; ``DENSE`` comes in addition.
-        steps: of each measured row.
+        methods: labels of the methods; ``DENSE`` comes in addition.
+        steps: number of steps of each measured row.
         budget: seconds of each, as in ``replay``.
         small: the small variants of the models.
 
@@ -75,14 +75,15 @@ class Compared:
     """One combination, with its prediction and its measurement.
 
     Args:
-        model: its name.
-        workers: how many.
-        link: between them.
-        method: its label.
+        model: name of the model.
+        workers: number of workers.
+        link: link between the workers.
+        method: label of the method.
         step: predicted; None: there is no prediction.
         measured: seconds of a step; None: it failed.
-        phases: what the replay measured of encode, communicate, decode; None for what is torch's.
-        error: what failed; else empty.
+        phases: seconds that the replay measured for encode, communicate, decode; None where torch's hook has no such
+            phases.
+        error: message of the failure; else empty.
     """
 
     model: str
@@ -106,9 +107,9 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
-        told = {name: getattr(self, name) for name in ("model", "workers", "link", "method", "measured", "error")}
+        row = {name: getattr(self, name) for name in ("model", "workers", "link", "method", "measured", "error")}
         step = None if self.step is None else vars(self.step)
-        return told | {"predicted": step, "phases": self.phases, "off": self.off, "good": self.good} | environment()
+        return row | {"predicted": step, "phases": self.phases, "off": self.off, "good": self.good} | environment()
 
 
 def holds(rows: Sequence[Compared]) -> bool:
@@ -116,24 +117,24 @@ def holds(rows: Sequence[Compared]) -> bool:
     return bool(rows) and sum(row.good for row in rows) >= SHARE * len(rows)
 
 
-def compare(setting: Setting, told: Callable[[str], object] = lambda _: None) -> Iterator[Compared]:
+def compare(setting: Setting, progress: Callable[[str], object] = lambda _: None) -> Iterator[Compared]:
     """Predict and measure every combination, and yield each row as soon as it was measured.
 
     Args:
-        setting: what to compare.
-        told: called with a line before each measurement that a prediction is made of.
+        setting: combinations to compare.
+        progress: function that is called with a line before each measurement that a prediction is made of.
 
     Raises:
         ConfigError: no root, no iproute2, or a number out of range.
     """
     for model in setting.models:
         for workers in setting.workers:
-            told(f"{model}, {workers} workers: measuring the backward pass without an exchange")
+            progress(f"{model}, {workers} workers: measuring the backward pass without an exchange")
             profile = gauge_replayed(model, workers, small=setting.small)
             candidates = [Candidate(label, each) for label, each in setting.methods.items()]
             wanted = [Wanted(each.compressor, each.strategy_for(workers), workers) for each in candidates]
             # The median of the repeats: the steps that are compared are medians, too.
-            codecs = gauge_codecs(profile.buckets, wanted, together=workers, told=told, typical=median)
+            codecs = gauge_codecs(profile.buckets, wanted, together=workers, progress=progress, typical=median)
             for link in setting.links:
                 steps = _predicted(profile, workers, link, candidates, codecs)
                 yield from _measured(setting, model, workers, link, steps)

@@ -29,10 +29,10 @@ class Cluster:
     """The machines on which a step runs, and the links between them.
 
     Args:
-        workers: in all, >= 2.
-        wire: between workers, or between nodes; its number of workers is that of those who meet there.
-        inside: between the workers of a node; None: each worker is a node.
-        cores: of a worker for each of its threads, > 0.
+        workers: number of workers in all, >= 2.
+        wire: link between workers, or between nodes; its number of workers is that of the ends that it joins.
+        inside: link between the workers of a node; None: each worker is a node.
+        cores: cores of a worker for each of its threads, > 0.
 
     Raises:
         ConfigError: workers that cannot be dealt out to the nodes.

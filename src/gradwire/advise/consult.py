@@ -30,10 +30,10 @@ __all__ = ["Question", "answer", "everything", "named"]
 
 BASELINE = "none"
 MEASURED_WORKERS = 4
-"""Between so many a link is measured, at most."""
+"""Most workers between which a link is measured."""
 
 MOST_WORKERS = 100_000
-"""What each shard of a bucket takes is added up one by one."""
+"""Most workers of a prediction, which adds up the seconds of each shard of a bucket one by one."""
 
 MODEL_SHARE, STEPS_SHARE, SAMPLE_SHARE = 0.5, 0.25, 0.8
 """Shares of --within: when the model's step is given up; seconds of its steps; when a codec's last sample is begun."""
@@ -116,28 +116,28 @@ def named(text: str, parse: Callable[[str], Compressor]) -> Compressor:
     return recommended(text).compressor if text in RECOMMENDED or ":" not in text else parse(text)
 
 
-def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> tuple[Advice, dict[str, Any]]:
+def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) -> tuple[Advice, dict[str, Any]]:
     """Measure what is missing and predict all candidates.
 
     Args:
         asked: the question.
-        told: called with a line before each measurement.
+        progress: function that is called with a line before each measurement.
 
     Returns:
         The advice, and the facts that it rests on, ready for JSON.
 
     Raises:
-        ConfigError: something cannot be measured here.
+        ConfigError: a figure cannot be measured here.
     """
     candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
     for each in candidates:
         registry.build("comm", each.strategy_for(asked.meeting)).check(each.compressor)
     begun = time.time()
-    profile = profile_of(asked, told, begun)
+    profile = profile_of(asked, progress, begun)
     # A script has a deadline of its own.
     begun = begun if asked.script is None else time.time()
-    cluster = cluster_of(asked, told, begun)
-    codecs = codecs_of(asked, profile, cluster, candidates, told, begun)
+    cluster = cluster_of(asked, progress, begun)
+    codecs = codecs_of(asked, profile, cluster, candidates, progress, begun)
     advice = advise(profile, cluster, candidates, codecs)
     facts = {
         "title": _title(asked, profile),
@@ -155,20 +155,20 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
     return advice, facts | environment() | {"threads": asked.threads}
 
 
-def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> Profile:
+def profile_of(asked: Question, progress: Callable[[str], object], begun: float) -> Profile:
     """Measure or read the step without an exchange.
 
     Raises:
-        ConfigError: it takes too long, or nobody can tell.
+        ConfigError: the step takes too long, or its time is not known.
     """
     if asked.script is not None:
-        told(f"running {asked.script} with one worker")
+        progress(f"running {asked.script} with one worker")
         found = profile_script(asked.script, asked.arguments, deadline=asked.deadline)
         return found if asked.compute is None else found.lasting(asked.compute)
     name = str(asked.model)
     if asked.compute is not None:
         return assigned(list(models.facts(name, small=asked.small).shapes.items()), asked.compute)
-    told(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
+    progress(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
     budget, until = STEPS_SHARE * asked.within, begun + MODEL_SHARE * asked.within
     try:
         return gauge_model(name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until)
@@ -180,13 +180,13 @@ def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> 
         ) from None
 
 
-def cluster_of(asked: Question, told: Callable[[str], object], begun: float) -> Cluster:
+def cluster_of(asked: Question, progress: Callable[[str], object], begun: float) -> Cluster:
     """Make the cluster from the links that were given or measured."""
     rate = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
     wire = Wire(asked.meeting, rate, asked.link.delay, MESSAGE)
     if asked.measure_link:
         workers = min(asked.meeting, MEASURED_WORKERS)
-        told(f"measuring the link between {workers} workers")
+        progress(f"measuring the link between {workers} workers")
         try:
             with Netlab(workers, str(Link(asked.link.rate))) as lab:
                 found = gauge_wire(workers, lab, begun + asked.within).wire(workers, asked.link)
@@ -205,7 +205,7 @@ def codecs_of(
     profile: Profile,
     cluster: Cluster,
     candidates: Sequence[Candidate],
-    told: Callable[[str], object],
+    progress: Callable[[str], object],
     begun: float,
 ) -> list[Codec | str]:
     """The codecs of the candidates, measured with one or two numbers of workers, or made of the given numbers.
@@ -222,7 +222,7 @@ def codecs_of(
     bucket = sample(profile.buckets)
     exact = profile.numel <= SAMPLE
     order = plausible(profile, cluster, candidates)
-    told(f"timing {len(order)} methods" + ("" if exact else f" with {bucket.numel:,} elements each"))
+    progress(f"timing {len(order)} methods" + ("" if exact else f" with {bucket.numel:,} elements each"))
     until = begun + (1.0 if exact else SAMPLE_SHARE) * asked.within
     chosen = [candidates[i] for i in order]
     found = dict(zip(order, _timed(asked, profile.buckets if exact else [bucket], chosen, until), strict=True))
@@ -231,7 +231,7 @@ def codecs_of(
         return codecs
     codecs = [each if isinstance(each, str) else each.scaled(bucket, profile.buckets) for each in codecs]
     final = _finalists(asked, advise(profile, cluster, candidates, codecs), candidates, codecs, begun)
-    told(f"timing {len(final)} of them with the whole model")
+    progress(f"timing {len(final)} of them with the whole model")
     whole = _timed(asked, profile.buckets, [candidates[i] for i in final], begun + asked.within)
     for i, each in zip(final, whole, strict=True):
         codecs[i] = codecs[i] if isinstance(each, str) else each

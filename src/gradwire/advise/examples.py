@@ -23,8 +23,8 @@ def example(model: nn.Module, name: str, batch: int, *, small: bool = False) -> 
     """Make a random batch.
 
     Args:
-        model: that is to take it.
-        name: as ``gradwire models`` has it.
+        model: model that takes the batch as its input.
+        name: name of the model in ``gradwire models``.
         batch: examples.
         small: the model is the small variant.
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.advise.examples import example
-from gradwire.advise.profile import middle, shortest, watched
+from gradwire.advise.profile import middle, profile_step, shortest
 from gradwire.auto.codec import Codec, CodecTimes, measure, slowest
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.wire import PAYLOAD_SHARE, Wire
@@ -41,7 +41,7 @@ _SMALL = 64
 _TIMEOUT = 300.0
 
 NO_TIME = "there was no time left to measure it: give more of it (--within), or fewer methods (--method)"
-"""Why a codec has no figures."""
+"""Reason why a codec has no figures."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Wanted:
     """A codec to measure.
 
     Args:
-        compressor: with its parameters.
+        compressor: compressor with its parameters.
         strategy: registered name.
-        workers: that its exchange believes in.
+        workers: world size that the exchange is told.
     """
 
     compressor: Compressor
@@ -67,7 +67,7 @@ class Alphas:
         exchange: seconds of a round of 64 bytes from everyone to everyone.
         all_reduce: seconds of one over 64 bytes.
         rate: bytes a second that a worker can receive while it sends as many, through the processor and the link.
-        cores: that this machine keeps busy for each worker meanwhile.
+        cores: cores of this machine that the transport keeps busy for each worker meanwhile.
     """
 
     exchange: float
@@ -96,16 +96,16 @@ def gauge_model(
     """One worker's training step of a model of ``gradwire models``, on this processor, on random examples.
 
     Args:
-        name: of the model.
+        name: name of the model.
         batch: examples.
         small: the small variant.
-        threads: of torch.
-        steps: that count, fewer where they take longer than ``budget``.
-        budget: seconds; see ``watched``.
+        threads: number of torch's threads.
+        steps: number of steps that count, fewer where they take longer than ``budget``.
+        budget: seconds; see ``profile_step``.
         until: ``time.time()`` at which it is given up; None: never.
 
     Raises:
-        OutOfTimeError: it was given up.
+        OutOfTimeError: the measurement was given up at ``until``.
     """
     return _once(launch(1, _model, name, batch, small, threads, steps, budget, timeout=_TIMEOUT, until=until))
 
@@ -114,7 +114,7 @@ def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: flo
     """The replay's backward pass on workers that share this machine: mostly the copying of gradients.
 
     Args:
-        name: of the model.
+        name: name of the model.
         workers: processes that run it at the same time.
         small: the small variant.
         compute: seconds that it pretends to compute.
@@ -129,23 +129,23 @@ def gauge_codecs(
     together: int = 1,
     threads: int = 1,
     budget: float = 10.0,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
     until: float = math.inf,
     typical: Callable[[Iterable[float]], float] = min,
 ) -> list[Codec | str]:
     """The seconds of each codec, bucket by bucket, or why there are none. One worker alone measures in this process.
 
     Args:
-        buckets: of the model.
-        wanted: what to measure.
+        buckets: buckets of the model.
+        wanted: codecs to measure.
         together: workers on this machine that encode at the same time.
-        threads: of each of them.
+        threads: threads of each worker.
         budget: seconds for each; see ``measure``.
-        told: called with a line before the work.
+        progress: function that is called with a line before the work.
         until: ``time.time()`` after which no codec is begun.
-        typical: of the repeats; see ``Codec.of_workers``.
+        typical: function that picks the typical one of the repeats; see ``Codec.of_workers``.
     """
-    told(f"timing {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
+    progress(f"timing {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
     work = tuple(buckets), tuple(wanted), together, threads, budget, until
     results = [_alone(*work)] if together == 1 else launch(together, _codecs, *work, timeout=_TIMEOUT + budget)
     columns = zip(*results, strict=True)
@@ -159,12 +159,12 @@ def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = No
     """Measure the cost of the link between workers on this machine.
 
     Args:
-        workers: at least 2.
-        lab: whose links are measured; None: the loopback.
+        workers: number of workers, >= 2.
+        lab: lab whose links are measured; None: the loopback.
         until: ``time.time()`` at which it is given up; None: never.
 
     Raises:
-        OutOfTimeError: it was given up.
+        OutOfTimeError: the measurement was given up at ``until``.
     """
     found = launch(workers, _wire, timeout=_TIMEOUT, lab=lab, until=until)
     exchange, all_reduce, large = (slowest([each[name] for each in found]) for name in ("exchange", "reduce", "large"))
@@ -183,7 +183,7 @@ def _model(name: str, batch: int, small: bool, threads: int, steps: int, budget:
     model = models.build(name, small=small)
     inputs = example(model, name, batch, small=small)
     wrapped = DistributedDataParallel(model)
-    return watched(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget, typical=shortest)
+    return profile_step(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget, typical=shortest)
 
 
 def _train(model: nn.Module, inputs: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
         model(torch.zeros((), requires_grad=True)).backward()
 
     clock = time.perf_counter if compute else crowded(dist.get_world_size())
-    return watched(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
+    return profile_step(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
 
 
 def _alone(

@@ -21,10 +21,10 @@ from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.setup import in_memory
 
-__all__ = ["Typical", "Watch", "assigned", "middle", "shortest", "watched"]
+__all__ = ["StepProfiler", "Typical", "assigned", "middle", "profile_step", "shortest"]
 
 _FEWEST = 2
-"""Steps that are watched at least: DDP sorts its buckets anew after the first."""
+"""Steps that are profiled at least: DDP sorts its buckets anew after the first."""
 
 
 class Typical(Protocol):
@@ -37,8 +37,8 @@ def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
     """The buckets that DDP would make of float32 parameters whose gradients come evenly, from the last to the first.
 
     Args:
-        shapes: of the parameters, in the order of the network.
-        seconds: until the last gradient is there, on another processor than the one that encodes.
+        shapes: names and shapes of the parameters, in the order of the network.
+        seconds: seconds until the last gradient is there, on another processor than the one that encodes.
     """
     order = list(reversed(shapes))
     indices = bucket_indices([shape for _, shape in order])
@@ -49,7 +49,7 @@ def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
     return Profile(tuple(buckets), seconds, busy=False)
 
 
-class Watch:
+class StepProfiler:
     """A hook for DDP that notes when each bucket came, and what else was measured of a step.
 
     Args:
@@ -128,7 +128,7 @@ def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
     return Profile(buckets, median(step.seconds for step in steps), busy)
 
 
-def watched(
+def profile_step(
     model: DistributedDataParallel,
     step: Callable[[], object],
     steps: int,
@@ -143,29 +143,29 @@ def watched(
     """Run ``step`` on a model that has no hook yet, and return its profile.
 
     Args:
-        model: on any group; its workers do not exchange anything.
+        model: wrapped model on any group; its workers do not exchange anything.
         step: forward and backward.
-        steps: that count.
+        steps: number of steps that count.
         warm_up: steps before them: DDP rebuilds its buckets after the first.
         busy: see ``Profile``.
         before: called before each step, outside of the measurement.
         clock: seconds; see ``machine.crowded``.
         budget: seconds after which no further step is begun, if two were made: one that warms up, one that counts.
-        typical: see ``Watch.profile``.
+        typical: see ``StepProfiler.profile``.
 
     Raises:
         ConfigError: the model hands out no gradients.
     """
-    watch = Watch(model, clock)
-    model.register_comm_hook(None, watch.__call__)
+    profiler = StepProfiler(model, clock)
+    model.register_comm_hook(None, profiler.__call__)
     begun = time.perf_counter()
     for made in range(warm_up + steps):
         if made >= _FEWEST and time.perf_counter() - begun > budget:
             break
         before()
-        watch.begin()
+        profiler.begin()
         step()
-        watch.end()
-    if not watch.steps:
+        profiler.end()
+    if not profiler.steps:
         raise ConfigError("model must hand out gradients in a step, got none")
-    return watch.profile(min(warm_up, len(watch.steps) - 1), busy=busy, typical=typical)
+    return profiler.profile(min(warm_up, len(profiler.steps) - 1), busy=busy, typical=typical)

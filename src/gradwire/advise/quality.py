@@ -24,10 +24,10 @@ class Quality:
     """Final quality of a method on the digits, beside uncompressed training with the same seeds.
 
     Args:
-        workers: of that run.
+        workers: number of workers of that run.
         accuracy: mean over the seeds, in [0, 1].
-        points: above uncompressed training, in hundredths of the test set.
-        reached: it ended within the tolerance of the check, 2 points.
+        points: difference to uncompressed training, in hundredths of the test set.
+        reached: true: the run ended within the tolerance of the check, 2 points.
     """
 
     workers: int
@@ -46,7 +46,7 @@ def quality(label: str, workers: int = 4) -> Quality | None:
     """The quality of a method with its recommended settings; None if it was never trained with them.
 
     Args:
-        label: as in ``gradwire.experiments.recommended``.
+        label: name in ``gradwire.experiments.recommended``.
         workers: the run with the nearest number of them is taken.
 
     Example:

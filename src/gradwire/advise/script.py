@@ -25,8 +25,8 @@ def profile_script(script: Path, arguments: Sequence[str] = (), *, steps: int = 
 
     Args:
         script: one that ``torchrun`` can run, which wraps its model into DistributedDataParallel.
-        arguments: for the script.
-        steps: that count, after two others, >= 1.
+        arguments: arguments of the script.
+        steps: number of steps that count, after two others, >= 1.
         deadline: seconds for all of it, > 0.
 
     Raises:

@@ -47,10 +47,10 @@ class ErrorBudget:
     """The error that choices may add.
 
     Args:
-        name: by which it is asked for.
-        variance: that all codes together add, over the variance that the batch leaves in the mean, >= 0.
-        kept: whether a method may keep back what it does not send, where every optimizer is known to bear it.
-        methods: those that are tried, as they are written.
+        name: name by which a user asks for the budget.
+        variance: variance that all codes together add, over the variance that the batch leaves in the mean, >= 0.
+        kept: true: a method may keep back what it does not send, where every optimizer is known to bear it.
+        methods: methods that are tried, as a user writes them.
     """
 
     name: str
@@ -99,7 +99,7 @@ SUMMED_UP_TO = 32
 _SHAPE = (1024, 1024)
 
 STRATEGIES = ("allreduce", "allgather", "two_phase")
-"""Those of which the fastest is taken, where they carry a method; each of them has a formula in ``traffic``."""
+"""Strategies of which the fastest is taken, where they carry a method; each of them has a formula in ``traffic``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +107,9 @@ class Choice:
     """A way to exchange a bucket: a method and a strategy.
 
     Args:
-        compressor: of its parameters; ``Identity``: they travel uncompressed.
-        strategy: that carries it.
-        method: as it is written, such as "eden:bits=2".
+        compressor: compressor of the bucket's parameters; ``Identity``: they travel uncompressed.
+        strategy: strategy that carries it.
+        method: method as a user writes it, such as "eden:bits=2".
     """
 
     compressor: Compressor
@@ -161,7 +161,7 @@ def from_config(config: Mapping[str, Any]) -> Choice:
     """Read what ``Choice.to_config`` gave.
 
     Raises:
-        ConfigError: it is not of that form, or names what there is not.
+        ConfigError: the configuration is not of that form, or names a method or strategy that does not exist.
     """
     try:
         return from_config_of(str(config["method"]), str(config["strategy"]))
@@ -173,7 +173,7 @@ def budget_of(name: object) -> ErrorBudget:
     """A budget by its name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no budget of that name.
     """
     if not isinstance(name, str) or name not in BUDGETS:
         allowed = ", ".join(map(repr, BUDGETS))
@@ -236,7 +236,7 @@ def edges(shapes: Sequence[Named], embeddings: Iterable[str] = ()) -> frozenset[
     """The parameters for which codes of few bits are unsuitable: the first matrix, the last one, and embeddings.
 
     Args:
-        shapes: of all parameters, in the order of the network.
+        shapes: names and shapes of all parameters, in the order of the network.
         embeddings: names of the parameters of embeddings.
 
     >>> sorted(edges([("a", (8, 8)), ("b", (8,)), ("c", (8, 8)), ("d", (8, 8))], ["c"]))

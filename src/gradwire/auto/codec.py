@@ -41,9 +41,9 @@ class DryChannel(Channel):
     """A channel for one of ``workers`` that do not exist: rounds are recorded and end at once.
 
     Args:
-        workers: how many there seem to be.
-        metrics: as for ``Channel``.
-        rank: which of them this one is.
+        workers: pretended number of workers.
+        metrics: metrics that count its bytes, as those of ``Channel``.
+        rank: pretended rank of this worker.
     """
 
     def __init__(self, workers: int, metrics: Metrics, rank: int = 0) -> None:
@@ -103,7 +103,7 @@ class CodecTimes:
     Args:
         encode: seconds.
         decode: seconds: all of the exchange that is neither encoding nor a message.
-        rounds: that were asked of the channel.
+        rounds: rounds that the exchange asked of the channel.
     """
 
     encode: list[float]
@@ -146,10 +146,11 @@ class Codec:
         """Make a codec from the measurements of workers that ran at the same time.
 
         Args:
-            found: of each worker, a measurement of each bucket.
-            workers: that the exchange believed in.
-            typical: of the repeats, in each of which the slowest worker counts. The least is what the codec takes where
-                nothing else uses the processor: on a busy machine the others say how busy it is.
+            found: measurements by worker, one of each bucket.
+            workers: world size that the exchange was told.
+            typical: function that picks the typical one of the repeats, in each of which the slowest worker counts. The
+                least is what the codec takes where nothing else uses the processor: on a busy machine the others say
+                how busy it is.
         """
         buckets = list(zip(*found, strict=True))
         encode = tuple(slowest([each.encode for each in bucket], typical) for bucket in buckets)
@@ -161,7 +162,7 @@ class Codec:
 
         Args:
             sampled: the one bucket of which this is.
-            buckets: of the model. Their messages are not known: an exact layout is better than a scaled one.
+            buckets: buckets of the model. Their messages are not known: an exact layout is better than a scaled one.
         """
         shares = [bucket.numel / sampled.numel for bucket in buckets]
         encode, decode = (tuple(share * each[0] for share in shares) for each in (self.encode, self.decode))
@@ -172,7 +173,7 @@ class Codec:
         """Make a codec from given numbers.
 
         Args:
-            buckets: of the model.
+            buckets: buckets of the model.
             encode: seconds an element.
             decode: seconds an element of one payload.
             workers: payloads that are decoded.
@@ -186,7 +187,7 @@ class Codec:
 
         Args:
             far: the same of more workers.
-            share: of the way there, >= 0.
+            share: share of the way from this codec to ``far``, >= 0.
             once: encoding is the same work for any number of workers and stays as it is: a line would only multiply the
                 noise between two measurements of it.
         """
@@ -213,7 +214,7 @@ def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfi
     """A bucket that represents all others: the smallest that is large enough, with a part of the rows of its tensors.
 
     Args:
-        buckets: of a model.
+        buckets: buckets of a model.
         numel: elements that the sample has about, where the model has as many.
 
     >>> sample([BucketProfile((("a", (4096, 1024)), ("b", (64,))), 0.0)], 1 << 20).params
@@ -234,11 +235,11 @@ def dry_exchange(
     """Make an exchange that acts as one of ``workers``.
 
     Args:
-        compressor: with its parameters.
-        workers: how many.
-        rank: which of them.
+        compressor: compressor with its parameters.
+        workers: pretended number of workers.
+        rank: pretended rank, 0 to ``workers`` - 1.
         policy: per-parameter choices.
-        options: for ``Exchange``.
+        options: further arguments of ``Exchange``.
     """
     made = Exchange(compressor, policy=policy, **options)
     made.channel = DryChannel(workers, made.counters, rank)
@@ -260,14 +261,14 @@ def measure(
     """Time a method on one worker.
 
     Args:
-        buckets: with the shapes to exchange.
-        compressor: with its parameters.
-        workers: that the exchange believes in.
-        options: for ``Exchange``.
+        buckets: buckets with the shapes to exchange.
+        compressor: compressor with its parameters.
+        workers: world size that the exchange is told.
+        options: further arguments of ``Exchange``.
         meet: called before each bucket with the seconds so far, so that workers which share a machine compute at the
             same time; returns those of the slowest.
         clock: seconds of this thread; see ``machine.crowded``.
-        repeats: that count, after others that warm up.
+        repeats: number of repeats that count, after others that warm up.
         budget: seconds; when they are over no further step is begun, nor bucket of the first one.
 
     Returns:

@@ -29,8 +29,8 @@ class Option:
     """The effects of a choice on a bucket.
 
     Args:
-        seconds: that the thread is busy with it.
-        error: that it adds, in the unit of the budget, >= 0.
+        seconds: seconds that the communication thread is busy with the bucket.
+        error: error that the choice adds, in the unit of the budget, >= 0.
     """
 
     seconds: float
@@ -64,8 +64,8 @@ def best(stages: Sequence[Stage], budget: float, rest: float = 0.0) -> list[int]
     """Options to take: of all that keep the budget and are as fast as the fastest, those with the least error.
 
     Args:
-        stages: in the order in which buckets are exchanged; the first option of each has no error.
-        budget: of all errors together, >= 0.
+        stages: stages in the order in which buckets are exchanged; the first option of each has no error.
+        budget: largest sum of all errors, >= 0.
         rest: seconds of the step before the first bucket's beginning and after the last bucket is ready, which no
             option changes: what counts as fast is the whole step.
 

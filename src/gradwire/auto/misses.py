@@ -65,11 +65,11 @@ class Misses:
         """Take in the first window of choices.
 
         Args:
-            found: of each label the rounds of a step, and the seconds that they took.
-            wire: as uncompressed steps have shown it.
+            found: rounds of a step by label, and the seconds that they took.
+            wire: link as uncompressed steps have shown it.
             unsure: the standard error of these seconds over those of the model, as a share, >= 0.
-            better: whether steps as they are beat uncompressed ones, be it the choice or the link that has missed by
-                this factor.
+            better: function that says whether steps as they are beat uncompressed ones, if either the choice or the
+                link was mispredicted by this factor.
         """
         close = max(CLOSE, math.exp(SURE * unsure))
         for label, (rounds, taken) in found.items():
@@ -88,7 +88,7 @@ class Misses:
         """Uncompressed steps were seen: say of doubted choices how they did on the link as it is now.
 
         Args:
-            wire: as these steps show it; None: not known yet.
+            wire: link as these steps show it; None: not known yet.
         """
         doubted, self._doubted = self._doubted, {}
         unsettled, self._unsettled = self._unsettled, set()

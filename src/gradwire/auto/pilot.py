@@ -45,8 +45,8 @@ from gradwire.auto.choices import (
 from gradwire.auto.decide import Option, Stage, best, finish
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
+from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
-from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, reduced
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
@@ -98,12 +98,12 @@ class AutoPilot:
     """The pilot of one exchange, which makes its decisions; ``compress_ddp(model, "auto")`` makes it.
 
     Args:
-        exchange: whose main compressor is ``none``. Its pilot is this.
-        shapes: of all parameters, in the order of the network.
+        exchange: exchange whose main compressor is ``none``, and whose pilot is this.
+        shapes: names and shapes of all parameters, in the order of the network.
         budget: "exact", "safe" or "small".
         embeddings: names of the parameters of embeddings.
-        decisions: those of an earlier run (``metrics()["auto"]["decisions"]``), made again in the same steps; nothing
-            is measured then.
+        decisions: decisions of an earlier run (``metrics()["auto"]["decisions"]``), made again in the same steps;
+            nothing is measured then.
 
     Raises:
         ConfigError: a budget or a decision that there is not.
@@ -120,12 +120,13 @@ class AutoPilot:
         self.budget: ErrorBudget = budget_of(budget)
         self._exchange = weakref.ref(exchange)
         self.bears: Callable[[], bool] = lambda: False
-        """Whether the optimizers are known, and bear what is kept back: none divides by a mean of squares."""
+        """A function that is true if the optimizers are known and bear what is kept back: none divides by a mean of
+        squares."""
         self._edges = edges(shapes, embeddings)
         self._names = [name for name, _ in shapes]
         self._choices = candidates(self.budget, exchange.channel.world)
         self.scatters = False
-        """Whether gradients are reduced to their owners, as FSDP's are."""
+        """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
         self._replayed = None if decisions is None else _checked(decisions, set(self._names))
         self._restart()
@@ -141,8 +142,8 @@ class AutoPilot:
         self._short = FIRST
         self._wire: Wire | None = None
         self._latency = LATENCY
-        self._dense: Seen | None = None
-        self._seen: Seen | None = None
+        self._dense: StepWindow | None = None
+        self._seen: StepWindow | None = None
         self._rate: float | None = None
         self._contention = 0.0
         self._held: float | None = None
@@ -156,7 +157,7 @@ class AutoPilot:
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
-        """Of each bucket the squared norms of the ranks' own gradients and of the mean, as shares of all buckets'."""
+        """The squared norms of each bucket, of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._fresh = False
@@ -204,7 +205,7 @@ class AutoPilot:
             check: refuses a method that a reduce-scatter cannot carry.
 
         Raises:
-            ConfigError: as ``check``, of a method in the decisions that are to be made again.
+            ConfigError: ``check`` refuses a method in the decisions that are to be made again.
         """
         self.scatters, self._check = True, check
         self._refuse(self._replayed or [])
@@ -216,8 +217,9 @@ class AutoPilot:
         """Prepare the exchange of a bucket.
 
         Args:
-            flat: what is exchanged; where gradients are reduced to their owners, what the first of them gets.
-            own: what this rank gets, in that case; None: ``flat``.
+            flat: gradients that are exchanged; where gradients are reduced to their owners, the part that the first of
+                them gets.
+            own: part that this rank gets, where gradients are reduced to their owners; None: ``flat``.
         """
         own = flat if own is None else own
         first = not self._record.runs
@@ -250,7 +252,7 @@ class AutoPilot:
 
         Args:
             flat: the mean, where gradients are reduced to their owners this rank's own part of it.
-            multiplied: by which the mean was multiplied.
+            multiplied: factor by which the mean was multiplied.
         """
         if self.phase == "replaying":
             return
@@ -284,7 +286,7 @@ class AutoPilot:
         """Refuse a state whose decisions cannot be gone on with here.
 
         Raises:
-            ConfigError: they are of other parameters, or have methods that cannot be carried.
+            ConfigError: the decisions are for other parameters, or have methods that cannot be carried.
         """
         self._refuse(_checked(state.get("decisions", []), set(self._names)))
 
@@ -324,12 +326,12 @@ class AutoPilot:
         if self.phase == "holding" and self._dense is None:
             self._go_dense("this run has not seen any yet")
             return
-        told = (-self._ping(), 0.0 if self.bears() else 1.0)
-        seen = gathered(window, exchange.channel, exchange.device, told, parted=self.scatters)
+        numbers = (-self._ping(), 0.0 if self.bears() else 1.0)
+        seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
         self._record.disturbed = True
         if seen is None:
             return
-        self._latency, kept = -seen.told[0], seen.told[1] == 0.0
+        self._latency, kept = -seen.numbers[0], seen.numbers[1] == 0.0
         self._seen = seen
         self._short = max(FIRST, min(WINDOW, math.ceil(LASTING / max(seen.period, 1e-6))))
         self._length = max(self._length, self._short)
@@ -353,7 +355,7 @@ class AutoPilot:
             found.append(between(start, moment(exchange.device)))
         return min(found[1:]) / (2 * (world - 1))
 
-    def _learn(self, seen: Seen) -> None:
+    def _learn(self, seen: StepWindow) -> None:
         """Learn from a window about the link, the codecs in use, and the gradients."""
         exchange = self.exchange
         sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
@@ -372,7 +374,7 @@ class AutoPilot:
             self._own[_names(params), self._choice(params)] = max(0.0, seen.total[i] - busy[i])
         self._learn_norms(seen)
 
-    def _learn_norms(self, seen: Seen) -> None:
+    def _learn_norms(self, seen: StepWindow) -> None:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
 
         Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
@@ -392,7 +394,7 @@ class AutoPilot:
             self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
         self._settled = self._settled or (known and moved < SETTLED)
 
-    def _in_messages(self, seen: Seen, place: int) -> float:
+    def _in_messages(self, seen: StepWindow, place: int) -> float:
         """The seconds of a bucket's messages; on a GPU, where they cannot be measured, all that its
         code does not take.
         """
@@ -401,7 +403,7 @@ class AutoPilot:
         params = seen.buckets[place]
         return max(0.0, seen.total[place] - self._coding(params, self._choice(params)))
 
-    def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
+    def _correct(self, seen: StepWindow, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
         """Note by what factor the messages of each choice miss the model of the link, in its first window."""
         fresh, self._fresh = self._fresh, False
         if not fresh or self._wire is None:
@@ -415,7 +417,7 @@ class AutoPilot:
         unsure = math.hypot(seen.uncertain, self._dense.uncertain if self._dense is not None else 0.0)
         self._misses.learn(found, self._wire, unsure, partial(self._is_better, seen))
 
-    def _is_better(self, seen: Seen, missed: float) -> bool:
+    def _is_better(self, seen: StepWindow, missed: float) -> bool:
         """Return whether the present steps beat uncompressed ones, whichever of choice and link missed by a factor."""
         wire = self._wire
         if self._dense is None or wire is None or [*self._dense.buckets] != [*seen.buckets]:
@@ -427,7 +429,7 @@ class AutoPilot:
         self._wire = wire
         return seen.period < (1 - MARGIN) * min(uncompressed)
 
-    def _after_dense(self, seen: Seen) -> None:
+    def _after_dense(self, seen: StepWindow) -> None:
         """Decide after a window of uncompressed steps: stay uncompressed, or try more promising choices."""
         self._dense = seen
         self._misses.settle(self._wire)
@@ -464,10 +466,10 @@ class AutoPilot:
             found = self._probed.get(key)
             error = math.inf if found is None or not math.isfinite(found.omega) else found.omega
             flat += [math.inf if found is None else found.seconds, error]
-        # What the slowest rank takes counts, and the largest error. Rebuilt buckets were not tried on any rank.
-        told = reduced(flat, self.exchange.channel, self.exchange.device, "max")
+        # The seconds of the slowest rank count, and the largest error. Rebuilt buckets were not tried on any rank.
+        largest = reduced(flat, self.exchange.channel, self.exchange.device, "max")
         for i, key in enumerate(keys):
-            seconds, omega = told[2 * i : 2 * i + 2]
+            seconds, omega = largest[2 * i : 2 * i + 2]
             if math.isfinite(seconds) and not math.isfinite(omega):
                 self._probed.pop(key, None)  # A gradient was not finite in that step: it is tried again.
             else:
@@ -478,7 +480,7 @@ class AutoPilot:
         self._record.disturbed = True
         self._decide(seen)
 
-    def _after_compressed(self, seen: Seen, kept: bool) -> None:
+    def _after_compressed(self, seen: StepWindow, kept: bool) -> None:
         """Decide after a window of steps with methods: keep them, change them, or go back."""
         dense, wire = self._dense, self._wire
         chosen = [self._choice(params) for params in seen.buckets]
@@ -572,10 +574,10 @@ class AutoPilot:
         found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
         return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
 
-    def _stages(self, seen: Seen) -> list[Stage]:
+    def _stages(self, seen: StepWindow) -> list[Stage]:
         """The choices of each bucket, with times, and with errors relative to the batch's own variance."""
         noise = self._noise(seen.buckets)
-        bears = len(seen.told) > 1 and seen.told[1] == 0.0
+        bears = len(seen.numbers) > 1 and seen.numbers[1] == 0.0
         stages = []
         for params, ready in zip(seen.buckets, seen.ready, strict=True):
             own, mean = self._norms.get(_names(params), (math.inf, math.inf))
@@ -585,14 +587,14 @@ class AutoPilot:
                 if not known or (choice.keeps and not (self.budget.kept and bears)):
                     options.append(None)
                 else:
-                    # What is kept back is not lost: it is not variance, and whether it may be is said above.
+                    # A value that is kept back is not lost and adds no variance; the test above has allowed it.
                     added = 0.0 if choice.dense else self._added(params, choice, own, mean) / noise
                     error = min(added, self.budget.variance / 8) if choice.keeps else added
                     options.append(Option(self._seconds(params, choice), error))
             stages.append(Stage(ready, options))
         return stages
 
-    def _predicted(self, chosen: Sequence[Choice], seen: Seen, stages: Sequence[Stage] | None = None) -> float:
+    def _predicted(self, chosen: Sequence[Choice], seen: StepWindow, stages: Sequence[Stage] | None = None) -> float:
         """The predicted seconds of a step: those that no choice changes, and those until the last bucket is done."""
         dense = self._dense or seen
         places = [self._choices.index(each) for each in chosen]
@@ -600,7 +602,7 @@ class AutoPilot:
         busy = self._contention if any(not each.dense for each in chosen) else 0.0
         return dense.rest + busy + max(done, seen.ready[-1])
 
-    def _decide(self, seen: Seen) -> bool:
+    def _decide(self, seen: StepWindow) -> bool:
         """Choose for every bucket, and switch if it is worth it; return whether anything changed."""
         if self._wire is None:
             return False
@@ -666,7 +668,7 @@ class AutoPilot:
     # What is told.
 
     def _reasons(
-        self, seen: Seen, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
+        self, seen: StepWindow, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
     ) -> list[dict[str, Any]]:
         """The choice for each bucket, and the numbers behind it; times in seconds."""
         if self._wire is None:
@@ -695,7 +697,7 @@ class AutoPilot:
             )
         return rows
 
-    def _say(self, seen: Seen) -> None:
+    def _say(self, seen: StepWindow) -> None:
         """Log one line for a switch, and at most one for each choice."""
         if self.exchange.channel.rank != 0:
             return
@@ -736,7 +738,7 @@ def _checked(decisions: object, names: set[str]) -> list[dict[str, Any]]:
     """Check decisions, and return them in the form in which the pilot makes them.
 
     Raises:
-        ConfigError: they are not, or name parameters that are not there.
+        ConfigError: the decisions are not of that form, or name parameters that do not exist.
     """
     form = "decisions as metrics()['auto']['decisions'] gives them"
     require(isinstance(decisions, Sequence) and not isinstance(decisions, str), "decisions", form, decisions)

@@ -48,10 +48,10 @@ class PipelineStep:
 
     Args:
         compute: seconds without an exchange.
-        encode: of all buckets.
-        wire: of all rounds, latencies and all.
-        decode: of all buckets.
-        total: of the step.
+        encode: seconds of encoding all buckets.
+        wire: seconds of all rounds, latencies included.
+        decode: seconds of decoding all buckets.
+        total: seconds of the step.
         sent: bytes of the busiest worker; of workers in nodes, those that the busiest node sends to the others.
     """
 
@@ -67,7 +67,7 @@ def slowdown(cores: float) -> float:
     """The factor by which two threads of a worker slow down if they compute at the same time.
 
     Args:
-        cores: of the machine over its workers, > 0. Times of one thread were measured while all workers computed.
+        cores: cores of the machine over its workers, > 0. Times of one thread were measured while all workers computed.
 
     >>> slowdown(4.0), slowdown(2.0), slowdown(1.5), slowdown(1.0), slowdown(0.5)
     (1.0, 1.0, 1.3333333333333333, 2.0, 2.0)
@@ -79,7 +79,7 @@ def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> Pipe
     """Predict a step of DDP without compression.
 
     Args:
-        profile: of the backward pass.
+        profile: profile of the backward pass.
         wire: the link.
         inside: the link between the workers of a node; None: workers are not in nodes.
     """
@@ -105,7 +105,7 @@ class _Node:
     queue for the time that is left between; the latency of each passes beside the bytes of the next.
 
     Args:
-        link: between the node's workers; None: each worker is a node, and passes nothing.
+        link: link between the node's workers; None: each worker is a node, and passes nothing.
     """
 
     def __init__(self, link: Wire | None) -> None:
@@ -150,9 +150,9 @@ def stretch(cores: float, transport: float, share: float) -> float:
     own codec; transport leaves codecs at least half of the processor.
 
     Args:
-        cores: of the machine over its workers, > 0.
-        transport: of them, what a worker's bytes keep busy while they move.
-        share: of the step in which bytes move, 0 to 1.
+        cores: cores of the machine over its workers, > 0.
+        transport: cores of a worker that its transport keeps busy while bytes move.
+        share: share of the step in which bytes move, 0 to 1.
 
     >>> stretch(4.0, 0.5, 1.0), stretch(1.0, 0.5, 0.5), stretch(0.5, 0.25, 0.5)
     (1.0, 1.3333333333333333, 1.3333333333333333)
@@ -165,10 +165,10 @@ def compressed_step(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, c
     """Predict a step of a method with one communication thread.
 
     Args:
-        profile: of the backward pass.
+        profile: profile of the backward pass.
         jobs: one for each bucket.
         wire: the link.
-        cores: of a worker.
+        cores: cores of a worker.
     """
     alone = _sequence(profile, jobs, wire, cores)
     moving = sum(wire.transfer(each) for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds))
@@ -208,7 +208,7 @@ class _Backward:
 
     Args:
         ready: seconds at which the buckets come if nothing else computes.
-        factor: by which both threads are slower together.
+        factor: factor by which both threads are slower together.
     """
 
     def __init__(self, ready: Sequence[float], factor: float) -> None:

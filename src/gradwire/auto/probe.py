@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradwire.auto.choices import Choice
 from gradwire.auto.codec import DryChannel, dry_exchange
-from gradwire.auto.watch import between, moment
+from gradwire.auto.step_record import between, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
@@ -39,7 +39,7 @@ class Probed:
     """The measurements of a choice on a bucket.
 
     Args:
-        seconds: of encoding and decoding, of the whole bucket.
+        seconds: seconds of encoding and decoding the whole bucket.
         omega: the squared norm of what the code adds to a rank's own gradient, over that of the gradient.
     """
 
@@ -64,11 +64,11 @@ def probe(
     """Try a choice on a bucket; the gradient stays unchanged.
 
     Args:
-        exchange: whose bucket it is.
-        choice: what is tried.
+        exchange: exchange that the bucket belongs to.
+        choice: choice to try.
         code: the compressor that each parameter would have, by its name.
-        flat: this rank's gradient, before it is exchanged.
-        params: of the bucket.
+        flat: gradient of this rank, before it is exchanged.
+        params: names and shapes of the bucket's parameters.
         world: ranks whose messages are decoded; 1 where each owner decodes only what is its own, which of all ranks
             is as much as one message.
 

@@ -40,8 +40,8 @@ class Profile:
     """One worker's step without an exchange.
 
     Args:
-        buckets: in the order in which they are exchanged.
-        seconds: of the whole step.
+        buckets: buckets in the order in which they are exchanged.
+        seconds: seconds of the whole step.
         busy: the processor that encodes computes the gradients too, as in training on CPUs.
 
     Raises:
@@ -67,13 +67,13 @@ class Profile:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of ``as_dict``, also after JSON."""
         buckets = [
             BucketProfile(tuple((name, tuple(shape)) for name, shape in each["params"]), each["ready"])
-            for each in told["buckets"]
+            for each in fields["buckets"]
         ]
-        return cls(tuple(buckets), told["seconds"], told["busy"])
+        return cls(tuple(buckets), fields["seconds"], fields["busy"])
 
     def lasting(self, seconds: float, *, busy: bool = False) -> Self:
         """The same buckets in a step of another length, as on another processor: all times are scaled in proportion."""

@@ -47,7 +47,7 @@ class DividedBucket:
     """A bucket as an exchange divides it.
 
     Args:
-        units: what is compressed, each at once.
+        units: units, each of which is compressed at once.
         dense: elements that travel uncompressed, numbers that workers agree on among them.
         numel: elements of the bucket.
         strategy: registered name, with parameters or without, such as "hierarchical:ranks_per_host=8".
@@ -87,8 +87,8 @@ def shared(
 
     Args:
         params: names and shapes, in the order of the bucket.
-        compressor: of all of them that it pays for.
-        workers: that the default strategy depends on.
+        compressor: compressor of all parameters for which it pays.
+        workers: world size on which the default strategy depends.
         policy: per-parameter choices.
         strategy: registered name, with parameters or without; None: the default one.
         used: see ``DividedBucket``.
@@ -109,8 +109,8 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
     """Predict the rounds of a bucket.
 
     Args:
-        bucket: as ``shared`` gave it.
-        workers: that exchange it.
+        bucket: division of the bucket, from ``shared``.
+        workers: number of workers that exchange the bucket.
 
     Raises:
         ConfigError: a strategy that has no formula here.

@@ -47,7 +47,7 @@ class Round:
     """A round of messages that all workers send at the same time and wait for.
 
     Args:
-        kind: how they travel.
+        kind: pattern of the messages.
         sent: bytes that the busiest worker hands to its link.
         received: bytes that the busiest worker gets.
     """
@@ -67,11 +67,11 @@ class Wire:
     """The parameters of a link's cost.
 
     Args:
-        workers: that meet, >= 1.
+        workers: number of workers that the link joins, >= 1.
         rate: bytes of payload a second in each direction, > 0; infinite: no limit.
         latency: seconds of a message, >= 0.
         message: seconds for each further message of a round, >= 0.
-        cores: that a worker's transport keeps busy while bytes move, >= 0; only workers on one machine feel it.
+        cores: cores that a worker's transport keeps busy while bytes move, >= 0; only workers on one machine feel it.
 
     Raises:
         ConfigError: a number out of range.

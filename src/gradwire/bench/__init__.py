@@ -20,10 +20,8 @@ _PLACES = {
             "job",
             "launch",
             "loop",
-            "method",
             "method_text",
             "models",
-            "optimizers",
             "process_figures",
             "progress",
             "recipe",
@@ -32,7 +30,6 @@ _PLACES = {
             "replay",
             "setup",
             "shapes",
-            "snapshots",
             "soak",
             "start",
             "suite",
@@ -46,9 +43,16 @@ _PLACES = {
         "gradwire.experiments",
     ),
 }
-"""What was in this folder, and in which package each is."""
+"""Modules that were in this folder, and the package in which each is."""
 
-_find = {name: f"{package}.{name}" for name, package in _PLACES.items()}.get
+_RENAMED = {
+    "method": "gradwire.experiments.training_method",
+    "optimizers": "gradwire.experiments.exchanging_optimizer",
+    "snapshots": "gradwire.experiments.run_snapshots",
+}
+"""Modules that were in this folder, and the new name of each."""
+
+_find = {**{name: f"{package}.{name}" for name, package in _PLACES.items()}, **_RENAMED}.get
 
 # The first of all, so that what is inside a folder is not found there a second time.
 sys.meta_path.insert(0, Moved(__name__, _find))

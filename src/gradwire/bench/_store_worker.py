@@ -86,8 +86,8 @@ class Batches:
     """The measurement of MXNet's tools/bandwidth/measure.py, made with a store.
 
     Args:
-        store: to be measured.
-        shapes: of the keys.
+        store: store to measure.
+        shapes: shapes of the keys.
         devices: senders of each worker.
     """
 

@@ -45,13 +45,13 @@ def rows(
     """Yield a row for each batch; an additional first batch, which warms up, is left out.
 
     Args:
-        shapes: of the keys.
-        kind: of the store. A "dist" one gets its servers and workers here, as processes of this machine.
-        compression: for ``set_gradient_compression``; None: none.
+        shapes: shapes of the keys.
+        kind: type of the store. A "dist" one gets its servers and workers here, as processes of this machine.
+        compression: argument of ``set_gradient_compression``; None: no compression.
         devices: senders of each worker.
         workers: processes; more than 1 only of a "dist" store.
-        servers: of a "dist" store.
-        batches: how many.
+        servers: number of servers of a "dist" store.
+        batches: number of batches.
 
     Raises:
         ConfigError: several workers of a store that is in one process.

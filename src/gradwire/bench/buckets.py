@@ -20,8 +20,8 @@ def bucket_indices(shapes: Sequence[Sequence[int]], nbytes: int = BUCKET_BYTES) 
     """The buckets that DDP makes of float32 parameters, as indices into ``shapes``.
 
     Args:
-        shapes: of the parameters, in the order in which their gradients come.
-        nbytes: of a bucket; the first one that is full is of 1 MiB, as DDP has it.
+        shapes: shapes of the parameters, in the order in which their gradients come.
+        nbytes: bytes of a bucket; the first one that is full is of 1 MiB, as DDP has it.
 
     Example:
         >>> bucket_indices([(1 << 18,), (1 << 20,), (1 << 20,), (10,)], nbytes=8 << 20)
@@ -39,7 +39,7 @@ def cut(params: Sequence[Named], megabytes: float | None) -> list[list[Named]]:
 
     Args:
         params: names and shapes, in the order of the network.
-        megabytes: of 2^20 bytes, the size of a bucket as DDP's ``bucket_cap_mb``; None: one bucket of all.
+        megabytes: size of a bucket in units of 2^20 bytes, as DDP's ``bucket_cap_mb``; None: one bucket of all.
 
     Example:
         >>> cut([("first", (4, 4)), ("last", (4,))], None)

@@ -25,7 +25,7 @@ class Budget:
     """A record of the time that rows took, which refuses sizes that would take too long.
 
     Args:
-        seconds: that a row may take, > 0.
+        seconds: seconds that a row may take, > 0.
 
     Example:
         >>> from gradwire.bench.steps import STEPS

@@ -50,7 +50,7 @@ class SlowDown:
 
     Args:
         alone: without them.
-        busy: with them.
+        busy: seconds of the call while the neighbours are busy.
     """
 
     alone: float
@@ -76,10 +76,10 @@ def slow_down(
     """Run every contestant many times in a row, alone and beside the neighbours, in turns.
 
     Args:
-        contestants: what is called, by name.
-        neighbours: that have been started.
+        contestants: functions to call, by name.
+        neighbours: neighbours that have been started.
         turns: without and with the neighbours, >= 1.
-        seconds: that a contestant runs in a turn.
+        seconds: seconds that a contestant runs in a turn.
         prepare: called before each run, outside of every measurement.
 
     Returns:

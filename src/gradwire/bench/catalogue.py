@@ -67,8 +67,8 @@ def state_bytes(compressor: Compressor, shape: tuple[int, ...], state: State | N
     """Bytes kept for each element: the compressor's state, and the buffers of the memory it is used with by default.
 
     Args:
-        compressor: at any parameters.
-        shape: of the gradient, not empty.
+        compressor: compressor with any parameters.
+        shape: shape of the gradient, not empty.
         state: the compressor's, if there is one already; else it is made.
     """
     memory: Memory = registry.build("memory", default_memory(compressor))

@@ -61,7 +61,7 @@ def rows(
     """Check and time every operation of every compressor at every size; one row each, ``len(STEPS)`` for each pair.
 
     Args:
-        compressors: to be measured.
+        compressors: compressors to measure.
         sizes: numbers of elements; increasing, if long ones are to be left out in time.
         repeats: rounds of each row; None: as many as a second allows, and at least 5.
         seconds: a row that would take longer, by what the size before it took, is skipped.
@@ -72,7 +72,7 @@ def rows(
         WrongResultError: an operation and the reference disagree; nothing of it was timed.
     """
     budget, check = Budget(seconds), Checks()
-    # What torch loads on first use must not count for the first method.
+    # The libraries that torch loads on first use must not count for the first method.
     check(STEPS[0], Identity(), 1)
     with Neighbours(busy) as neighbours:
         for compressor in compressors:

@@ -54,7 +54,7 @@ class Copy:
 
     Args:
         nbytes: > 0.
-        device: where.
+        device: device on which the copy runs.
 
     Example:
         >>> copy = Copy(8000, "cpu")
@@ -87,11 +87,11 @@ def time_rows(
 
     Args:
         device: "cuda"; on "cpu" there are no launches, and on "meta" only bytes and operations mean anything.
-        compressors: to be measured.
+        compressors: compressors to measure.
         sizes: numbers of elements, increasing.
-        hook: whether torch's is measured, too.
-        seconds_left: until when rows may be made; one that would take longer, by what the size before took, is left
-            out and says so in ``left_out``.
+        hook: true: torch's hook is measured, too.
+        seconds_left: function that gives the seconds left for making rows; a row that would take longer, by what the
+            size before took, is left out and says so in ``left_out``.
     """
     rivals: list[tuple[str, Compressor | None]] = [(HOOK, None)] if hook else []
     rivals += [(each.name, each) for each in compressors]
@@ -160,7 +160,7 @@ def _measured(device: str, compressor: Compressor | None, n: int) -> Row:
     samples = interleave(clocks, seconds=0.5, least=LEAST, most=MOST, prepare=lambda: flat.copy_(first))
     op, copied = summarise(samples["op"]), summarise(samples["copy"])
     if device == "cuda":
-        # At the end: a step that is ended in the middle leaves nothing that could go on.
+        # This is done last: a step that is interrupted leaves a state from which no other can go on.
         flat.copy_(first)
         declared = compressor is None or not compressor.fixed_size
         row["declared_waits" if declared else "waits"] = _waits(step)

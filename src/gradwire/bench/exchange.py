@@ -65,7 +65,7 @@ NEAR = 1e-3
 """The share by which ranks may differ where torch does not promise the same bits."""
 
 _SLACK = 4.0
-"""How far a random error's square may exceed its expectation, over all elements of a model."""
+"""Factor by which a random error's square may exceed its expectation, over all elements of a model."""
 
 Row = dict[str, Any]
 
@@ -79,9 +79,9 @@ class Rival:
     """One way of averaging gradients.
 
     Args:
-        label: as in the rows.
+        label: label in the rows.
         compressor: ours; None: torch's own way.
-        hook: of torch, its name under "name", with parameters; None, and no compressor: a plain all-reduce.
+        hook: hook of torch, its name under "name", with parameters; None, and no compressor: a plain all-reduce.
     """
 
     label: str
@@ -94,12 +94,12 @@ class ExchangePlan:
     """The plan of the measurement: model, ranks, buckets and time.
 
     Args:
-        model: its name, for the rows.
-        shapes: of its parameters, in the order of the network.
+        model: name of the model, for the rows.
+        shapes: names and shapes of the model's parameters, in the order of the network.
         ranks: 2 to 64.
         device: "cpu" or "meta".
         megabytes: the size of a bucket as DDP's ``bucket_cap_mb``; None: one bucket.
-        seconds: that the steps of a method may take, > 0; ``LEAST`` are made in any case.
+        seconds: seconds that the steps of a method may take, > 0; ``LEAST`` are made in any case.
         busy: processes that compute beside the ranks, for the rows.
 
     Raises:
@@ -145,8 +145,8 @@ def exchange_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
     """Yield a row for each rival, ready for JSON, as soon as it was measured; a failure is a row with an ``error``.
 
     Args:
-        plan: what is exchanged.
-        rivals: at least one.
+        plan: model, ranks, buckets and time of the measurement.
+        rivals: methods to compare, at least one.
     """
     measure = _on_meta if plan.device == "meta" else _on_ranks
     for rival in rivals:
@@ -330,7 +330,7 @@ def _check(
     "bits": only that all ranks have the same. "near": only that they have nearly the same, of torch's PowerSGD.
 
     Raises:
-        WrongMeanError: on every rank.
+        WrongMeanError: the result is wrong on this or another rank; raised on every rank.
     """
     step()
     _same_bits(rival, buckets)
@@ -356,10 +356,10 @@ def _error(
     """The kind of the check, the square of the error, and the square of the largest allowed error.
 
     Args:
-        rival: what averaged.
-        exchange: that did it, if it was ours.
+        rival: method that averaged.
+        exchange: exchange that averaged, if the method is ours.
         off: the mean that arrived less the mean of the gradients.
-        params: of the bucket.
+        params: names and shapes of the bucket's parameters.
         size: the mean over the ranks of the square of a gradient.
         world: the number of ranks.
     """
@@ -377,7 +377,7 @@ def _error(
     units = [math.prod(shape) for name, shape in params if exchange.policy.choose(name, shape, code) is not None]
     largest = max(units, default=1)
     if code.unbiased and math.isfinite(omega := max(code.omega(each) for each in (1, largest, numel))):
-        # Of all ranks together, and once more where an owner compresses the mean.
+        # The bound is that of all ranks together, and once more where an owner compresses the mean.
         return "bound", float(off.square().sum()), (_SLACK * omega * (2 + omega) / world + ROUNDING**2) * size
     if code.contraction and (delta := min(code.delta(each) for each in (largest, numel))) > 0:
         return "bound", float(off.square().sum()), (1 - delta + ROUNDING**2) * size
@@ -405,7 +405,7 @@ def _same_bits(rival: Rival, buckets: _Buckets) -> None:
     orthonormal with a BLAS.
 
     Raises:
-        WrongMeanError: on every rank.
+        WrongMeanError: the bits differ between ranks; raised on every rank.
     """
     if rival.hook is not None and rival.hook["name"] == "powersgd":
         _near(rival, buckets)

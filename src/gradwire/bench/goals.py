@@ -37,8 +37,8 @@ class Miss:
     """A row that misses a goal, with the goal and the ratio by which it is missed.
 
     Args:
-        row: as measured.
-        reason: for people.
+        row: row as it was measured.
+        reason: explanation for a reader.
     """
 
     row: Row

@@ -38,7 +38,7 @@ from gradwire.testing.operations import example, operations, variants
 __all__ = ["INTERPRETED", "GpuKernels", "method_rows", "operation_rows", "with_kernels"]
 
 INTERPRETED = "interpreter"
-"""In place of a device: the kernels run on CPU tensors, in Triton's interpreter."""
+"""Name that stands in place of a device: the kernels run on CPU tensors, in Triton's interpreter."""
 
 NEAR = 1e-3
 """The share of the largest value by which a method whose bits depend on a BLAS may differ."""
@@ -53,7 +53,7 @@ class GpuKernels(TorchDispatchMode):
     The environment variable TRITON_INTERPRET=1 must have been set before Triton was imported.
 
     Attributes:
-        names: of the operations whose kernels ran.
+        names: names of the operations whose kernels ran.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def _after(op: Op[Any], arguments: dict[str, Any], device: str) -> dict[str, Ten
     written = [name for name, value in arguments.items() if isinstance(value, Tensor) and marks[name].written]
     found = {name: arguments[name].cpu() for name in written}
     if "used" in found and "stream" in found:
-        # What is not in use has no meaning.
+        # Bytes that are not in use have no meaning.
         found["stream"] = found["stream"][: int(found["used"])]
     return found
 
@@ -158,7 +158,7 @@ def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor], *, portabl
         if got.shape != want.shape:
             said.append(f"{name} has the shape {tuple(got.shape)} instead of {tuple(want.shape)}")
         elif not portable:
-            # Which elements a code takes may follow from a last bit: only numbers are compared.
+            # The choice of elements may follow from a last bit, so only numbers are compared.
             if not want.is_floating_point():
                 continue
             far = (got - want).abs().max() if want.numel() else want.sum()

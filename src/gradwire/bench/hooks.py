@@ -25,21 +25,21 @@ class HookRunner:
     """A runner that averages flat gradients with one of torch's hooks, one bucket after the other.
 
     Args:
-        told: the hook's name under "name", one of ``HOOKS``; of powersgd ``rank``.
+        config: name of the hook under "name", one of ``HOOKS``; of powersgd ``rank``.
         group: the ranks.
 
     Raises:
         ConfigError: another name.
     """
 
-    def __init__(self, told: Mapping[str, Any], group: dist.ProcessGroup) -> None:
-        require(told.get("name") in HOOKS, "hook", f"one of {', '.join(HOOKS)}", told.get("name"))
-        self._group, self._cast = group, _CASTS.get(told["name"])
+    def __init__(self, config: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+        require(config.get("name") in HOOKS, "hook", f"one of {', '.join(HOOKS)}", config.get("name"))
+        self._group, self._cast = group, _CASTS.get(config["name"])
         self._state: Any = None
         if self._cast is None:
-            # As few dense steps as torch allows, so that two warm up.
+            # Two is the fewest dense steps that torch allows; they warm up.
             self._state = powerSGD_hook.PowerSGDState(
-                group, matrix_approximation_rank=told.get("rank", 4), start_powerSGD_iter=2
+                group, matrix_approximation_rank=config.get("rank", 4), start_powerSGD_iter=2
             )
 
     def step(self, buckets: Sequence[tuple[Tensor, Sequence[Named]]]) -> None:

@@ -50,7 +50,7 @@ def crowded(threads: int) -> Callable[[], float]:
     are shorter than what the system gives a thread at a time.
 
     Args:
-        threads: in all, on this machine.
+        threads: number of threads in all, on this machine.
     """
     share = threads / cores()
     return time.perf_counter if share <= 1 else lambda: share * time.thread_time()

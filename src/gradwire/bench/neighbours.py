@@ -89,7 +89,7 @@ def neighbours(count: int) -> Iterator[list[int]]:
     """Start processes that keep a core busy each, until the block is left.
 
     Args:
-        count: how many, 0 to 256.
+        count: number of processes, 0 to 256.
 
     Yields:
         Their process ids.

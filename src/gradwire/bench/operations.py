@@ -35,7 +35,7 @@ __all__ = ["OperationCount", "WouldWaitError"]
 
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::_empty")
 _FACTORIES = ("aten::new_", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand", "aten::zeros")
-"""What takes only the form of a tensor, and reads nothing."""
+"""Operations that take only the form of a tensor, and read nothing."""
 
 _VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::lift_fresh", "aten::alias")
 
@@ -49,12 +49,12 @@ class OperationCount(TorchDispatchMode):
 
     Attributes:
         device: the type of the device that is counted; on ``meta`` what would wait ends with ``WouldWaitError``.
-        names: how often each operation was work.
+        names: number of times that each operation was work, by name.
         views: operations that only gave a view.
         allocations: memory that was made and not written.
         host: operations on tensors of the host alone.
-        waits: how often the host would wait for the device: a value read back, a size that follows from data, a
-            tensor of the host's numbers copied.
+        waits: number of times that the host would wait for the device, by reason: a value read back, a size that
+            follows from data, a tensor of the host's numbers copied.
         collectives: torch.distributed's, as far as this thread asks for them.
         nbytes: read and written by work.
 

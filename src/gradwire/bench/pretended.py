@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from gradwire.compressors.base import Compressor
 from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 
@@ -66,7 +66,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
     """Make an exchange on the ``meta`` device that acts as rank 0 of ``world`` ranks.
 
     Args:
-        compressor: with its default memory and strategy.
+        compressor: compressor with its default memory and strategy.
         world: the number of ranks, >= 1.
 
     Raises:
@@ -82,7 +82,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
     """
     exchange = Exchange(compressor, device="meta")
     exchange.channel = PretendedChannel(world, exchange.counters)
-    exchange.residuals = Residuals(world, exchange.device, exchange.seed)
+    exchange.residuals = ResidualStore(world, exchange.device, exchange.seed)
     exchange.choose(compressor)
     return exchange
 
@@ -95,7 +95,7 @@ class PretendedGroup(dist.ProcessGroup):
 
     Attributes:
         begun: collectives so far.
-        nbytes: that a ring would have sent for them.
+        nbytes: bytes that a ring would have sent for the all-reduces.
     """
 
     def __init__(self, world: int) -> None:

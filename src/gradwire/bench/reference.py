@@ -18,7 +18,7 @@ class Reference(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context in which, on this thread, every operation of gradwire runs its plain-torch reference.
 
     Attributes:
-        calls: how many operations it caught, so that a comparison can show that it compared something.
+        calls: number of operations that the context caught, so that a comparison can show that it compared something.
 
     Example:
         >>> import torch

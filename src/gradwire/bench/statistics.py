@@ -83,8 +83,8 @@ def noise_floor(base: Spread, count: int) -> float | None:
     Student's ``t`` of n - 1 degrees of freedom, both sides together 95 %.
 
     Args:
-        base: of the runs that are known.
-        count: of the others, >= 1.
+        base: spread of the runs that are known.
+        count: number of the other runs, >= 1.
 
     Returns:
         None where ``base`` has a single run, or runs that all ended alike: they show no spread.

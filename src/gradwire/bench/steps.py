@@ -31,10 +31,10 @@ class Step:
     """One operation of a compressor.
 
     Args:
-        name: as in the rows.
-        run: what is timed.
+        name: name in the rows.
+        run: function to time.
         plain: the same in the contract's own words.
-        fewest_bytes: that must cross between memory and processor.
+        fewest_bytes: bytes that must cross between memory and processor.
         decodes: needs payloads to begin with.
         ranks: payloads.
     """
@@ -60,11 +60,11 @@ class Step:
         """Make the tensors that ``run`` and ``plain`` expect.
 
         Args:
-            compressor: what is measured.
+            compressor: compressor to measure.
             n: elements.
-            poison: as for ``Workload``; of no use to what decodes.
+            poison: byte of new memory, as for ``Workload``; of no use to a step that decodes.
             own: payloads in memory of its own, where others of these arguments share it.
-            device: of all tensors.
+            device: device of all tensors.
         """
         if not self.decodes:
             return Workload(compressor, n, self.ranks, poison, device=device)

@@ -69,11 +69,11 @@ def rows(
 
     Args:
         workloads: keys and their sizes.
-        types: of compression, as MXNet names them, and "none".
-        threshold: of "2bit".
+        types: types of compression, as MXNet names them, and "none".
+        threshold: threshold of "2bit".
         repeats: rounds of each row; None: 7.
-        directory: of the peer's virtual environment; None: ``.peers/mxnet``.
-        kind: of both stores.
+        directory: folder of the peer's virtual environment; None: ``.peers/mxnet``.
+        kind: type of both stores.
 
     Raises:
         PeerError: MXNet cannot be installed or run here, or the results differ.

@@ -29,9 +29,9 @@ def least_seconds(pushed: int, pulled: int, workers: int, servers: int, rate: fl
     Args:
         pushed: bytes that a worker pushes.
         pulled: bytes that it pulls.
-        workers: how many.
-        servers: how many, each with an equal share of the bytes.
-        rate: of a cable, in bits a second.
+        workers: number of workers.
+        servers: number of servers, each with an equal share of the bytes.
+        rate: rate of a cable, in bits a second.
 
     Example:
         >>> least_seconds(10**6, 10**6, 2, 1, 10**8)
@@ -54,11 +54,11 @@ def rows(
     out.
 
     Args:
-        shapes: of the keys, float32.
+        shapes: shapes of the keys, float32.
         link: rate of every cable, as ``1gbit``.
-        compressions: for ``set_gradient_compression``; None: none.
-        workers: how many.
-        servers: how many.
+        compressions: arguments of ``set_gradient_compression``; None: no compression.
+        workers: number of workers.
+        servers: number of servers.
         batches: steps.
         congestion: TCP's control; None: as on this machine.
 

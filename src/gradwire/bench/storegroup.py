@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.bench.peers._process import Process
-from gradwire.kvstore.launch.machines import Here, Lines, Machine, Piped
+from gradwire.bench.peers._peer_process import Process
 from gradwire.kvstore.launch.processes import Group
+from gradwire.kvstore.launch.remote import Lines, LocalMachine, Machine, Piped
 from gradwire.netlab import Netlab
 
 __all__ = ["DEADLINE", "StoreGroup", "ask_all"]
@@ -25,10 +25,10 @@ class StoreGroup(Group):
     """Servers, and workers that run ``_store_worker.py``; use it as a context manager.
 
     Args:
-        workers: how many.
-        servers: how many.
+        workers: number of workers.
+        servers: number of servers.
         server_arguments: more of them for ``gradwire server``.
-        lab: whose links join them: the servers are on its first machines, each worker on one of the next; None: all
+        lab: lab whose links join them: the servers are on its first machines, each worker on one of the next; None: all
             are here, on loopback.
     """
 
@@ -50,7 +50,7 @@ class StoreGroup(Group):
         return ask_all(self.processes, request, **arguments)
 
     def _host(self, index: int) -> Machine:
-        return Here() if self.lab is None else LabMachine(self.lab, index)
+        return LocalMachine() if self.lab is None else LabMachine(self.lab, index)
 
     def close(self) -> None:
         for worker in self.processes.values():
@@ -58,12 +58,12 @@ class StoreGroup(Group):
         super().close()
 
 
-class LabMachine(Here):
+class LabMachine(LocalMachine):
     """One machine of a lab.
 
     Args:
-        lab: which.
-        rank: of the machine.
+        lab: lab that the machine belongs to.
+        rank: rank of the machine in the lab.
     """
 
     def __init__(self, lab: Netlab, rank: int) -> None:

@@ -41,7 +41,7 @@ class Checks:
             The largest size that was checked: ``n``, or ``ALWAYS`` where the reference would be too slow at ``n``.
 
         Raises:
-            WrongResultError: they differ.
+            WrongResultError: a tensor differs from its reference.
         """
         if n < ALWAYS:
             _check(step, compressor, n)

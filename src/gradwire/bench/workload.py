@@ -27,12 +27,12 @@ class Workload:
     Two workloads of the same arguments hold the same values.
 
     Args:
-        compressor: what is measured.
+        compressor: compressor to measure.
         n: elements; they form the most nearly square matrix, because some methods need one.
         ranks: payloads that ``fill`` makes.
         poison: the byte that payloads are filled with before anything is written to them.
         rows: payloads to use in place of new ones, as ``filled`` gives them.
-        device: of all tensors, which hold the same values everywhere.
+        device: device of all tensors, which hold the same values everywhere.
     """
 
     def __init__(

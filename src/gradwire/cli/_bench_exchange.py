@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gradwire.bench.exchange import ALL_REDUCE, DEVICES, ExchangePlan, Rival, exchange_rows
 from gradwire.bench.neighbours import neighbours
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._command_group import Integer, Number
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import counted, emit, json_option, markdown_option
 from gradwire.experiments.exchange_in_ddp import ddp_rows
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 PLAIN = Rival(ALL_REDUCE)
 
 METHODS = ("torch_bf16", "torch_powersgd", "bf16", "twobit", "onebit", "qsgd", "topk", "powersgd")
-"""What is measured where nothing is said."""
+"""Methods that are measured where none is named."""
 
 HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", "ms", "beside ms", "ratio")
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
-from gradwire.cli._groups import Integer, budget_option, steps_option
+from gradwire.cli._command_group import Integer, budget_option, steps_option
 from gradwire.cli._output import emit, json_option
 from gradwire.experiments.method_text import parse_method
 from gradwire.netlab import Link

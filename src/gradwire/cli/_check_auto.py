@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire import report
-from gradwire.cli._groups import Integer, Number, budget_option, steps_option
+from gradwire.cli._command_group import Integer, Number, budget_option, steps_option
 from gradwire.cli._output import appendable, counted, show, writable
 from gradwire.experiments.auto_check import CHANGED, METHODS, ROUNDS, MatrixCell, measure, read_links
 from gradwire.experiments.auto_verdicts import BEHIND, LEAST_SHARE, Verdict, read, verdicts

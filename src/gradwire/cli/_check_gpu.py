@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gradwire.cli._groups import Number
+from gradwire.cli._command_group import Number
 from gradwire.cli._output import emit, json_option
 from gradwire.experiments.gpu_check import MINUTES, GpuReport, check_gpu, lines, writer
 

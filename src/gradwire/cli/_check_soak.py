@@ -7,7 +7,7 @@ import dataclasses
 import click
 from rich.console import RenderableType
 
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._command_group import Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.experiments.soak import GROWTH, ROUNDING, SoakPlan, SoakReport, soak
 

@@ -20,7 +20,7 @@ import click
 
 from gradwire import cli
 from gradwire._extras import remedy
-from gradwire.cli._groups import CommandGroup
+from gradwire.cli._command_group import CommandGroup
 from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__
@@ -50,7 +50,7 @@ class Folder(CommandGroup):
         if cmd_name not in self.list_commands(ctx):
             return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
-        # From here on Ctrl-C is an exception, which a command may answer; what started this program said otherwise.
+        # Until here Ctrl-C ended the program at once; from now on it is an exception, which a command may answer.
         if (started := sys.modules.get("gradwire_command")) is not None:
             started.interrupt_again()
         return command

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli._groups import Integer
+from gradwire.cli._command_group import Integer
 from gradwire.cli._output import json_option
 from gradwire.cli._rows import RowFile
 from gradwire.experiments.shapes import NETWORKS, network_shapes

@@ -26,7 +26,7 @@ def head(first: Row, width: int) -> list[str]:
 
     Args:
         first: the first row.
-        width: of the longest name of a method.
+        width: characters of the longest name of a method.
     """
     last = "speedup" if "speedup" in first else "busy" if "neighbours" in first else "state"
     columns = _columns("method", "size", "op", [*_WIDTHS, last], width)

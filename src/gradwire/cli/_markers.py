@@ -15,8 +15,8 @@ def write_between(path: Path, name: str, text: str) -> None:
     """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``; without these, the whole file.
 
     Args:
-        path: of a page, or of a file that is made.
-        name: of the markers.
+        path: path of a page, or of a file that is made.
+        name: name of the markers.
         text: ends with a line's end.
     """
     page = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -28,8 +28,8 @@ def write_all(path: Path, texts: Mapping[str, str]) -> None:
     """Write several texts as ``write_between`` does; texts whose markers a page lacks are left out if it has others.
 
     Args:
-        path: of a page, or of a file that is made.
-        texts: by the name of their markers.
+        path: path of a page, or of a file that is made.
+        texts: new texts by the name of their markers.
     """
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     marked = [name for name in texts if f"<!-- {name} -->" in page]

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from gradwire import registry
-from gradwire.cli._groups import Number
+from gradwire.cli._command_group import Number
 from gradwire.errors import ConfigError, nearest
-from gradwire.experiments.method import Method
 from gradwire.experiments.method_text import is_auto, method_of, text_of
 from gradwire.experiments.torchhooks import PREFIX
+from gradwire.experiments.training_method import Method
 from gradwire.registry import assignment
 
 __all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]
@@ -29,7 +29,7 @@ class Seconds(Number):
 
 
 PATIENCE = Seconds(0, 1e6, min_open=True)
-"""How long workers may wait for each other: eleven days at most, which every library on the way can count."""
+"""Seconds that workers may wait for each other: eleven days at most, which every library on the way can count."""
 
 
 def parse_size(text: str) -> int:

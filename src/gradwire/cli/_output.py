@@ -40,7 +40,7 @@ def appendable(path: Path) -> None:
     """Refuse a file to which no line of results can be appended, before the work starts.
 
     Raises:
-        ConfigError: it cannot be written, or ends with something else.
+        ConfigError: the file cannot be written, or ends with something else.
     """
     said = _refused(path)
     if said:

@@ -23,7 +23,7 @@ class RowFile:
     an indent of 2.
 
     Args:
-        path: of a file that can be written.
+        path: path of a file that can be written.
     """
 
     def __init__(self, path: Path) -> None:

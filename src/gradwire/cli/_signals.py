@@ -9,6 +9,6 @@ def interrupt(*_: Any) -> NoReturn:
     """Raise ``KeyboardInterrupt``; a handler for SIGTERM.
 
     Raises:
-        KeyboardInterrupt: always.
+        KeyboardInterrupt: every call raises it.
     """
     raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from rich.table import Table
 from gradwire.advise import consult
 from gradwire.advise.advice import Advice, AdviceRow
 from gradwire.advise.consult import Question
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._command_group import Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError
 from gradwire.experiments.method_text import parse_method

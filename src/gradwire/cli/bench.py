@@ -16,7 +16,7 @@ from rich.progress import Progress
 from gradwire.bench import codec, peers
 from gradwire.bench.steps import STEPS
 from gradwire.cli import _bench_exchange, _kvstore
-from gradwire.cli._groups import CommandGroup, Integer, Number
+from gradwire.cli._command_group import CommandGroup, Integer, Number
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_size
 from gradwire.cli._output import json_option
@@ -139,9 +139,9 @@ class _Run:
 
     Args:
         total: rows that are expected.
-        width: of the longest name of a method.
-        json_to: as given on the command line.
-        samples: whether stored rows keep the time of every call.
+        width: characters of the longest name of a method.
+        json_to: path or "-", as given on the command line.
+        samples: true: stored rows keep the time of every call.
     """
 
     def __init__(self, total: int, width: int, json_to: str | None, samples: bool) -> None:

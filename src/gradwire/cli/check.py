@@ -14,7 +14,7 @@ from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_auto import auto_command
 from gradwire.cli._check_gpu import gpu_command
 from gradwire.cli._check_soak import soak_command
-from gradwire.cli._groups import CommandGroup, Integer
+from gradwire.cli._command_group import CommandGroup, Integer
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option, markdown_option
 from gradwire.experiments import convergence

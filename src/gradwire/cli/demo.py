@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire import registry
-from gradwire.cli._groups import Integer
+from gradwire.cli._command_group import Integer
 from gradwire.cli._output import counted, emit, json_option
 from gradwire.experiments.demo import DemoReport, compare
 from gradwire.experiments.method_text import method_of

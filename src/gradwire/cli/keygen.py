@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gradwire.cli._groups import Integer
+from gradwire.cli._command_group import Integer
 
 __all__ = ["command"]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gradwire.cli._groups import Integer
+from gradwire.cli._command_group import Integer
 from gradwire.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from gradwire.kvstore.launch.machines import Machine
+    from gradwire.kvstore.launch.remote import Machine
 
 __all__ = ["command"]
 
@@ -55,15 +55,15 @@ def command(
     failed, 128 + n after signal n; the others are ended then, and at Ctrl-C.
     """
     # Here, so that help needs no extra.
-    from gradwire.kvstore.launch.machines import placed, read_hosts, there
     from gradwire.kvstore.launch.processes import Group
+    from gradwire.kvstore.launch.remote import over_ssh, placed, read_hosts
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     machines: list[Machine] | None = None
     if host_file is not None:
         where = folder or os.getcwd()
         hosts = read_hosts(host_file)
-        made = {host: there(host, shlex.split(ssh), python, where, variables(names)) for host in hosts}
+        made = {host: over_ssh(host, shlex.split(ssh), python, where, variables(names)) for host in hosts}
         machines = [made[host] for host in placed(hosts, workers)]
     elif names or folder:
         raise ConfigError("--env and --folder are for --host-file: here the script has the environment of this command")

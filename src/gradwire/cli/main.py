@@ -14,16 +14,17 @@ def main() -> None:
     """Run the command line.
 
     Raises:
-        SystemExit: always; 2 where an extra that the command needs is not installed, or the input cannot work.
+        SystemExit: the program has ended: with status 2 where an extra that the command needs is not installed, or the
+            input cannot work; else 0.
     """
     try:
-        # Both, so that each command says the same where one of them is missing.
+        # Both are imported, so that each command fails with the same message where one of them is missing.
         import click  # noqa: F401
         import rich  # noqa: F401
 
         from gradwire.cli._folder import app
 
-        # What is loaded stays to the end, where to look through it would take another half of a second.
+        # The loaded modules stay to the end; a last collection would look through them for half a second.
         gc.freeze()
         app(prog_name="gradwire")
     except ImportError as error:

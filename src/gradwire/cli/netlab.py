@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.cli._groups import CommandGroup, Integer, Number
+from gradwire.cli._command_group import CommandGroup, Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError, nearest
 from gradwire.netlab import Netlab, remove

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli._groups import Integer, Number, budget_option, steps_option
+from gradwire.cli._command_group import Integer, Number, budget_option, steps_option
 from gradwire.cli._output import appendable
 from gradwire.experiments.method_text import is_auto, parse_method
 from gradwire.experiments.records import append_line

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import torch
 
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._command_group import Integer, Number
 
 __all__ = ["command"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from gradwire.cli._groups import Integer
+from gradwire.cli._command_group import Integer
 from gradwire.cli._options import PATIENCE
 from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt

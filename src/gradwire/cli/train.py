@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
-from gradwire.cli._groups import Integer
+from gradwire.cli._command_group import Integer
 from gradwire.cli._options import PATIENCE, chosen, pairs
 from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt
@@ -23,10 +23,10 @@ from gradwire.errors import ConfigError, GroupError, require
 from gradwire.experiments.cluster import Place, placed
 from gradwire.experiments.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
 from gradwire.experiments.launch import begin, launch
-from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.records import Record, append
-from gradwire.experiments.snapshots import newest
+from gradwire.experiments.run_snapshots import newest
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import PARALLEL, Method
 from gradwire.netlab import Link, lab_for
 from gradwire.registry import assignment, named_of
 

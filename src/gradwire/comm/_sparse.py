@@ -42,7 +42,7 @@ def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, 
 
     Args:
         message: uint8, as ``pack`` made it.
-        ranges: for each list the indices that it may have, from the first on, up to but without the second.
+        ranges: range of indices that each list may have: the first, and the one behind the last.
 
     Raises:
         WireError: the counts do not fit the length, or an index is outside its range.

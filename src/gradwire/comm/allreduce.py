@@ -79,7 +79,7 @@ class SummedSession(Session):
         self.channel.all_reduce(self.sums)
         with metrics.timed("decode"):
             bad = self._is_bad(dense)
-            # Where the sums tell, what they become is not finite, either.
+            # Sums that tell of a value that is not finite decode to such a value themselves.
             self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells)
         return bad
 

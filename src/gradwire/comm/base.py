@@ -37,7 +37,7 @@ compression costs quality and time; from 5 workers on the traffic decides."""
 
 class Kept(Protocol):
     """The store of all that outlives a session, under the names of parameters; implemented by
-    ``gradwire.exchange.residuals``.
+    ``gradwire.exchange.residual_store``.
     """
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
@@ -67,9 +67,9 @@ class Site:
 
     Args:
         channel: the collectives and the byte counters.
-        device: of the gradients.
+        device: device of the gradients.
         kept: memories and states.
-        scale: with which what is compensated is multiplied before it is encoded; memories keep what is not multiplied.
+        scale: factor of what is compensated before it is encoded; memories keep what is not multiplied.
     """
 
     channel: Channel
@@ -102,9 +102,9 @@ class Session(ABC):
 
         Args:
             flat: the bucket's gradients, contiguous float32.
-            key: of this step.
-            dense: what travels uncompressed in this bucket; where it has a value that is not finite, which all ranks
-                see alike, this session is taken back. It is waited for in any case.
+            key: key of the random stream in this step.
+            dense: mean of what travels uncompressed in this bucket; where it has a value that is not finite, which all
+                ranks see alike, this session is taken back. It is waited for in any case.
 
         Returns:
             bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what
@@ -115,7 +115,7 @@ class Session(ABC):
         """Reserve room for numbers beside the payloads, if every rank gets every message; not every session can.
 
         Args:
-            numel: how many float32, > 0; asked once, before the first ``run``.
+            numel: number of float32, > 0; asked once, before the first ``run``.
 
         Returns:
             float32 of shape (W, numel): this rank's own row is sent by ``run``, which waits for ``dense`` when the
@@ -161,11 +161,11 @@ class Strategy(Configuration, ABC):
         """Ask for the facts about the ranks that this strategy needs; all ranks call it at set-up.
 
         Args:
-            channel: that the exchange will use.
-            device: of the gradients.
+            channel: channel that the exchange will use.
+            device: device of the gradients.
 
         Raises:
-            ConfigError: it cannot run among these ranks, the same on all of them, with the remedy.
+            ConfigError: the strategy cannot run among these ranks; the same on all of them, with the remedy.
         """
         return
 

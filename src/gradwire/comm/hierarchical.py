@@ -130,13 +130,13 @@ class HierarchicalSession(Session):
             move_kept(cuts, self.inside)
             for ranges, pieces in zip(lanes, cuts, strict=True):
                 ranges += ranges_of(pieces)
-            # What keeps something keeps it of the sum, and multiplies when it encodes.
+            # Memories keep values of the sum, and multiply when they encode.
             self.means += ranges_of(cuts[number]) if bare else []
             scale = 1.0 if bare else self.share
             lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
             self.sessions.append(registry.build("comm", way).plan(group, lane))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
-        self.told = torch.zeros(hosts.size, 1, dtype=torch.uint8, device=site.device)
+        self.flags = torch.zeros(hosts.size, 1, dtype=torch.uint8, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         self.lanes.add_up(flat)
@@ -156,24 +156,24 @@ class HierarchicalSession(Session):
 
     def _anywhere(self, bad: Tensor) -> Tensor:
         """Return whether a condition holds on any rank of this host."""
-        self.told[self.inside.rank].copy_(bad.view(1))
-        self.inside.all_gather(self.told)
-        return self.told.ne(0).any()
+        self.flags[self.inside.rank].copy_(bad.view(1))
+        self.inside.all_gather(self.flags)
+        return self.flags.ne(0).any()
 
 
 class HostLanes:
     """The parts of a flat gradient that each rank of a host works on.
 
     Args:
-        ranges: of each rank, in increasing order.
-        channel: between them.
+        ranges: ranges of each rank, in increasing order.
+        channel: channel between the ranks of the host.
     """
 
     def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]], channel: Channel, device: torch.device) -> None:
         self.ranges, self.channel = ranges, channel
         self.own = ranges[channel.rank]
         sizes = [sum(hi - lo for lo, hi in each) for each in ranges]
-        # What lies in one range is sent from there, and received there.
+        # A single range is sent and received in place, without a buffer.
         self.buffers = [
             torch.zeros(size if len(each) > 1 else 0, device=device) for size, each in zip(sizes, ranges, strict=True)
         ]

@@ -127,7 +127,7 @@ def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
     tensors = site.kept.servers([(piece, memory.buffers) for piece, memory in zip(shard, memories, strict=True)])
     for piece, memory, flats in zip(shard, memories, tensors, strict=True):
         state = piece.unit.compressor.init_state(piece.shape, Key(tensor=piece.id, phase=1), site.device)
-        # What is agreed on holds for the mean too; only what is wished is the workers' alone.
+        # Agreed values hold for the mean too; only the wishes are the workers' own.
         common = piece.unit.compressor.advice > 0
         state |= {name: tensor for name, tensor in piece.state.items() if common and name != "advice"}
         kept = {name: flat.view(piece.shape) for name, flat in flats.items()}

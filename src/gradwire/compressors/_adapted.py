@@ -50,7 +50,7 @@ class Adapted(Compressor):
     """A compressor of the contract that runs ``method``.
 
     Args:
-        method: whose ``compress`` and ``decompress`` are called, by one thread at a time.
+        method: method whose ``compress`` and ``decompress`` are called, by one thread at a time.
 
     Raises:
         ConfigError: the method declares what it cannot keep.

@@ -96,7 +96,7 @@ def check_carried(name: str, threshold: Threshold, payload: Payload) -> None:
     """Refuse a threshold in a payload that no encoder writes.
 
     Raises:
-        WireError: it is negative or not finite.
+        WireError: the threshold is negative or not finite.
     """
     if threshold == AUTO and not 0 <= (carried := float(payload[-2])) < math.inf:
         raise WireError(f"{name} threshold of a payload must be finite and >= 0, got {carried}")

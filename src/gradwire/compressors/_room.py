@@ -11,13 +11,13 @@ def check_room(name: str, levels: int, room: int, world: int) -> None:
     """Refuse a number of ranks whose levels may add up to more than an 8-bit code can hold.
 
     Args:
-        name: of the parameter, for the message.
+        name: name of the parameter, for the message.
         levels: the largest code of a rank.
         room: the largest sum that fits.
         world: ranks whose codes are added.
 
     Raises:
-        ConfigError: with the most levels that fit, or with other methods where none do.
+        ConfigError: the levels do not fit; the message names the most levels that fit, or other methods where none do.
 
     >>> check_room("THC.levels", 15, 255, 18)
     Traceback (most recent call last):

@@ -70,8 +70,8 @@ class Sparsifier(Compressor):
         Args:
             x: float32, (n,).
             values: float32, (slots(n),).
-            places: as ``places(n)``.
-            key: of the random stream.
+            places: empty fields of the form ``places(n)``, in which the indices are written.
+            key: key of the random stream.
             scale: multiplies the elements; 1 but for summable methods.
         """
 
@@ -83,7 +83,7 @@ class Sparsifier(Compressor):
             values: float32, (W, slots(n)).
             places: one row for each rank.
             out: float32, (n,).
-            scale: of every payload.
+            scale: factor of every payload.
         """
 
     def select_feedback(
@@ -149,7 +149,7 @@ class Sparsifier(Compressor):
         """Refuse indices that the method does not write.
 
         Raises:
-            WireError: they are not.
+            WireError: the indices are not such.
         """
         return
 

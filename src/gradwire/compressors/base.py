@@ -50,10 +50,11 @@ MOST_USED = 2**31 - 1
 """Bytes of a stream of variable size."""
 
 Family = Literal["cast", "quantisation", "sparsification", "hybrid", "low rank", "wrapper"]
-"""How a method saves bytes: fewer bits for an element, fewer elements, both, thin factors, or another method inside."""
+"""Ways in which a method saves bytes: fewer bits for an element, fewer elements, both, thin factors, or another method
+inside."""
 
 Feedback = Literal["required", "optional", "built-in", "unsafe"]
-"""What error feedback means for a method.
+"""Roles of error feedback for a method.
 
 required: a contraction that loses its way without it. optional: harmless either way. built-in: the residual is part
 of the method. unsafe: the variance factor is 1 or more, so the residual would grow without bound.
@@ -69,7 +70,7 @@ _CODE = {
     "add_decoded_many",
     "decode_many",
 }
-"""What a method may do in its own way, on one tensor."""
+"""Methods that a compressor may implement in its own way, on one tensor."""
 
 
 def as_gradient(x: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class Compressor(Configuration, ABC):
     """Authors, title, venue, year."""
 
     family: ClassVar[Family] = "quantisation"
-    """See ``Family``; the class in the tables."""
+    """Class of the method in the tables; see ``Family``."""
 
     identity: ClassVar[bool] = False
     """D(encode(x)) = x and the payload is x: nothing is compressed, so gradients travel as they are."""
@@ -108,7 +109,7 @@ class Compressor(Configuration, ABC):
     """Payloads may be summed element by element: D(p + q) = D(p) + D(q). All fields then share one float dtype."""
 
     average: ClassVar[bool] = True
-    """What arrives is the mean of what the ranks' payloads decode to. False: their sum, or whatever else
+    """True: the result is the mean of what the ranks' payloads decode to. False: their sum, or whatever else
     ``add_decoded_many`` makes of all of them; summed payloads are then not divided by the world size."""
 
     unbiased: ClassVar[bool] = False
@@ -126,7 +127,7 @@ class Compressor(Configuration, ABC):
     travel, and a decoder, which gets the last field with or without it, does not look at it."""
 
     rounds_needed: ClassVar[int] = 1
-    """How often ranks must average before the payload is complete (``MultiRound`` only)."""
+    """Number of times that ranks must average before the payload is complete (``MultiRound`` only)."""
 
     portable: ClassVar[bool] = True
     """A payload has the same bits on every machine. Not where matrices are multiplied: a product's last bits belong to
@@ -154,9 +155,10 @@ class Compressor(Configuration, ABC):
     """``settle`` makes something else of the mean, such as its sign: what arrives is no estimate of a gradient."""
 
     advice: ClassVar[int] = 0
-    """How many float32 the ranks keep agreeing on, such as a threshold: ``encode`` leaves this rank's wish, finite, in
-    ``state["advice"]`` and finds in ``state["agreed"]`` the mean over the ranks of their wishes in an earlier step, NaN
-    before the first. They travel with the uncompressed parameters of the next step, so they cost no message."""
+    """Number of float32 that the ranks keep agreeing on, such as a threshold: ``encode`` leaves this rank's wish,
+    finite, in ``state["advice"]`` and finds in ``state["agreed"]`` the mean over the ranks of their wishes in an
+    earlier step, NaN before the first. They travel with the uncompressed parameters of the next step, so they cost no
+    message."""
 
     takes_pieces: ClassVar[bool] = False
     """All that encodes, decodes and settles is made of operations, which take ``gradwire.ops.Pieces`` in place of
@@ -175,7 +177,7 @@ class Compressor(Configuration, ABC):
         if overrides(cls, _CODE, "sums_in"):
             cls.sums_in = Compressor.sums_in  # type: ignore[method-assign]
         if overrides(cls, ("add_decoded", "add_decoded_many"), "decode_many"):
-            # What decodes in its own way is what decodes: the faster way of its base is another method's.
+            # A class with its own decoder must not inherit the faster one of its base, which decodes another method.
             cls.decode_many = Compressor.decode_many  # type: ignore[method-assign]
 
     @property
@@ -249,7 +251,7 @@ class Compressor(Configuration, ABC):
             world: workers whose payloads are summed as integers, >= 1.
 
         Raises:
-            ConfigError: naming the parameter and the largest value that fits.
+            ConfigError: the sum does not fit; the message names the parameter and the largest value that fits.
         """
         return
 
@@ -275,7 +277,7 @@ class Compressor(Configuration, ABC):
         """Compensate, encode, and keep what was not sent: x = residual + grad, residual = x - D(payload).
 
         Args:
-            grad: this rank's gradient. Unchanged without ``status``.
+            grad: gradient of this rank. Unchanged without ``status``.
             residual: overwritten.
             status: int32 of one element. If given, the call can be taken back: ``grad`` receives the residual as it
                 was before, and bit 0 is set when any element of x or of the new residual is not finite (a code may
@@ -301,10 +303,10 @@ class Compressor(Configuration, ABC):
         """Mix a gradient into a running mean and encode that: momentum = beta * momentum + (1 - beta) * grad.
 
         Args:
-            grad: this rank's gradient. Unchanged without ``status``.
+            grad: gradient of this rank. Unchanged without ``status``.
             momentum: overwritten.
-            beta: in [0, 1).
-            status: as in ``encode_feedback``; ``grad`` receives the old momentum.
+            beta: weight of the old momentum, in [0, 1).
+            status: int32, 1 element, or None, as in ``encode_feedback``; ``grad`` receives the old momentum.
         """
         ops.momentum_update(grad.view(-1), momentum.view(-1), beta, status)
         self.encode(momentum, payload, state, key)
@@ -326,10 +328,10 @@ class Compressor(Configuration, ABC):
         x = grad + weight * error, the payload is that of scale * x, and error = share * error + x - D(payload) / scale.
 
         Args:
-            grad: this rank's gradient; becomes the old error.
+            grad: gradient of this rank; becomes the old error.
             error: stored in any form that ``gradwire.ops.stored`` knows; overwritten.
-            weight: of the errors in x.
-            share: of them that stays.
+            weight: weight of the errors in x.
+            share: share of the errors that stays.
             status: int32 of one element; bit 0 is set as in ``encode_feedback``.
             scale: 1 except for summable methods.
         """
@@ -369,7 +371,7 @@ class Compressor(Configuration, ABC):
         """Return the form of this method whose residual may be kept in 16 bits; the same payloads cross the network.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such form.
         """
         return self
 
@@ -450,12 +452,12 @@ class MultiRound(Compressor):
     """
 
     reductions: ClassVar[tuple[str, ...]] = ()
-    """How each field is reduced: "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed
-    in their own type, so they need head-room, without which ``check_world`` refuses the group; the field that is
-    reduced first must be float32, for it tells of a NaN."""
+    """Reduction of each field: "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in
+    their own type, so they need head-room, without which ``check_world`` refuses the group; the field that is reduced
+    first must be float32, for it tells of a NaN."""
 
     own_share: ClassVar[bool] = False
-    """What a rank has contributed can be told from the mean: ``add_own`` is its own."""
+    """True: the contribution of a rank can be told from the mean, and ``add_own`` adds it."""
 
     declared_by: ClassVar = {**Compressor.declared_by, "own_share": ("add_own",)}
 
@@ -532,7 +534,7 @@ def reduce_fields(fields: Sequence[Tensor], how: str) -> None:
     """Reduce one field of every rank in place, when all ranks are in this process.
 
     Args:
-        fields: of one shape and dtype, one for each rank in rank order, on any devices.
+        fields: fields of one shape and dtype, one for each rank in rank order, on any devices.
         how: "mean", "sum" or "max", as ``MultiRound.pauses`` tells.
 
     Example:

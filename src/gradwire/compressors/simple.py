@@ -65,7 +65,7 @@ class SimpleCompressor(ABC):
     """``compress`` gives one float tensor, ``decompress`` is linear: the tensors are all-reduced."""
 
     feedback: Feedback = "optional"
-    """What the ``residual`` memory means for it; "required" adds that memory unless another is asked for."""
+    """Role of the ``residual`` memory for the method; "required" adds that memory unless another is asked for."""
 
     alignment: int = 1
     """A flattened tensor may be cut at multiples of this many elements; 0: ``compress`` needs it whole."""

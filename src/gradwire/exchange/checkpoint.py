@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError, Told, nearest, require
+from gradwire.errors import ConfigError, Verbatim, nearest, require
 from gradwire.ops.stored import add_to, holds, read, stored_like
 
 __all__ = [
@@ -57,10 +57,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the states that several ranks saved into one.
 
     Args:
-        states: what ``state_dict`` gave on different ranks of one run, after the same step.
+        states: results of ``state_dict`` on different ranks of one run, after the same step.
 
     Raises:
-        ConfigError: they are of different runs or steps, or there is none.
+        ConfigError: the states belong to different runs or steps, or there is none.
 
     Example:
         >>> one, two = (state_of(2, rank, 7, {"worker": {}}) for rank in range(2))
@@ -78,7 +78,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for key, depth in (("ranks", 1), ("parts", 3)):
             if key in state:
                 merged[key] = united(merged[key], state[key], depth)
-    require(bool(merged), "states", "at least one", Told("none"))
+    require(bool(merged), "states", "at least one", Verbatim("none"))
     return merged
 
 
@@ -95,7 +95,7 @@ def check_form(state: object, parts: bool = True) -> None:
         parts: take one of a model's shards, too, which has parts in place of ranks.
 
     Raises:
-        ConfigError: saying what it has.
+        ConfigError: the state has another form; the message says which.
     """
     allowed = "what state_dict() gave, with version, world, step and ranks"
     require(isinstance(state, Mapping), "state", allowed, state)
@@ -125,7 +125,7 @@ def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]
     """The complete entry of one rank.
 
     Raises:
-        ConfigError: it is not there, or tensors of it are missing.
+        ConfigError: there is no entry of the rank, or tensors of it are missing.
     """
     mine = state["ranks"].get(str(rank))
     if mine is None:
@@ -154,7 +154,7 @@ def of_rank(
         squared: buffers in squared units.
 
     Raises:
-        ConfigError: it is not complete.
+        ConfigError: the state is not complete.
     """
     if state["world"] == world:
         return checked_rank(state, rank)
@@ -167,12 +167,12 @@ def check_names(
     """Refuse names of parameters that no exchange would ever send.
 
     Args:
-        buffers: that the memories of the exchange keep.
+        buffers: names of the buffers that the memories of the exchange keep.
         sizes: elements of each parameter; None if not known.
-        parts: of each parameter that are stored one after the other.
+        parts: number of parts of each parameter, which are stored one after the other.
 
     Raises:
-        ConfigError: naming the buffer or the parameter.
+        ConfigError: a buffer or a parameter is unknown; the message names it.
     """
     for rank in state["ranks"].values():
         for buffer, tensors in rank.get("worker", {}).items():
@@ -214,7 +214,7 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
 
 
 def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """Make an entry whose owned shards are added to the rank's own buffers, as ``Residuals.retire`` does."""
+    """Make an entry whose owned shards are added to the rank's own buffers, as ``ResidualStore.retire`` does."""
     worker = {buffer: dict(tensors) for buffer, tensors in entry.get("worker", {}).items()}
     for name, buffers in entry.get("owned", {}).items():
         for buffer, views in buffers.items():

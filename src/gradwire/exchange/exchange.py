@@ -26,11 +26,11 @@ from gradwire import registry
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.errors import Told, as_python, is_float32, is_int, require
+from gradwire.errors import Verbatim, as_python, is_float32, is_int, require
 from gradwire.exchange import checkpoint
 from gradwire.exchange.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.exchange.policy import Policy
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.exchange.undo import Undo
 from gradwire.group.agree import Opening, agree
@@ -110,10 +110,10 @@ class Exchange:
         strategy: a strategy or its name; None chooses from declared properties and the number of workers.
         group: a process group that nobody else uses; None is a group of one.
         policy: per-parameter choices.
-        seed: of all random streams, >= 0; the same on all ranks.
-        device: of the gradients.
+        seed: seed of all random streams, >= 0; the same on all ranks.
+        device: device of the gradients.
         force: use error feedback where the method declares it unsafe, or none where it declares it required.
-        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
+        residual_dtype: dtype of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
@@ -150,7 +150,7 @@ class Exchange:
         self._draining: set[str] = set()
         self._drained: list[tuple[str, Tensor]] = []
         self.second_moment: SecondMoment | None = None  # Made by who corrects an optimizer's learning rate by it.
-        self.residuals = Residuals(self.channel.world, self.device, seed)
+        self.residuals = ResidualStore(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -202,8 +202,8 @@ class Exchange:
         What waits for a parameter whose new method keeps nothing back is sent with its next gradient.
 
         Args:
-            assigned: by name of the parameter; all others have the main compressor. A parameter that travels
-                uncompressed, by its size or because it is excluded, and one with an override, stay as they are.
+            assigned: compressors by name of the parameter; all others have the main compressor. A parameter that
+                travels uncompressed, by its size or because it is excluded, and one with an override, stay as they are.
 
         Raises:
             ConfigError: a combination that cannot work, with the remedy.
@@ -317,7 +317,8 @@ class Exchange:
         changed, and the configuration with the values of this step's schedule.
 
         Args:
-            check: what may be wrong on this rank alone; if it raises, all ranks that come to this step hear of it.
+            check: function that checks what may be wrong on this rank alone; if it raises, all ranks that come to this
+                step hear of it.
         """
 
         def describe() -> str:
@@ -353,7 +354,7 @@ class Exchange:
         """Determine whether the last step counts; ``begin_step`` and ``state_dict`` call it by themselves."""
         bad, self._bad = self._bad, []
         if bad:
-            # On the device, so that counting never waits for it.
+            # The flags are added on the device, so that counting never waits for it.
             spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
             self._nonfinite += spoilt
             self._undo.end(spoilt)
@@ -380,7 +381,7 @@ class Exchange:
         Args:
             flat: contiguous float32, the parameters' gradients end to end in the order of ``params``.
             itemsize: bytes an element that an uncompressed exchange would send: 2 for a 16-bit model.
-            ready: when the gradients were there, for a pilot; None: at the beginning of the step.
+            ready: time at which the gradients were there, for a pilot; None: the beginning of the step.
             given: the gradients themselves, where ``flat`` is a copy of them in another dtype: if nothing of them is
                 compressed, the mean is made of these, as DDP makes it, and ``flat`` is a copy of that.
 
@@ -413,7 +414,7 @@ class Exchange:
         told = [session.run(flat, key, dense) for session in plan.sessions if not warm]
         for each in moving:
             each.memory.update(each.of(flat), each.kept, dense())
-        # What a session tells has what travels dense in it.
+        # The flag of a session covers the parameters that travel dense.
         told = told or [dense()]
         self._bad += told
         self._drained += [(name, each) for name in drained for each in told]
@@ -539,10 +540,10 @@ class Exchange:
         """Continue from a ``state_dict``, and forget everything else. All ranks must call it.
 
         Args:
-            state: this rank's own, or those of all ranks merged.
-            on_resize: for a state of another number of ranks. "reshard": the mean of the residuals, which is what
-                waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the step
-                is taken.
+            state: state of this rank, or the states of all ranks merged.
+            on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, which is
+                what waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the
+                step is taken.
             sizes: elements of each parameter, to be compared with the state's.
             parts: equal parts in which each is stored: its shards, where whole parameters are kept for sharded ones.
             fit: makes of the state the one that is loaded; what it raises, all ranks hear of.
@@ -581,7 +582,7 @@ class Exchange:
             # The noise in a mean depends on the number of ranks.
             if "second_moment" in state and state["world"] == self.channel.world:
                 self.second_moment.load_state_dict(state["second_moment"])
-        # With what the workers just told each other in them, they would be figures of no step at all.
+        # The counters have measured the messages of this call, which belong to no step.
         self.counters.reset()
         self._nonfinite.zero_()
         before, now = state.get("method"), self.method()
@@ -605,7 +606,7 @@ class Exchange:
 
         Args:
             factor: a finite number > 0, the same on all ranks.
-            names: of the parameters; None: all.
+            names: names of the parameters; None: all.
 
         Raises:
             ConfigError: the factor is outside its range.
@@ -642,11 +643,11 @@ class Exchange:
         return {**counted, "residual_norm": self.residuals.norm(), **moment, **pilot}
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
-        require(self.step > 0, "run", "called after begin_step", Told("a call before it"))
+        require(self.step > 0, "run", "called after begin_step", Verbatim("a call before it"))
         numel = sum(torch.Size(shape).numel() for _, shape in params)
         fits = flat.dtype == torch.float32 and flat.is_contiguous() and flat.shape == (numel,)
         form = f"contiguous float32 of shape ({numel},), as params say"
-        require(fits, "flat", form, Told(f"{flat.dtype} of shape {tuple(flat.shape)}"))
+        require(fits, "flat", form, Verbatim(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
         """Find or make the plan of a bucket for the compressor of this step; all ranks must call it alike."""

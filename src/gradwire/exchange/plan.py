@@ -37,10 +37,10 @@ class Moving:
     """A parameter whose memory has work to do although it travels dense.
 
     Args:
-        memory: that does it.
-        kept: its tensors, flat.
+        memory: memory that has work to do.
+        kept: tensors of the memory, flat.
         lo: offset of the first element in the bucket.
-        always: it travels dense in every step of this plan, not only in the warm-up.
+        always: true: the parameter travels dense in every step of this plan, not only in the warm-up.
     """
 
     memory: Memory

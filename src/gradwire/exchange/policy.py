@@ -30,7 +30,7 @@ class Policy(Configuration):
             narrow first and last layers are compressed, too, where codes of one or two bits cost quality.
         exclude: name patterns (``fnmatch``) of parameters that travel dense.
         overrides: name pattern to compressor; the first pattern that matches wins over everything else.
-        start_after: this many steps are dense; residuals stay zero until then.
+        start_after: number of first steps that are dense; residuals stay zero until then.
         schedule: parameter of the main compressor to a function of the step; it starts to count after the warm-up.
             A value that changes the payload's size makes new buffers, so let it change in stages.
 
@@ -60,11 +60,12 @@ class Policy(Configuration):
 
         Args:
             compressor: the main one.
-            names: of all parameters.
+            names: names of all parameters.
             world: the number of workers.
 
         Raises:
-            ConfigError: naming the pattern, or the scheduled parameter and the step.
+            ConfigError: a pattern matches nothing, or a schedule leaves the range; the message names the pattern, or
+                the parameter and the step.
         """
         for pattern in [*self.exclude, *self.overrides]:
             if not any(fnmatchcase(name, pattern) for name in names):

@@ -44,7 +44,7 @@ class SecondMoment:
     """The factor of one exchange, over its compressed tensors.
 
     Args:
-        device: of the gradients.
+        device: device of the gradients.
         since: the first steps, of which nothing is measured: the dense ones.
 
     Example:
@@ -87,8 +87,8 @@ class SecondMoment:
 
         Args:
             flat: the gradient, contiguous float32.
-            spans: where each compressed tensor begins and ends in it.
-            owned: those of the spans whose mean arrives on this rank alone; None: all of them arrive on all ranks.
+            spans: range of each compressed tensor in the gradient: first element, and the one behind the last.
+            owned: slice of the spans whose mean arrives on this rank alone; None: all of them arrive on all ranks.
 
         Returns:
             A function that compares the sample with what has arrived. It takes the tensor in which that is, the place
@@ -109,7 +109,7 @@ class SecondMoment:
             weights = torch.tensor(shares, dtype=torch.float64).to(sample.device)
             squares = torch.stack([_squares(there), _squares(exact)])
             squares[0] /= multiplied * multiplied
-            # What is not finite does not count.
+            # Squares that are not finite do not count.
             known = torch.isfinite(squares).all(0)
             found = torch.where(known, squares * weights, 0.0).sum(1)
             if owned is not None:

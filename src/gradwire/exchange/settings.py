@@ -39,16 +39,16 @@ class Settings(Configuration):
             bytes, and where codes of one or two bits cost quality.
         exclude: name patterns of parameters that travel dense.
         overrides: name pattern to compressor, such as ``{"embedding.*": TopK(ratio=0.001)}``.
-        start_after: this many first steps are dense.
+        start_after: number of first steps that are dense.
         schedule: compressor parameter to a function of the step, such as ``{"ratio": exponential(0.25, 0.01, 1000)}``.
-        seed: of all random streams, >= 0.
+        seed: seed of all random streams, >= 0.
         timeout: seconds that a collective may take before every rank raises, > 0: longer than a rank may be busy with
             something else, such as an evaluation. None: that of the process group, in torch 30 minutes on Gloo.
         force: use error feedback where the method declares it unsafe, or ``memory="none"`` where it declares it
             required and loses what it does not send.
-        budget: of errors, with "auto" alone: "exact", "safe" or "small". None: "safe".
-        decisions: with "auto" alone: those of an earlier run, ``metrics()["auto"]["decisions"]``, to be made again in
-            the same steps; None: they are made by what is measured.
+        budget: budget of errors, with "auto" alone: "exact", "safe" or "small". None: "safe".
+        decisions: decisions of an earlier run, with "auto" alone: ``metrics()["auto"]["decisions"]``, to be made again
+            in the same steps; None: they follow from measurements.
     """
 
     memory: Memory | str | None = None
@@ -78,7 +78,7 @@ class Settings(Configuration):
         """Refuse values of a wrong type.
 
         Raises:
-            ConfigError: naming the option.
+            ConfigError: a value has a wrong type; the message names the option.
         """
         require(valid_timeout(self.timeout), "timeout", f"seconds in (0, {LONGEST:g}] or None", self.timeout)
         require(isinstance(self.memory, Memory | str | None), "memory", "a memory or its name", self.memory)
@@ -154,7 +154,7 @@ def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None
     """Say where the parameters belong of a method that was given as an object.
 
     Raises:
-        ConfigError: always.
+        ConfigError: every call raises it.
     """
     name, value = next(iter(params.items()))
     cls = type(compressor).__name__
@@ -173,8 +173,8 @@ def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "co
 
     Args:
         compressor: the object or the name.
-        params: of a method given by name.
-        name: what an error calls the argument.
+        params: parameters of a method given by name.
+        name: name of the argument in an error.
 
     Raises:
         ConfigError: an unknown name or parameter, with the nearest known one.

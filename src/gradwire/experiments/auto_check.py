@@ -80,18 +80,19 @@ class MatrixCell:
     """One repeat of one model on one link.
 
     Args:
-        model: as ``gradwire models`` has it.
+        model: name of the model in ``gradwire models``.
         workers: processes on this machine, 2 to 64.
         links: one; or several, which follow one another while the workers run, each with a rate.
         compute: seconds of a pretended backward pass, >= 0.
-        repeat: which of several equal measurements this is, from 0 on.
+        repeat: number of this repeat of the measurement, from 0 on.
         small: the small variant of the model.
-        steps: in which "auto" decides, and that count, at most, of each contestant in each part, >= 3.
+        steps: number of steps in which "auto" decides, and most steps that count for each contestant in each part, >=
+            3.
         budget: seconds that the steps which count may take, of each contestant in each part, > 0; three are made in
             any case.
         methods: fixed ones, as they are written.
         auto: "auto", with its parameters.
-        gradients: as in ``ReplayPlan``.
+        gradients: kind of the gradients, as in ``ReplayPlan``.
 
     Raises:
         ConfigError: a number out of range, no such model or method, or a link that cannot change.
@@ -148,7 +149,7 @@ def read_links(text: str) -> tuple[Link, ...]:
     """Read a link, or several that follow one another.
 
     Raises:
-        ConfigError: not of the form of a link.
+        ConfigError: the text is not of the form of a link.
 
     Example:
         >>> [str(link) for link in read_links("1gbit,50mbit+20ms,1gbit")]
@@ -162,9 +163,9 @@ class PartTimes:
     """The measurements of one worker while the link stayed the same.
 
     Args:
-        seconds: of the steps that counted, by contestant, in the order in which they were made.
+        seconds: seconds of the steps that counted, by contestant, in the order in which they were made.
         deciding: seconds of the steps of "auto" before them.
-        digests: of the gradients at the end of each turn.
+        digests: digests of the gradients at the end of each turn.
     """
 
     seconds: dict[str, list[float]]
@@ -181,7 +182,7 @@ class Outcome:
         errors: the variance that a fixed method adds, as a share of that of the batch; infinite: it keeps back what it
             may not.
         allowed: the budget of "auto".
-        decisions: of "auto", over time.
+        decisions: decisions of "auto" over time.
     """
 
     parts: list[PartTimes] = field(default_factory=list)
@@ -194,7 +195,7 @@ def measure(cell: MatrixCell) -> Row:
     """Measure a cell and return its row, ready for JSON; a failure is a row with an ``error``.
 
     Args:
-        cell: what to measure.
+        cell: cell to measure.
 
     Raises:
         ConfigError: a link needs root, iproute2 or netem, and there is none.
@@ -273,7 +274,7 @@ def _reach(number: int, folder: Path) -> None:
     """Wait until the link of a part is there.
 
     Raises:
-        GroupError: it did not come within a minute.
+        GroupError: the link did not come within a minute.
     """
     if number == 0:
         return
@@ -334,8 +335,8 @@ class Turn:
     """A contestant that is set up: the replayed model of the same gradients in DDP, and its exchange.
 
     Args:
-        replayed: whose gradients are exchanged.
-        contestant: how.
+        replayed: model whose gradients are exchanged.
+        contestant: way in which they are exchanged.
     """
 
     def __init__(self, replayed: Replayed, contestant: Contestant) -> None:
@@ -365,7 +366,7 @@ class Turn:
 
     def __exit__(self, *_: object) -> None:
         if self.state is not None:
-            # Its process group serves the next turn.
+            # The state's process group serves the next turn.
             self.state.close()
 
 
@@ -376,7 +377,7 @@ class Noise:
     Args:
         own: the mean over the workers of the squared norms of their gradients.
         mean: the squared norm of the mean gradient.
-        workers: how many.
+        workers: number of workers.
     """
 
     own: float
@@ -399,9 +400,9 @@ class Noise:
         allowed.
 
         Args:
-            replayed: with this worker's gradients.
-            contestant: with a compressor.
-            pilot: of "auto", whose budget it is, and whose exchange says what is left uncompressed.
+            replayed: model with this worker's gradients.
+            contestant: contestant with a compressor.
+            pilot: pilot of "auto", which has the budget, and whose exchange says what is left uncompressed.
         """
         compressor = contestant.compressor
         assert isinstance(compressor, Compressor)

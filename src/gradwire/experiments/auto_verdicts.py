@@ -30,7 +30,7 @@ def read(path: Path) -> list[Row]:
     """Read the cells of a file that did not fail, of several with equal settings the last; other lines are skipped.
 
     Args:
-        path: of JSON lines; a last line that is cut off is none.
+        path: file of JSON lines; a last line that is cut off does not count.
 
     Raises:
         ConfigError: another line that is no JSON.
@@ -54,13 +54,13 @@ class Verdict:
     """The verdict on "auto" on one link of a cell, from the medians of the repeats.
 
     Args:
-        model: as in the rows.
-        workers: how many.
-        link: or links that follow one another.
-        part: which of them, as a text.
-        number: of the part, from 0 on.
+        model: name of the model, as in the rows.
+        workers: number of workers.
+        link: link, or links that follow one another.
+        part: link of this part, as a text.
+        number: number of the part, from 0 on.
         compute: seconds of a pretended backward pass.
-        repeats: that were measured.
+        repeats: number of repeats that were measured.
         plain: seconds of a step of plain DDP.
         auto: seconds of a step of "auto".
         behind: ``auto`` over ``plain``, each of one repeat.
@@ -95,7 +95,7 @@ def verdicts(rows: Iterable[Row]) -> list[Verdict]:
     """Make a verdict for each part of each cell, over its repeats, in the order of the rows.
 
     Args:
-        rows: as ``measure`` gives them; those that failed are left out.
+        rows: results of ``measure``; those that failed are left out.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:

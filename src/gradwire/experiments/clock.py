@@ -20,7 +20,7 @@ class Clock:
     """A clock that adds up steps, each of which is made inside a ``with`` block.
 
     Args:
-        counters: of an exchange, which measures its own phases.
+        counters: counters of an exchange, which measures its own phases.
         untimed: first steps that count for ``elapsed`` alone.
     """
 

@@ -20,11 +20,11 @@ class Place:
     """One process of a job.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         world: processes of the job.
-        local: its number on this machine.
-        address: of rank 0's machine.
-        port: that rank 0 listens at.
+        local: number of this process on its machine.
+        address: address of rank 0's machine.
+        port: port at which rank 0 listens.
     """
 
     rank: int
@@ -50,7 +50,7 @@ def placed(environment: Mapping[str, str]) -> Place | None:
     A batch script of Slurm is such a process, too, unless ``srun`` started it: it has a job and no step.
 
     Raises:
-        ConfigError: it says only half of it.
+        ConfigError: the environment has only some of the variables.
 
     Example:
         >>> placed({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "gpu[03-04]"})
@@ -58,21 +58,21 @@ def placed(environment: Mapping[str, str]) -> Place | None:
         >>> placed({}) is None
         True
     """
-    told = dict(environment)
-    if "SLURM_STEP_NODELIST" in told and "RANK" not in told and "SLURM_PROCID" in told:
-        told |= {name: told[slurm] for name, slurm in _SLURM.items() if slurm in told}
-        told.setdefault("MASTER_ADDR", first_host(told["SLURM_STEP_NODELIST"]))
-        told.setdefault("MASTER_PORT", _PORT)
-    if "RANK" not in told:
+    variables = dict(environment)
+    if "SLURM_STEP_NODELIST" in variables and "RANK" not in variables and "SLURM_PROCID" in variables:
+        variables |= {name: variables[slurm] for name, slurm in _SLURM.items() if slurm in variables}
+        variables.setdefault("MASTER_ADDR", first_host(variables["SLURM_STEP_NODELIST"]))
+        variables.setdefault("MASTER_PORT", _PORT)
+    if "RANK" not in variables:
         return None
-    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in told]
+    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in variables]
     if missing:
         raise ConfigError(f"RANK is set, so {' and '.join(missing)} must be, too: start with torchrun or srun")
-    numbers = {name: told.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    numbers = {name: variables.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
     for name, value in numbers.items():
         require(value.isdigit(), name, "a number >= 0", value)
     rank, world, local, port = map(int, numbers.values())
-    return Place(rank, world, local, told["MASTER_ADDR"], port)
+    return Place(rank, world, local, variables["MASTER_ADDR"], port)
 
 
 def first_host(nodes: str) -> str:

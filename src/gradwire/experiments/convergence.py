@@ -14,10 +14,10 @@ from typing import Any
 
 from gradwire.errors import GradwireError
 from gradwire.experiments.launch import launch
-from gradwire.experiments.method import Method
 from gradwire.experiments.recommended import recommended, setup_of
 from gradwire.experiments.tasks.classification import Classification
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from gradwire.memory.base import default_memory
 
 __all__ = ["BASELINE", "TOLERANCE", "ConvergenceRow", "kept_in", "markdown", "rows"]
@@ -32,19 +32,19 @@ class ConvergenceRow:
     """The outcome of one method on one number of workers.
 
     Args:
-        method: as in the registry.
+        method: name of the method in the registry.
         settings: the compressor's configuration, and what else differs from the defaults, ready for JSON.
         workers: processes.
         epochs: passes over the data.
         accuracies: one for each seed.
         baseline: mean accuracy of the uncompressed runs.
-        bytes_per_step: that a worker hands to the collectives, mean over the seeds.
+        bytes_per_step: bytes that a worker hands to the collectives, mean over the seeds.
         ratio: the bytes of a dense exchange over these.
-        state_bytes: that a worker keeps from step to step: memories, and the method's own state.
+        state_bytes: bytes that a worker keeps from step to step: memories, and the method's own state.
         identical: all workers ended each run with the same bits.
-        reason: for the settings.
-        misses: why the method is known to miss the goal, else empty.
-        error: what ended the runs early, else empty.
+        reason: reason for the settings.
+        misses: reason why the method is known to miss the goal, else empty.
+        error: error that ended the runs early, else empty.
     """
 
     method: str
@@ -114,13 +114,13 @@ def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: 
     """Train each method on each number of workers; the uncompressed run comes first, even if it was not asked for.
 
     Args:
-        methods: with their settings.
+        methods: methods with their settings.
         workers: processes on this machine, each number at least 1.
         seeds: runs of each method, from seed 0 on.
-        epochs: at least 1.
+        epochs: number of epochs, >= 1.
 
     Raises:
-        ConfigError: there are no data to train with.
+        ConfigError: there is no data to train with.
     """
     # Before any worker starts, each of which would have to find that out.
     Classification()

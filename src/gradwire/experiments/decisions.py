@@ -41,19 +41,19 @@ class DecisionLog:
         if isinstance(pilot, AutoPilot):
             self.add(step, pilot.metrics())
 
-    def add(self, step: int, told: Mapping[str, Any]) -> None:
+    def add(self, step: int, report: Mapping[str, Any]) -> None:
         """Add the report of ``metrics()["auto"]`` after a step, if it is new.
 
         Args:
-            step: how many were made, in ascending order.
-            told: what the pilot tells.
+            step: number of steps that were made, in ascending order.
+            report: report of the pilot.
         """
-        buckets = [{name: row.get(name) for name in _KEPT} for row in told["buckets"]]
-        if told["phase"] in UNCOMPRESSED:
+        buckets = [{name: row.get(name) for name in _KEPT} for row in report["buckets"]]
+        if report["phase"] in UNCOMPRESSED:
             # The pilot goes on telling what its last decision was.
             plain = {"choice": DENSE.label, "error": None}
             buckets = [row | plain | {"exposed": row["dense_exposed"]} for row in buckets]
-        entry = {"step": step, "phase": told["phase"], "buckets": buckets}
+        entry = {"step": step, "phase": report["phase"], "buckets": buckets}
         if not self.entries or _chosen(entry) != _chosen(self.entries[-1]):
             self.entries.append(entry)
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.errors import GroupError, is_int, require
 from gradwire.experiments.launch import launch
-from gradwire.experiments.method import Method
 from gradwire.experiments.progress import Bars
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import Method
 from gradwire.version import __version__
 
 __all__ = ["DemoReport", "compare"]
@@ -43,7 +43,7 @@ class DemoReport:
         """Raise unless all workers ended every run with the same bits.
 
         Raises:
-            GroupError: they did not.
+            GroupError: the workers ended a run with different bits.
         """
         if self.apart:
             raise GroupError(f"workers ended with different parameters after {', '.join(self.apart)}")
@@ -55,9 +55,9 @@ def compare(
     """Train with each method in turn and compare the results.
 
     Args:
-        methods: their labels become the rows' names.
+        methods: methods to train with; their labels become the rows' names.
         workers: processes on this machine, 2 to 64.
-        epochs: at least 1; None: as the task's recipe says.
+        epochs: number of epochs, >= 1; None: the number in the task's recipe.
         task: a file of ``gradwire.experiments.tasks``.
 
     Raises:

@@ -16,7 +16,7 @@ class Estimates:
     with any number of workers.
 
     Args:
-        records: of runs that have ended.
+        records: records of runs that have ended.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:

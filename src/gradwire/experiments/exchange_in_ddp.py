@@ -37,8 +37,8 @@ def ddp_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
     """Yield a row for each rival with a compressor as soon as it was measured; a failure is a row with an ``error``.
 
     Args:
-        plan: what is exchanged, on the CPU; where it has no size of a bucket, it is DDP's own.
-        rivals: at least one.
+        plan: plan of the exchange, on the CPU; where it has no size of a bucket, the size is DDP's own.
+        rivals: methods to compare, at least one.
 
     Raises:
         ConfigError: another device, or one of torch's own hooks.
@@ -116,7 +116,7 @@ def _check(rival: Rival, ours: DistributedDataParallel, plain: DistributedDataPa
     """Refuse ranks that differ, and a method without compression whose result is not that of DDP.
 
     Raises:
-        WrongMeanError: on every rank.
+        WrongMeanError: the result is wrong on this or another rank; raised on every rank.
     """
     means, wanted = _gradients(ours), _gradients(plain)
     digest = hashlib.sha256(b"".join(mean.numpy().tobytes() for mean in means)).hexdigest()

@@ -54,13 +54,13 @@ from gradwire.testing.processes import RankFailedError, run_ranks
 __all__ = ["MINUTES", "NO_GPU", "GpuReport", "PartReport", "check_gpu", "lines", "main", "writer"]
 
 MINUTES = 7.5
-"""How long it may take."""
+"""Minutes that the check may take."""
 
 NO_GPU = (
     "a GPU is needed, and torch finds none here; --interpreter compares the kernels without one, "
     "in Triton's interpreter"
 )
-"""What is said where there is none."""
+"""Message where there is no GPU."""
 
 METHOD_SIZES = (33, 1000, 5003, 100_003)
 """Elements of the methods' gradients; in the interpreter the first two."""
@@ -86,11 +86,11 @@ class PartReport:
     """The findings of one part of the check.
 
     Args:
-        name: as in the module's list.
-        rows: as they came.
-        left_out: what the time did not do for; empty: nothing.
-        error: what ended it; empty: nothing.
-        seconds: that it took.
+        name: name in the module's list.
+        rows: rows in the order in which they came.
+        left_out: rows for which there was no time; empty: none.
+        error: error that ended the part; empty: none.
+        seconds: seconds that the part took.
     """
 
     name: str
@@ -111,8 +111,8 @@ class GpuReport:
 
     Args:
         where: the machine and its GPU.
-        parts: in their order.
-        seconds: in all.
+        parts: parts of the check, in their order.
+        seconds: seconds of the whole check.
     """
 
     where: Row
@@ -159,10 +159,10 @@ def check_gpu(
     """Run all parts on the first GPU, or those that need none in Triton's interpreter.
 
     Args:
-        minutes: that it may take, > 0.
+        minutes: minutes that the check may take, > 0.
         interpreter: compare the kernels on the CPU, on small sizes, and leave out what needs a GPU.
         methods: names of compressors; none: all.
-        sizes: of the tensors that are timed.
+        sizes: numbers of elements of the tensors that are timed.
         note: called with the report so far, after each part and, some seconds apart, after rows.
 
     Raises:
@@ -224,9 +224,6 @@ def _triton() -> str | None:
         return version("triton")
     except PackageNotFoundError:
         return None
-
-
-# Parts, each a generator of rows -----------------------------------------------------------------------------------
 
 
 def _operations(_: float, device: str) -> Iterator[Row]:
@@ -296,7 +293,7 @@ def _steps(rank: int, device: str, name: str) -> list[np.ndarray[Any, Any]]:
         for _ in range(STEPS):
             model.zero_grad(set_to_none=True)
             model(torch.zeros((), requires_grad=True, device=device)).backward()
-            # On the CPU, which waits for the device.
+            # The copy to the CPU waits for the device.
             means = [param.grad.flatten().cpu() for param in module.parameters() if param.grad is not None]
             arrived.append(torch.cat(means).numpy())
         return arrived
@@ -317,9 +314,6 @@ def _apart(name: str, found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[np
             count = int((got.view(np.uint32) != want.view(np.uint32)).sum())
             return f"step {number}: {count} of {got.size} elements differ from those on the CPU, by {far:.2g} at most"
     return None
-
-
-# Processes -----------------------------------------------------------------------------------------------------------
 
 
 def _fill(
@@ -359,7 +353,7 @@ def _rows(
 
     Raises:
         TimeoutError: the deadline came.
-        GradwireError: it failed, or died.
+        GradwireError: the function failed, or its process died.
     """
     if function is _ddp:
         # It starts processes, and does nothing else on the GPU.
@@ -418,9 +412,6 @@ def _set(values: Mapping[str, str | None]) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-
-
-# What is shown -------------------------------------------------------------------------------------------------------
 
 
 def _told(row: Row) -> str:
@@ -483,7 +474,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the check without click and rich; ``gradwire check gpu`` is the same command.
 
     Args:
-        words: of the command line; None: those of this process.
+        words: arguments of the command line; None: those of this process.
 
     Returns:
         The exit code: 0 where everything that was compared holds, 1 where something does not, 2 where nothing can be.

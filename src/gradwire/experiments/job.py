@@ -21,17 +21,17 @@ from gradwire.bench.machine import environment
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
-from gradwire.experiments.method import PARALLEL, Method
+from gradwire.experiments.exchanging_optimizer import check_exchanging
 from gradwire.experiments.method_text import is_auto
-from gradwire.experiments.optimizers import check_exchanging
 from gradwire.experiments.progress import Bar
 from gradwire.experiments.records import Record, RunSettings
-from gradwire.experiments.snapshots import RunSnapshots, parameters_in
+from gradwire.experiments.run_snapshots import RunSnapshots, parameters_in
 from gradwire.experiments.start import check_start, digest_of_start
 from gradwire.experiments.synchronisation import CORRECTED
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.torchhooks import check_hook
 from gradwire.experiments.train import Run, train
+from gradwire.experiments.training_method import PARALLEL, Method
 
 __all__ = [
     "BACKENDS",
@@ -50,13 +50,13 @@ BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 """The device whose gradients each one carries."""
 
 MOST_SEED = 2**63 - 1
-"""That torch's generators and a line of results hold."""
+"""Largest seed that torch's generators and a line of results hold."""
 
 FIXED = ("epochs",)
-"""What a method's recipe leaves to the task."""
+"""Settings that a method's recipe leaves to the task."""
 
 PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
-"""What ``is_plain`` takes, in words."""
+"""Values that ``is_plain`` takes, in words."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Job:
     """The job that a worker is told to do.
 
     Args:
-        settings: of the run.
-        folder: of real data; None: the embedded data.
-        checkpoint: where the run is saved; None: nowhere.
+        settings: settings of the run.
+        folder: folder of real data; None: the embedded data.
+        checkpoint: folder in which the run is saved; None: it is not saved.
         every: steps after which it is saved within an epoch.
         resume: go on from what is saved there.
-        start: where the parameters are that it begins with, as ``parameters_in``; None: the seed draws them.
+        start: path of the parameters with which the run begins, as for ``parameters_in``; None: the seed draws them.
     """
 
     settings: RunSettings
@@ -111,7 +111,8 @@ class Job:
         """The parameters that training begins with; None if the seed draws them.
 
         Raises:
-            ConfigError: as ``parameters_in``; or they are not those of the settings any more.
+            ConfigError: the parameters cannot be read, as for ``parameters_in``, or are not those of the settings any
+                more.
         """
         if self.start is None:
             return None
@@ -149,10 +150,10 @@ def settings_of(
     """The settings of training a task with a method.
 
     Args:
-        task: with its own recipe.
-        method: whose changes of the recipe go on top of the task's.
+        task: task with its own recipe.
+        method: method whose changes of the recipe go on top of the task's.
         workers: processes.
-        epochs: at least 1; None: as the recipe says.
+        epochs: number of epochs, >= 1; None: the number in the recipe.
         recipe: changes that go on top of all others.
         others: the rest of ``RunSettings``.
 
@@ -194,11 +195,11 @@ def begun(task: Task, start: Path | None) -> str | None:
     """The ``RunSettings.start`` of a run that begins with saved parameters; None if there are none.
 
     Args:
-        task: whose model they must be of.
-        start: as ``parameters_in``.
+        task: task to whose model the parameters must belong.
+        start: path of the parameters, as for ``parameters_in``.
 
     Raises:
-        ConfigError: as ``parameters_in``, or they are of another model.
+        ConfigError: the parameters cannot be read, as for ``parameters_in``, or belong to another model.
     """
     if start is None:
         return None
@@ -287,7 +288,7 @@ def device_of(backend: str, device: str | None) -> str:
     """The device that belongs to a backend.
 
     Raises:
-        ConfigError: it carries the gradients of another one, or there is no GPU.
+        ConfigError: the backend carries the gradients of another device, or there is no GPU.
     """
     wanted = BACKENDS[backend]
     given = device or wanted
@@ -306,7 +307,7 @@ def perform(job: Job, shown: bool = False) -> Record | None:
         shown: draw a progress bar, on worker 0.
 
     Raises:
-        ConfigError, GroupError: as ``train``.
+        ConfigError, GroupError: ``train`` refuses the settings, or a worker failed.
     """
     settings, began, started = job.settings, time.perf_counter(), _now()
     require(

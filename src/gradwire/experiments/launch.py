@@ -66,7 +66,7 @@ def launch(
     """Call ``function(*args)`` in each of ``workers`` processes that form a group, with one torch thread each.
 
     Args:
-        workers: at least 1.
+        workers: number of workers, >= 1.
         function: importable by its module; its result is sent back.
         args: sent to every worker.
         timeout: seconds that a collective may take before the workers give up.
@@ -117,7 +117,7 @@ def ended_by(until: float | None) -> Iterator[None]:
     process's one alarm clock may be in use.
 
     Raises:
-        OutOfTimeError: it was not done in time.
+        OutOfTimeError: the block did not end in time.
     """
     if until is None:
         yield
@@ -161,7 +161,7 @@ def interrupted_alone() -> Iterator[None]:
     def wait() -> None:
         signal.sigwait({signal.SIGINT})
         if not done.is_set():
-            # With a handler of the main thread, so that it stops whatever that waits for.
+            # The main thread gets the signal, so that its handler ends whatever it waits for.
             signal.pthread_kill(main, signal.SIGUSR2)
 
     # It unblocks the signal in whoever starts it, and is started once.

@@ -24,18 +24,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from gradwire.exchange.exchange import Named
 from gradwire.experiments.clock import UNTIMED, Clock
 from gradwire.experiments.decisions import DecisionLog
-from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.experiments.records import Point
 from gradwire.experiments.sharding import whole
 from gradwire.experiments.start import begin_with
 from gradwire.experiments.synchronisation import synchronised, wrapped
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import Method
 
-__all__ = ["Loop", "Watcher"]
+__all__ = ["Loop", "StepCallback"]
 
-Watcher = Callable[[int, float], None]
-"""Is told of every finished step: its number from 0 on, and this worker's loss."""
+StepCallback = Callable[[int, float], None]
+"""A function that is called after every step with its number from 0 on, and this worker's loss."""
 
 _COUNTED = ("bytes_sent", "dense_bytes", "nonfinite_steps")
 
@@ -46,16 +46,16 @@ class Loop:
     """A run, used as a context manager; every worker of the default process group must make it with the same arguments.
 
     Args:
-        task: what is trained, with the recipe that the method needs.
-        method: how gradients are exchanged.
-        epochs: at least 1.
-        seed: of the initial parameters.
-        device: of the model.
-        lab: this worker has a network interface of its own in a lab, whose bytes are counted.
+        task: task that is trained, with the recipe that the method needs.
+        method: method by which gradients are exchanged.
+        epochs: number of epochs, >= 1.
+        seed: seed of the initial parameters.
+        device: device of the model.
+        lab: true: this worker has a network interface of its own in a lab, whose bytes are counted.
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``synchronised``; ``start`` is of another model.
+        ConfigError, GroupError: ``synchronised`` refuses the method, or ``start`` belongs to another model.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Loop:
         now = self.synchronisation.metrics()
         return {name: self._before[name] + now[name] for name in _COUNTED}
 
-    def run_epoch(self, watch: Watcher, between: Callable[[Loop], None]) -> Point:
+    def run_epoch(self, watch: StepCallback, between: Callable[[Loop], None]) -> Point:
         """Train to the end of the epoch, and measure the quality.
 
         Args:
@@ -171,7 +171,7 @@ class Loop:
     def aside(self) -> Iterator[None]:
         """Exclude the traffic of this worker's interface inside the block from the run's. All workers must call it."""
         if self.interface is not None:
-            # What is still on its way is: it has arrived when all have ended the step.
+            # Packets on their way belong to the run: they have arrived once all workers have ended the step.
             dist.barrier()
         self._count_interface()
         self._seen = None

@@ -10,9 +10,9 @@ from typing import Any
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.experiments.method import Method
 from gradwire.experiments.recommended import BY_TASK, recommended
 from gradwire.experiments.torchhooks import PREFIX, check_hook
+from gradwire.experiments.training_method import Method
 from gradwire.integrations.setup import AUTO
 from gradwire.registry import named_of
 
@@ -46,12 +46,12 @@ def method_of(text: str, task: str = "classification", *, own: bool = False) -> 
     """Make a method with the recommended settings of its name; given parameters override the compressor's own defaults.
 
     Args:
-        text: as written; ``torch_`` before a name means a hook of torch's.
-        task: that is trained.
+        text: text of the user; ``torch_`` before a name means a hook of torch's.
+        task: name of the task that is trained.
         own: only with the compressor's and the library's own defaults.
 
     Raises:
-        ConfigError: as ``parse_method``.
+        ConfigError: the text is no method, as for ``parse_method``.
 
     Example:
         >>> method_of("randomk").compressor.ratio, method_of("randomk:ratio=0.01").compressor.ratio

@@ -18,8 +18,8 @@ class Bars:
     """Progress bars, one for each method; nothing is shown unless ``shown``.
 
     Args:
-        steps: of each method.
-        shown: whether to draw; one worker does.
+        steps: number of steps of each method.
+        shown: true: draw; one worker does.
     """
 
     def __init__(self, steps: int, *, shown: bool) -> None:
@@ -55,10 +55,10 @@ class Bar:
     """The progress bar of one run, with a line for each epoch; nothing is shown unless ``shown``.
 
     Args:
-        task: what is trained.
-        label: of the run.
-        epochs: of the run.
-        shown: whether to draw; one worker does.
+        task: task that is trained.
+        label: label of the run.
+        epochs: number of epochs of the run.
+        shown: true: draw; one worker does.
     """
 
     def __init__(self, task: Task, label: str, epochs: int, *, shown: bool) -> None:
@@ -109,8 +109,8 @@ class Stages:
     """A display of the stage of a long job and of its duration; nothing is shown without a terminal.
 
     Args:
-        seconds: that it takes at most.
-        console: where; None: standard error.
+        seconds: seconds that the job takes at most.
+        console: console that shows the stages; None: standard error.
     """
 
     def __init__(self, seconds: float, console: Console | None = None) -> None:

@@ -17,7 +17,7 @@ from gradwire.errors import is_int, require
 __all__ = ["OPTIMIZERS", "Params", "Recipe"]
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
-"""What torch's optimizers take: parameters, or pairs of their names and them."""
+"""Arguments of torch's optimizers: parameters, or pairs of their names and them."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,20 @@ class Recipe:
         micro: examples of one pass of a worker, whose gradients are added up until its share of the batch is done, at
             least 1: fewer need less memory and more time. None: the whole share at once.
         lr: peak learning rate, at least 0.
-        momentum: in [0, 1); 0 is plain SGD, for methods that have a momentum of their own. Adam has none of this kind.
+        momentum: momentum of SGD, in [0, 1); 0 is plain SGD, for methods that have a momentum of their own. Adam has
+            none of this kind.
         weight_decay: L2 coefficient, at least 0; of AdamW the decoupled one.
         warmup: steps of linear warm-up, at least 1.
         drops: fractions of the run, in [0, 1], at which the learning rate falls.
-        fall: what it is multiplied by then, at least 0.
-        linear: it falls evenly from the end of the warm-up to the end of the run instead.
-        cosine: it falls by half a cosine from the end of the warm-up to this share of the peak, in [0, 1], at the end
-            of the run instead; None: it does not. Not together with ``linear``.
+        fall: factor of the learning rate at these epochs, >= 0.
+        linear: true: the learning rate falls evenly from the end of the warm-up to the end of the run instead.
+        cosine: share of the peak, in [0, 1], to which the learning rate falls by half a cosine from the end of the
+            warm-up to the end of the run instead; None: it does not. Not together with ``linear``.
         clip: largest norm of the averaged gradient, all parameters together, above 0; None: any.
         optimizer: a key of ``OPTIMIZERS``.
-        betas: of Adam, in [0, 1).
+        betas: betas of Adam, in [0, 1).
         epochs: passes over the data, where nobody says how many; at least 1.
-        steps: of an epoch at most, at least 1; None: as many as the data has.
+        steps: most steps of an epoch, >= 1; None: as many as the data has.
         autocast: forward pass and loss compute in bfloat16 where torch's autocast does; parameters, gradients and the
             optimizer stay float32.
 

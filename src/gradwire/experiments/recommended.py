@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import registry
-from gradwire.experiments.method import Method
 from gradwire.experiments.setup import Setup
+from gradwire.experiments.training_method import Method
 
 __all__ = ["BY_TASK", "DIGITS", "MIN_NUMEL", "RECOMMENDED", "labels", "min_numel_of", "recommended", "setup_of"]
 

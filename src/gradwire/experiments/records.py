@@ -41,28 +41,29 @@ class RunSettings:
 
     Args:
         task: a file of ``gradwire.experiments.tasks``.
-        model: as ``Task.model_name``.
-        data: as ``Task.data.name``.
+        model: name of the model, from ``Task.model_name``.
+        data: name of the data, from ``Task.data.name``.
         method: the label: a row's name in tables and plots.
         compressor: the configuration, ``Compressor.to_config()``; None: a baseline that torch brings.
-        options: for ``compress_ddp``: memory, strategy, min_numel, ...
+        options: further arguments of ``compress_ddp``: memory, strategy, min_numel, ...
         loss_scale: see ``gradwire.experiments.train.Method``.
-        recipe: what differs from the task's own.
+        recipe: settings that differ from the task's own recipe.
         workers: processes.
-        link: between them, as ``str(Link)``; "none": the loopback.
-        seed: of the initial parameters.
+        link: link between the workers, as ``str(Link)``; "none": the loopback.
+        seed: seed of the initial parameters.
         epochs: passes over the data.
-        backend: of torch.distributed.
-        device: of the models.
-        data_digest: of data that comes from a folder: another text under the same name is another run; None: the data
-            is embedded.
+        backend: backend of torch.distributed.
+        device: device of the models.
+        data_digest: digest of data that comes from a folder: another text under the same name is another run; None: the
+            data is embedded.
         start: SHA-256 of the parameters that it begins with; None: those that the seed draws.
-        optimizer: of ``gradwire.optim`` that exchanges, its name and its parameters; None: gradients are exchanged.
-        hook: of torch that exchanges, its name and its parameters; None: ours.
-        parallel: how the model is distributed, "fsdp2"; None: DDP, or as the optimizer or the hook does.
+        optimizer: optimizer of ``gradwire.optim`` that exchanges, its name and its parameters; None: gradients are
+            exchanged.
+        hook: hook of torch that exchanges, its name and its parameters; None: ours.
+        parallel: way in which the model is distributed, "fsdp2"; None: DDP, or as the optimizer or the hook does.
         weights: the method for the weights under FSDP2; None: they are gathered as they are.
-        tuned: its learning rate is one of several, of which the best on the first seed is what the method is compared
-            at. It is no part of the id: the run is the same.
+        tuned: true: the learning rate is one of several, of which the best on the first seed is what the method is
+            compared at. It is no part of the id: the run is the same.
     """
 
     task: str
@@ -96,7 +97,7 @@ class RunSettings:
         for name in ("data_digest", "start", "optimizer", "hook", "parallel", "weights"):
             if known[name] is None:
                 del known[name]
-        # So do those that kept nothing before that had to be forced: ``force`` permits it there, and changes no bit.
+        # Runs with memory "none" keep their ids, too, though it needs ``force`` now, which changes no bit.
         if known["options"].get("memory") == "none":
             known["options"].pop("force", None)
         text = json.dumps(known, sort_keys=True, separators=(",", ":"))
@@ -108,12 +109,12 @@ class Point:
     """The state of a run at the end of an epoch.
 
     Args:
-        epoch: how many had ended, from 1 on.
-        step: how many steps had been made.
-        seconds: of training, without evaluations, since its begin.
+        epoch: number of epochs that had ended, from 1 on.
+        step: number of steps that had been made.
+        seconds: seconds of training, without evaluations, since its begin.
         loss: mean over the epoch, of worker 0.
-        quality: over the test set.
-        bytes_sent: by a worker until then.
+        quality: quality over the test set.
+        bytes_sent: bytes that a worker has sent until then.
     """
 
     epoch: int
@@ -129,35 +130,37 @@ class Record:
     """A run and its results; figures are those of worker 0 unless said otherwise.
 
     Args:
-        settings: what was run.
-        measure: what quality is, in words.
-        higher_is_better: of it.
+        settings: settings of the run.
+        measure: name of the quality, in words.
+        higher_is_better: true: a higher quality is better.
         status: "ok", or "failed": then ``error`` says why and the figures are those until then.
         error: one line, or empty.
-        quality: at the end, over the test set; None: it failed; NaN: the run diverged.
-        measures: everything that the task measures.
-        baselines: what the measure is without any learning.
+        quality: quality at the end, over the test set; None: the run failed; NaN: it diverged.
+        measures: values of everything that the task measures.
+        baselines: values of the measure without any learning.
         history: one point for each epoch.
-        steps: that were made.
-        examples_per_second: of all workers together, without evaluations.
+        steps: number of steps that were made.
+        examples_per_second: examples per second of all workers together, without evaluations.
         seconds: means of a step: ``step``, ``compute``, ``compress``, ``communicate``, ``decompress``.
-        bytes_per_step: that a worker hands to collectives, packed as it is sent.
-        unpacked_bytes_per_step: what it would hand over were each code held in the smallest whole integer or float
-            type; None: not known.
-        dense_bytes_per_step: of an uncompressed exchange.
-        interface_bytes_per_step: that a worker's own network interface sent, by the kernel's counters; None: no lab.
-        state_bytes: that a worker keeps from step to step for the method.
-        peak_rss_bytes: of a worker, the largest.
-        start_rss_bytes: that this worker had at the begin of the run, libraries and data among it; None: not known.
-        nonfinite_steps: that were left out.
+        bytes_per_step: bytes that a worker hands to collectives, packed as they are sent.
+        unpacked_bytes_per_step: bytes that a worker would hand over if each code were held in the smallest whole
+            integer or float type; None: not known.
+        dense_bytes_per_step: bytes of an uncompressed exchange.
+        interface_bytes_per_step: bytes that a worker's own network interface sent, by the kernel's counters; None: no
+            lab.
+        state_bytes: bytes that a worker keeps from step to step for the method.
+        peak_rss_bytes: largest resident memory of a worker, in bytes.
+        start_rss_bytes: resident memory of this worker at the begin of the run, in bytes, libraries and data among it;
+            None: not known.
+        nonfinite_steps: number of steps that were left out because a gradient was not finite.
         identical: all workers ended with the same bits.
-        digest: of the parameters, SHA-256.
+        digest: digest of the parameters, SHA-256.
         environment: columns of ``gradwire.bench.machine.environment``, the versions and the commit among them.
         started: UTC, ISO 8601.
-        resumed: how often it was taken up again.
-        wall_seconds: that the run took, from the making of its model to this record; None: it failed.
-        data_digest: of the data, embedded or not, SHA-256; None: not known.
-        decisions: of "auto", entries of ``gradwire.experiments.decisions``; none without it.
+        resumed: number of times that the run was resumed.
+        wall_seconds: seconds that the run took, from the making of its model to this record; None: it failed.
+        data_digest: digest of the data, embedded or not, SHA-256; None: not known.
+        decisions: decisions of "auto", entries of ``gradwire.experiments.decisions``; none without it.
     """
 
     settings: RunSettings
@@ -201,7 +204,7 @@ class Record:
         Where a number must be, null is NaN; the quality of a run that failed is None.
 
         Raises:
-            ConfigError: it is no line of a run, of a newer schema, or a field is missing.
+            ConfigError: the line belongs to no run or to a newer schema, or a field is missing.
         """
         if line.get("kind") != "train" or not isinstance(line.get("schema"), int):
             raise ConfigError("a line of results must have kind 'train' and a schema")
@@ -230,7 +233,7 @@ def append_line(path: Path, text: str) -> None:
     What a killed writer left of a line before it is cut off, and a line that lacks only its end gets it.
 
     Args:
-        path: of a file of results; it is made if need be.
+        path: path of a file of results; it is made if need be.
         text: a record or a row as JSON, without an end.
 
     Raises:

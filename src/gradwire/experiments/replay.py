@@ -54,10 +54,10 @@ __all__ = [
 ]
 
 HOOKS = ("ddp", "fp16", "powersgd")
-"""What torch brings: no hook at all, and two of its own."""
+"""Torch's own ways: no hook at all, and two hooks."""
 
 GRADIENTS = ("normal", "trained")
-"""What replayed gradients are: normal random values, alike in all layers; or a signal that all workers share and noise
+"""Kinds of replayed gradients: normal random values, alike in all layers; or a signal that all workers share and noise
 of each worker's own, both with heavy tails, and larger in some layers than in others, as in training."""
 
 SIGNAL = 0.1
@@ -65,10 +65,10 @@ SIGNAL = 0.1
 small beside the noise scale, which is when several workers pay."""
 
 TAIL = 0.7
-"""How much the logarithms of the standard deviations of the elements of a layer vary: a kurtosis of 21."""
+"""Standard deviation of the logarithms of the standard deviations of the elements of a layer: a kurtosis of 21."""
 
 LAYERS = 1.0
-"""How much the logarithms of the scales of layers vary."""
+"""Standard deviation of the logarithms of the scales of layers."""
 
 WARM_UP = 2
 """Steps that do not count: DDP rebuilds its buckets after the first, and buffers are made in the one after."""
@@ -87,9 +87,9 @@ class Contestant:
     """A way to exchange gradients.
 
     Args:
-        label: as in the rows.
+        label: label in the rows.
         compressor: ours, or "auto" with its parameters; None: one of ``HOOKS``, named by the label.
-        options: for ``compress_ddp``.
+        options: further arguments of ``compress_ddp``.
     """
 
     label: str
@@ -102,11 +102,11 @@ class ReplayPlan:
     """The plan of a replay.
 
     Args:
-        model: as ``gradwire models`` has it.
+        model: name of the model in ``gradwire models``.
         small: the small variant.
         workers: processes on this machine, 2 to 64.
-        link: between them.
-        steps: that count, at least 3, unless ``budget`` allows fewer.
+        link: link between the workers.
+        steps: number of steps that count, >= 3, unless ``budget`` allows fewer.
         budget: seconds that the steps of a method may take, > 0; 3 steps are made in any case.
         compute: seconds that a backward pass pretends to compute, >= 0, spread evenly over the tensors; the processor
             is free meanwhile, as if an accelerator computed.
@@ -161,7 +161,7 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
 
     Args:
         plan: the model and the link.
-        contestants: at least one; the first of them is what ``speedup`` refers to.
+        contestants: contestants, at least one; ``speedup`` refers to the first of them.
 
     Raises:
         ConfigError: a link needs root, iproute2 or netem, and there is none.
@@ -236,9 +236,9 @@ class Replayed(nn.Module):
     """A model without layers: parameters of given shapes, whose gradients are their own values.
 
     Args:
-        shapes: of the parameters by name, in the order of the network.
+        shapes: shapes of the parameters by name, in the order of the network.
         compute: seconds that the backward pass sleeps, a part of it before each gradient.
-        seed: of the values, a worker's own.
+        seed: seed of the values, a worker's own.
         gradients: one of ``GRADIENTS``.
 
     Source:

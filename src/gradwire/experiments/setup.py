@@ -14,13 +14,13 @@ class Setup:
     """The settings with which a method is trained on a task.
 
     Args:
-        reason: for the difference from the defaults, one line.
-        params: of the compressor.
-        options: for ``compress_ddp``, or for the optimizer that exchanges.
+        reason: reason for the difference from the defaults, one line.
+        params: parameters of the compressor.
+        options: further arguments of ``compress_ddp``, or of the optimizer that exchanges.
         loss_scale: see ``Method``.
-        recipe: what differs in the task's recipe.
+        recipe: settings that differ from the task's recipe.
         optimizer: see ``Method``.
-        misses: why the method cannot end within 2 points of dense training; empty: it does.
+        misses: reason why the method cannot end within 2 points of dense training; empty: it does.
     """
 
     reason: str = ""

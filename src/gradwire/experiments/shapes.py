@@ -78,7 +78,7 @@ def network_shapes(text: str) -> list[Shape]:
         text: a name, or ``COUNTxSIZE`` and ``SIZE`` separated by commas, SIZE in elements.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: the text names no network and has no shapes.
 
     Example:
         >>> import math

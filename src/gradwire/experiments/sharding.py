@@ -39,8 +39,8 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     """Cut a model over all workers, in place; the same one. All must call it, with equal parameters.
 
     Args:
-        model: on ``device``.
-        device: of the workers' backend.
+        model: model on ``device``.
+        device: device of the workers' backend.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in list(blocks(model)):
@@ -53,7 +53,7 @@ def whole(model: nn.Module, made: nn.Module) -> nn.Module:
     """Fill a model with the rows of all workers. All must call it.
 
     Args:
-        model: as ``shard`` left it.
+        model: model that ``shard`` has cut.
         made: a model of the same parameters and buffers, which is overwritten and returned.
     """
     full = {}
@@ -69,7 +69,7 @@ class CountedGather:
     Traffic: (W-1) times a worker's own shard.
 
     Args:
-        counters: of the bytes.
+        counters: counters of the bytes.
         theirs: FSDP's own.
     """
 

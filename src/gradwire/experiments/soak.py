@@ -72,11 +72,11 @@ class SoakPlan:
     """The plan of a soak test.
 
     Args:
-        seconds: that the training takes, at least; 0: as long as ``steps``.
-        steps: that are made, at least.
-        seed: of models, data, faults and events.
+        seconds: least seconds of training; 0: as long as ``steps``.
+        steps: least number of steps.
+        seed: seed of models, data, faults and events.
         workers: processes.
-        memory: of all methods; it must keep what it says.
+        memory: memory of all methods; it must keep what it says.
     """
 
     seconds: float = 0.0
@@ -91,11 +91,11 @@ class SoakReport:
     """The outcome of a soak test.
 
     Args:
-        steps: that count, and those that were made again after a restart.
-        skipped: of them, in which an exchange gave NaN.
-        faults: of all workers, by kind.
-        restarts: from checkpoints.
-        changes: of the method.
+        steps: number of steps that count, and of those that were made again after a restart.
+        skipped: number of those steps in which an exchange gave NaN.
+        faults: number of faults of all workers, by kind.
+        restarts: number of restarts from checkpoints.
+        changes: number of changes of the method.
         error: the largest part of a stretch that was lost or came twice.
         worst: the method of that stretch.
         identical: all workers ended with the same bits.
@@ -213,8 +213,6 @@ class Soaked:
         # Memory and peers have settled, and things can be compared, only after everybody has come here.
         return float(share[0])
 
-    # Training ----------------------------------------------------------------------------------------------------
-
     def _build(self) -> None:
         torch.manual_seed(self.plan.seed)
         layers = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
@@ -255,8 +253,6 @@ class Soaked:
             grad.zero_()
         self.given[name] = grad
         return grad
-
-    # Books -------------------------------------------------------------------------------------------------------
 
     def _open_books(self) -> None:
         params = dict(self.model.named_parameters())
@@ -303,8 +299,6 @@ class Soaked:
             for lo, view in buffers.get("residual", {}).items():
                 waits[name][int(lo) : int(lo) + view.numel()] += dist.get_world_size() * view.double()
         return waits
-
-    # Events ------------------------------------------------------------------------------------------------------
 
     def _change(self) -> None:
         self.method = (self.method + 1) % len(METHODS)

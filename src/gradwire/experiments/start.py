@@ -17,9 +17,9 @@ def check_start(params: Mapping[str, Tensor], model: nn.Module, name: str) -> No
     """Refuse parameters of another model.
 
     Args:
-        params: by name.
-        model: that is to begin with them; one on ``meta`` will do.
-        name: of the model.
+        params: parameters by name.
+        model: model that is to begin with them; one on ``meta`` will do.
+        name: name of the model.
 
     Raises:
         ConfigError: a name or a shape differs; it says which.
@@ -41,7 +41,7 @@ def begin_with(params: Mapping[str, Tensor], model: nn.Module, name: str) -> Non
     """Copy parameters into a model; its buffers stay unchanged.
 
     Raises:
-        ConfigError: as ``check_start``.
+        ConfigError: the parameters belong to another model, as for ``check_start``.
     """
     check_start(params, model, name)
     with torch.no_grad():

@@ -57,11 +57,11 @@ from typing import Any
 from gradwire import registry
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.experiments.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
-from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.recommended import labels
 from gradwire.experiments.records import Record, counted
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import PARALLEL, Method
 from gradwire.netlab import Link
 from gradwire.registry import named_of
 
@@ -135,11 +135,12 @@ def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
     """Load the runs of a suite, in the order in which they are to be made.
 
     Args:
-        path: of the suite.
+        path: path of the suite.
         made: results of its runs, by which the best of several rates is known.
 
     Raises:
-        ConfigError: it cannot be read; a key that is not known, a value that cannot be. It names the file and the key.
+        ConfigError: the file cannot be read, or has a key that is not known or a value that cannot be. The message
+            names the file and the key.
     """
     try:
         written = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -38,7 +38,8 @@ GRACE = 10.0
 """Seconds that a run may take beyond the end of the time: an estimate is none to the second."""
 
 RUNS_OF_A_GROUP = 40
-"""After so many a group is replaced: each run leaves a process group behind that torch cannot take back."""
+"""Number of runs after which a group is replaced: each run leaves a process group behind that torch cannot take
+back."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,14 @@ class Order:
     """The settings of a sweep.
 
     Args:
-        jobs: its runs, in their order.
+        jobs: runs of the sweep, in their order.
         results: file of records.
         deadline: ``time.time()`` after which no run is to end; one that is still running ``GRACE`` seconds later is
             stopped. None: whenever.
         retry: runs that failed are made again.
         timeout: seconds that workers wait for each other.
-        parallel: how many groups at the same time, at least 1; with more than one, times mean nothing, and the
-            records' environment says so under ``jobs``.
+        parallel: number of groups at the same time, >= 1; with more than one, times mean nothing, and the records'
+            environment says so under ``jobs``.
     """
 
     jobs: Sequence[Job]
@@ -75,7 +76,7 @@ class Standing:
         ok: ended well, once at least.
         failed: the records of those that did not.
         left: not made yet.
-        estimates: of the time that a run takes.
+        estimates: estimates of the time that a run takes.
     """
 
     ok: int
@@ -111,7 +112,7 @@ def sweep(order: Order) -> Standing:
     Raises:
         ConfigError: another sweep writes to the same file, or it is no file of results; links need root.
         GroupError: no group of workers can be started at all.
-        KeyboardInterrupt: somebody stopped it.
+        KeyboardInterrupt: the user stopped the sweep.
     """
     with only_one(order.results):
         check(order.results)
@@ -186,7 +187,7 @@ def together(order: Order, mates: Sequence[Job]) -> set[str]:
             if not (ids or isinstance(error, OutOfTimeError)):
                 raise
             after = Counter(record.settings.id for record in known(order))
-            # What is in the file has ended, whatever happened to the group then.
+            # A run whose record is in the file has ended, whatever happened to the group then.
             running = [key for key in ids[-1:] if after[key] == before[key]]
             broken = [job for job in mates if job.settings.id in running]
             conclude(order, broken, error)

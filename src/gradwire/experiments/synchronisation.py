@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
-from gradwire.experiments.method import Method
-from gradwire.experiments.optimizers import build_optimizer
+from gradwire.experiments.exchanging_optimizer import build_optimizer
 from gradwire.experiments.recipe import Recipe
 from gradwire.experiments.sharding import count_gathers, shard
 from gradwire.experiments.torchhooks import TorchHook, ring_bytes
+from gradwire.experiments.training_method import Method
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.metrics import Metrics
@@ -49,8 +49,8 @@ class Synchronisation(ABC):
     """The interface between the backward passes of the workers and their equal parameters.
 
     Attributes:
-        optimizer: that makes the steps, and that a schedule changes.
-        counters: of the bytes that are sent.
+        optimizer: optimizer that makes the steps, and that a schedule changes.
+        counters: counters of the bytes that are sent.
         exchange: ours; None: torch's.
     """
 
@@ -92,7 +92,7 @@ class CompressedGradients(Synchronisation):
 
     Args:
         model: wrapped.
-        method: with options for ``compress_ddp``; its ``variance_correction`` is true or false.
+        method: method with options for ``compress_ddp``; its ``variance_correction`` is true or false.
         recipe: builds the optimizer.
     """
 
@@ -129,8 +129,8 @@ class ShardedGradients(Synchronisation):
     The bytes are those of gradients and weights together.
 
     Args:
-        model: after ``fully_shard``.
-        method: with options for ``compress_fsdp``; its ``variance_correction`` is true or false.
+        model: model after ``fully_shard``.
+        method: method with options for ``compress_fsdp``; its ``variance_correction`` is true or false.
         recipe: builds the optimizer.
     """
 
@@ -175,8 +175,8 @@ class ExchangingOptimizer(Synchronisation):
 
     Args:
         model: not wrapped.
-        method: with the optimizer, and options as for ``compress_ddp``.
-        recipe: of the task.
+        method: method with the optimizer, and options as for ``compress_ddp``.
+        recipe: recipe of the task.
     """
 
     optimizer: Exchanged
@@ -227,7 +227,7 @@ class HookOfTorch(Synchronisation):
 
     Args:
         model: wrapped.
-        method: with the hook.
+        method: method with the hook.
         recipe: builds the optimizer.
     """
 
@@ -270,12 +270,12 @@ def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronis
     """Make the synchronisation of a method. All workers must call it.
 
     Args:
-        model: as ``wrapped`` gave it.
-        method: of the run.
-        recipe: of the task.
+        model: model that ``wrapped`` has made.
+        method: method of the run.
+        recipe: recipe of the task.
 
     Raises:
-        ConfigError, GroupError: as ``compress_ddp`` or ``compress_fsdp``, and as the optimizer.
+        ConfigError, GroupError: ``compress_ddp``, ``compress_fsdp`` or the optimizer refuses the method.
     """
     if isinstance(model, FSDPModule):
         return ShardedGradients(model, method, recipe)

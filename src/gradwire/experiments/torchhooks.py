@@ -18,7 +18,7 @@ from gradwire.metrics import Metrics
 __all__ = ["PREFIX", "TorchHook", "check_hook", "ring_bytes"]
 
 PREFIX = "torch_"
-"""Before the name of a hook where a method is written: ``torch_powersgd:rank=4``."""
+"""Prefix of the name of a hook where a method is written: ``torch_powersgd:rank=4``."""
 
 _HOOKS: dict[str, dict[str, int]] = {"bf16": {}, "ddp": {}, "fp16": {}, "powersgd": {"rank": 4, "start": 2}}
 """The parameters of each, and their defaults."""
@@ -30,12 +30,12 @@ _KEPT = ("error_dict", "p_memory_dict", "q_memory_dict")
 _Hook = Callable[[Any, Any], Future[Tensor]]
 
 
-def check_hook(told: Mapping[str, Any]) -> None:
+def check_hook(config: Mapping[str, Any]) -> None:
     """Refuse an unknown hook of torch, or an unknown parameter of it.
 
     Args:
-        told: the name under "name": ddp, for no hook at all, bf16, fp16 or powersgd; of powersgd ``rank``, >= 1, and
-            ``start``, the first step that is compressed, >= 2.
+        config: name of the hook under "name": ddp, for no hook at all, bf16, fp16 or powersgd; of powersgd ``rank``,
+            >= 1, and ``start``, the first step that is compressed, >= 2.
 
     Raises:
         ConfigError
@@ -46,10 +46,10 @@ def check_hook(told: Mapping[str, Any]) -> None:
         Traceback (most recent call last):
         gradwire.errors.ConfigError: torch_powersgd.rank must be an integer >= 1, got 0
     """
-    name = told.get("name")
+    name = config.get("name")
     if name not in _HOOKS:
         raise ConfigError(f"no hook {name!r} of torch: {nearest(str(name), _HOOKS)}")
-    for given, value in told.items():
+    for given, value in config.items():
         if given == "name":
             continue
         if given not in _HOOKS[name]:
@@ -74,19 +74,19 @@ class TorchHook:
     """A hook of torch on a model, with a count of the bytes that it hands to collectives.
 
     Args:
-        model: with a single bucket for powersgd: torch's waits for collectives in callbacks, which from two buckets on
-            hangs on Gloo.
-        told: as ``check_hook``.
+        model: model with a single bucket for powersgd: torch's waits for collectives in callbacks, which from two
+            buckets on hangs on Gloo.
+        config: name and parameters of the hook, as for ``check_hook``.
 
     Raises:
-        ConfigError: as ``check_hook``.
+        ConfigError: the hook or a parameter is unknown, as for ``check_hook``.
     """
 
-    def __init__(self, model: DistributedDataParallel, told: Mapping[str, Any]) -> None:
-        check_hook(told)
+    def __init__(self, model: DistributedDataParallel, config: Mapping[str, Any]) -> None:
+        check_hook(config)
         self.counters = Metrics()
-        self._name = told["name"]
-        chosen = {**_HOOKS[self._name], **told}
+        self._name = config["name"]
+        chosen = {**_HOOKS[self._name], **config}
         self._state: powerSGD_hook.PowerSGDState | None = None
         if self._name == "powersgd":
             self._state = powerSGD_hook.PowerSGDState(
@@ -105,11 +105,11 @@ class TorchHook:
             self.counters.bytes_sent += dense
         before = 0 if self._state is None else self._state.total_numel_after_compression
         hook: _Hook = default_hooks.allreduce_hook if self._state is None else powerSGD_hook.powerSGD_hook
-        told = hook(dist.group.WORLD if self._state is None else state, bucket)
+        future = hook(dist.group.WORLD if self._state is None else state, bucket)
         if self._state is not None:
             numel = self._state.total_numel_after_compression - before
             self.counters.bytes_sent += ring_bytes(numel * bucket.buffer().element_size())
-        return told
+        return future
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run continues from, as plain values and tensors."""

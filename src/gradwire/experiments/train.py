@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.experiments.decisions import Entry
-from gradwire.experiments.loop import Loop, Watcher
-from gradwire.experiments.method import Method
+from gradwire.experiments.loop import Loop, StepCallback
 from gradwire.experiments.process_figures import digest, tensor_bytes
 from gradwire.experiments.records import Point
-from gradwire.experiments.snapshots import RunSnapshots
+from gradwire.experiments.run_snapshots import RunSnapshots
 from gradwire.experiments.synchronisation import CompressedGradients
 from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.training_method import Method
 from gradwire.experiments.unpacked import unpacked_bytes
 
 __all__ = ["Run", "train"]
@@ -58,7 +58,7 @@ def train(
     epochs: int,
     *,
     seed: int = 0,
-    watch: Watcher | None = None,
+    watch: StepCallback | None = None,
     device: str = "cpu",
     lab: bool = False,
     tell: Callable[[Point], None] | None = None,
@@ -68,19 +68,19 @@ def train(
     """Make one run; every worker of the default process group must call it with the same arguments.
 
     Args:
-        task: what is trained, with the recipe that the method needs.
-        method: how gradients are exchanged.
-        epochs: at least 1.
-        seed: of the initial parameters.
+        task: task that is trained, with the recipe that the method needs.
+        method: method by which gradients are exchanged.
+        epochs: number of epochs, >= 1.
+        seed: seed of the initial parameters.
         watch: called after each step with its number and this worker's loss.
-        device: of the model.
-        lab: this worker's network interface is its own, and its bytes are counted.
+        device: device of the model.
+        lab: true: this worker's network interface is its own, and its bytes are counted.
         tell: called at the end of each epoch.
-        snapshots: where it goes on from, and is saved; None: nowhere.
+        snapshots: checkpoints from which the run goes on, and to which it is saved; None: it is not saved.
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``Loop``, and as ``RunSnapshots``.
+        ConfigError, GroupError: ``Loop`` or ``RunSnapshots`` refuses the arguments, or a worker failed.
     """
     with Loop(task, method, epochs, seed, device, lab=lab, start=start) as loop:
         if snapshots is not None:

@@ -30,8 +30,8 @@ def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None
     """The bytes of a payload with an integer type for each code; None if that is not known.
 
     Args:
-        compressor: with its parameters.
-        shape: of the tensor.
+        compressor: compressor with its parameters.
+        shape: shape of the tensor.
 
     Example:
         >>> from gradwire.compressors.ternary.twobit import TwoBit
@@ -57,8 +57,8 @@ def unpacked_bytes(exchange: Exchange, params: Sequence[Named], sent: float) -> 
     """The traffic of a step without packing; None if it is not known.
 
     Args:
-        exchange: after a step.
-        params: that it averages.
+        exchange: exchange after a step.
+        params: names and shapes of the parameters that it averages.
         sent: bytes of a step as they were handed to collectives.
     """
     main, world = exchange.policy.at(exchange.step - 1, exchange.compressor), exchange.channel.world

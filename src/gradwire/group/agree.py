@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
-from gradwire.group.notes import named, roll_call
+from gradwire.group.failures import named, roll_call
 
 __all__ = ["Opening", "agree"]
 
@@ -38,7 +38,7 @@ REMEDIES = {
     "shrunk_by": "learning rates and weight decay must be the same on all ranks; decay='inner' lets them differ",
     "step": "a rank left out an exchange that others made; all ranks must skip the same steps",
 }
-"""What to do about the first thing in which the ranks of a step differ."""
+"""Advice for the first thing in which the ranks of a step differ."""
 
 
 def agree(channel: Channel, call: str, describe: Callable[[], str], device: torch.device) -> None:
@@ -48,7 +48,7 @@ def agree(channel: Channel, call: str, describe: Callable[[], str], device: torc
     One exchange of 32 bytes; the descriptions themselves move only where they differ.
 
     Args:
-        call: what the user called, the same on all ranks; two different calls are an error that ends the channel.
+        call: name of the user's call, the same on all ranks; two different calls are an error that ends the channel.
         describe: gives the JSON text of an object that must be equal everywhere; whatever it raises is told to all
             ranks.
 
@@ -70,8 +70,8 @@ class Opening:
     """The comparison of the ranks at the beginning of every step.
 
     Args:
-        channel: whose next message waits until the ranks have been compared.
-        device: on which the rows travel.
+        channel: channel whose next message waits until the ranks have been compared.
+        device: device on which the rows travel.
     """
 
     def __init__(self, channel: Channel, device: torch.device) -> None:
@@ -82,11 +82,11 @@ class Opening:
         """Start to compare; the channel finishes it before its next message.
 
         Args:
-            number: of the step, for messages.
-            describe: as for ``agree``.
+            number: number of the step, for messages.
+            describe: function that gives the description of this rank, as for ``agree``.
 
         Raises:
-            GroupError: on NCCL, the ranks differed in an earlier step.
+            GroupError: the ranks differed in an earlier step, which NCCL shows late.
         """
         if self.channel.world == 1:
             return

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.errors import ConfigError, GroupError
-from gradwire.group.notes import Loss, explain
+from gradwire.group.failures import Loss, explain
 from gradwire.metrics import Metrics
 
 __all__ = ["Channel", "Traffic", "traffic_of"]
@@ -149,7 +149,7 @@ class Channel:
         """
         return (1 if self.is_nccl else 2) * (self.world - 1) * nbytes // self.world
 
-    def scatter_beside(self, scatter: Callable[[], object], nbytes: int) -> None:
+    def run_scatter(self, scatter: Callable[[], object], nbytes: int) -> None:
         """Let a framework reduce so many bytes to their owners on a group of its own, once the ranks were compared.
 
         That group is its owner's, who sees to the order and to the timeout. Traffic as of ``scattered``.
@@ -352,7 +352,7 @@ class Channel:
                 except RuntimeError as error:
                     lost.append((j, error))
         if lost:
-            # Who is lost is told when the others have got what they wait for: from silence they would learn nothing
+            # The lost rank is reported after the others got what they wait for: from silence they would learn nothing
             # until the timeout, because they wait for this rank before they come to the one that is lost.
             deadline, gone = time.monotonic() + _LAST_WORDS, {j for j, _ in lost}
             for peer, work in works[received:]:

@@ -38,7 +38,7 @@ class DenseSession:
     """A session of one all-reduce over ranges of a flat gradient; a single range is summed in place.
 
     Args:
-        ranges: of the flat gradient.
+        ranges: ranges of the flat gradient.
         advised: states with the wishes of this rank's compressors ("advice"); their mean over the ranks ("agreed")
             travels in the same message.
     """
@@ -102,7 +102,7 @@ class DenseMean:
     """An uncompressed mean on its way: a call waits for it, and returns whether it has a value that is not finite.
 
     Args:
-        packed: where the mean will be.
+        packed: buffer in which the mean will be.
         finish: waits for it, and puts it where it belongs.
     """
 

@@ -280,7 +280,7 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
     """Group pieces that one call can take; the others come one by one.
 
     Args:
-        scale: with which they are encoded.
+        scale: factor with which the pieces are encoded.
     """
     groups: list[list[int]] = []
     for number, piece in enumerate(pieces):
@@ -295,7 +295,7 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
     for group in groups:
         first = pieces[group[0]]
         code = first.unit.compressor
-        # What is averaged in rounds takes all tensors at once anyway; here only its memory matters.
+        # A method of several rounds takes all tensors at once anyway; here only its memory matters.
         joined = isinstance(code, MultiRound) or (code.takes_pieces and code.fixed_size)
         joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
@@ -310,8 +310,8 @@ class Part:
     """Pieces that share a message.
 
     Args:
-        pieces: in the order of the message.
-        scale: with which they are encoded.
+        pieces: pieces in the order of the message.
+        scale: factor with which the pieces are encoded.
 
     Attributes:
         batches: the same pieces, in groups that one call works on.
@@ -368,7 +368,7 @@ class Part:
 
         Args:
             decode: writes the mean into the pieces of ``flat``, from ``begin`` on.
-            spoils: whether NaN must be handed out; else what is decoded of a bad step has one already.
+            spoils: true: NaN must be handed out; else what is decoded of a bad step has one already.
         """
         on_cpu = flat.device.type == "cpu"
         if on_cpu and bool(bad):
@@ -421,7 +421,7 @@ class Part:
         """The payloads of a message that ``close_gaps`` made.
 
         Raises:
-            WireError: it claims more bytes than it has.
+            WireError: the message claims more bytes than it has.
         """
         start = ALIGNMENT
         for piece, layout in zip(self.pieces, self.packing.layouts, strict=True):

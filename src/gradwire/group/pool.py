@@ -83,7 +83,7 @@ def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[
     Args:
         members: global ranks, this one among them.
         backend: such as ``"gloo"``.
-        seconds: that a collective may take, and this call, but for the first ten.
+        seconds: seconds that a collective may take, and this call, but for the first ten.
         make: makes a new group; called on all ranks or on none.
 
     Raises:
@@ -108,7 +108,7 @@ def common(members: Sequence[int], labels: Sequence[str], seconds: float) -> str
     """Find the first of these labels that all members bring, or None.
 
     Raises:
-        GroupError: not all of them came in time.
+        GroupError: not all members came in time.
     """
     if len(members) == 1:
         return next(iter(labels), None)
@@ -133,7 +133,7 @@ def wait_for_all(store: Store, world: int, seconds: float) -> None:
     """Wait until all ranks have come.
 
     Raises:
-        RuntimeError: saying how many came in time.
+        RuntimeError: not all ranks came in time; the message says how many.
     """
     deadline, pause = time.monotonic() + seconds, 0.001
     while (came := store.add("ranks", 0)) < world:

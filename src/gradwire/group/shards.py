@@ -30,7 +30,7 @@ def edge(piece: Piece, wanted: int) -> int:
     """The offset nearest to ``wanted`` at which this piece may be cut; its ends are always allowed."""
     if wanted <= 0 or wanted >= piece.numel:
         return max(0, min(wanted, piece.numel))
-    # What cannot be cut goes to one shard as a whole.
+    # A piece that cannot be cut goes to one shard as a whole.
     step = math.lcm(piece.unit.compressor.alignment, piece.memory.form.grain) or piece.numel
     return min(piece.numel, (wanted + step // 2) // step * step)
 

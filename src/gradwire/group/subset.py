@@ -25,8 +25,8 @@ class SubsetChannel(Channel):
 
     Args:
         whole: the channel of the group.
-        ranks: of the whole group, in the order in which they are numbered here.
-        local: whether they share a host, so that their traffic is counted as ``local_bytes``, too.
+        ranks: ranks of the whole group, in the order in which they are numbered here.
+        local: true: the ranks share a host, so that their traffic is counted as ``local_bytes``, too.
     """
 
     def __init__(self, whole: Channel, ranks: Sequence[int], *, local: bool = False) -> None:

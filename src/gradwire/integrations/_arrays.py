@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.errors import Told, is_float32, require
+from gradwire.errors import Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.integrations._buckets import Bucket, BucketState, split
@@ -44,9 +44,10 @@ class ArrayState(BucketState):
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for the scaler and ``lr_correction``.
         group: the ranks; None is the default group.
-        scaler: of the loss, which tells its scale as a ``torch.amp.GradScaler`` does; None: the loss is not scaled.
+        scaler: scaler of the loss, which tells its scale as a ``torch.amp.GradScaler`` does; None: the loss is not
+            scaled.
         adaptive: name of the optimizer, if it divides by a mean of squares; None: it does not, or is not known.
-        corrected: its steps are multiplied by ``factor``.
+        corrected: true: the steps are multiplied by ``factor``.
 
     Raises:
         ConfigError: a wrong option, or a parameter that is not a 16- or 32-bit float.
@@ -70,7 +71,7 @@ class ArrayState(BucketState):
 
         def select() -> dict[str, nn.Parameter]:
             require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)
-            require(bool(specs), "parameters", "at least one", Told("none"))
+            require(bool(specs), "parameters", "at least one", Verbatim("none"))
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
         self.exchange, params = prepare_named(
@@ -121,7 +122,8 @@ class ArrayState(BucketState):
         """Average each gradient over the ranks; all ranks must call it.
 
         Args:
-            grads: in the order of the parameters, on CPU; None counts as zero if another process has a gradient.
+            grads: gradients in the order of the parameters, on CPU; None counts as zero if another process has a
+                gradient.
 
         Returns:
             Views that the next step overwrites, in the parameters' dtypes; None where no process had a gradient.

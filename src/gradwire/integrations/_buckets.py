@@ -39,7 +39,7 @@ class Bucket:
         pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
         self.views = [as_stored(view, param) for view, param in pairs]
         self.unused = [False] * len(numels)
-        """Whether, for each parameter, no rank had a gradient in the last step."""
+        """True for each parameter for which no rank had a gradient in the last step."""
 
     def gather(self, grads: Sequence[Tensor | None]) -> None:
         """Copy the gradients in; a gradient that is missing on this rank counts as zero."""
@@ -67,7 +67,7 @@ class BucketState(ExchangeState):
 
     buckets: Sequence[Bucket]
     complete: ClassVar[bool] = False
-    """Whether every parameter gets a gradient on every rank in every step."""
+    """True: every parameter gets a gradient on every rank in every step."""
 
     def __init__(self, worker: Worker | None = None) -> None:
         self._worker = worker or Worker()
@@ -101,7 +101,7 @@ class BucketState(ExchangeState):
         told()
         for bucket, wait, part, known in zip(self.buckets, ends, parts, there, strict=True):
             wait()
-            # Whoever has all gradients knows that all are used, and need not wait for the device to say so.
+            # A rank that has all gradients knows that all are used, and need not wait for the device.
             bucket.unused = [False] * len(known) if all(known) else (part == 0).tolist()
             done(bucket)
 

@@ -37,8 +37,8 @@ class CopyNotice:
     """A hook before the forward pass of a DDP model: it does nothing in the original, and reports a copy that trains.
 
     Args:
-        method: of the original.
-        copied: whether this is the copy's.
+        method: method of the original.
+        copied: true: this is the copy's hook.
     """
 
     def __init__(self, method: str, copied: bool = False) -> None:

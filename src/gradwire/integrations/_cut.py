@@ -24,15 +24,15 @@ from gradwire.types import align
 __all__ = ["Sharded", "of_shard", "recut", "repadded"]
 
 Entry = Mapping[str, Any]
-"""What one rank keeps."""
+"""The entry of one rank."""
 
 
 class Sharded:
     """A parameter as FSDP divides it among ranks.
 
     Args:
-        name: in the model.
-        shape: of the parameter, or of the part of it that tensor parallelism has left this rank.
+        name: name of the parameter in the model.
+        shape: shape of the parameter, or of the part of it that tensor parallelism has left this rank.
         world: number of shards.
         dim: the dimension that is cut: 0, by rows, where the last shards are padded, or one that the number of shards
             divides.
@@ -81,7 +81,7 @@ class Sharded:
 
         Args:
             flat: one shard after the other.
-            before: how many they are.
+            before: number of the shards that ``flat`` was padded for.
         """
         if self.dim and before != self.world:
             # The shards of columns do not lie as the columns do: they are joined, and cut anew.
@@ -98,8 +98,8 @@ def of_shard(state: Mapping[str, Any], shard: int, shards: int, parts: int = 1) 
     """The state of a rank in one shard's replica group, as a checkpoint of all shards has it.
 
     Args:
-        parts: into how many parts tensor parallelism has cut the parameters before; the shards of all of them are
-            counted, those of one part after those of another.
+        parts: number of parts into which tensor parallelism has cut the parameters before; the shards of all of them
+            are counted, those of one part after those of another.
     """
     rest = {key: value for key, value in state.items() if key != "ranks"}
     cut = {"tensor_parts": parts} if parts > 1 else {}
@@ -134,12 +134,12 @@ def recut(
     shards.
 
     Args:
-        shards: of all parts together, as ``of_shard`` counts them.
-        parts: into which tensor parallelism has cut the parameters.
+        shards: number of shards of all parts together, as ``of_shard`` counts them.
+        parts: number of parts into which tensor parallelism has cut the parameters.
 
     Raises:
-        ConfigError: it is of another number of shards and ``on_resize`` is "error"; it is of another number of parts;
-            a shard, a rank or tensors of one are missing.
+        ConfigError: the state has another number of shards and ``on_resize`` is "error"; it has another number of
+            parts; a shard, a rank or tensors of one are missing.
     """
     whole = {"shards", "parts", "world"} <= set(state)
     require(whole, "state", "of a model with replicate=, with world, shards and parts", sorted(map(str, state)))

@@ -33,7 +33,7 @@ class MetricsWriter(ABC):
     """A writer of a row of figures at intervals.
 
     Args:
-        state: what ``compress_ddp`` and the others return.
+        state: state that ``compress_ddp`` or another entry point returned.
         every: steps from one row to the next, >= 1. A row waits for the device, so fewer rows cost less.
 
     Raises:

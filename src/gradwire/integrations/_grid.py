@@ -36,11 +36,11 @@ class RankGrid:
 
     Args:
         shard: the mesh of one dimension over whose ranks the rows are cut.
-        replicate: that over the ranks with the same rows, or what the caller gave in its place; None: there is none.
-        native: whether FSDP would average over the replicas by itself.
+        replicate: group over the ranks with the same rows, or what the caller gave in its place; None: there is none.
+        native: true: FSDP would average over the replicas by itself.
         beside: groups of the dimensions along which ranks hold other parts of the parameters.
-        part: this rank's part of the parameters, 0 <= part < parts.
-        parts: how many there are.
+        part: number of this rank's part of the parameters, 0 <= part < parts.
+        parts: number of parts.
     """
 
     shard: DeviceMesh
@@ -57,10 +57,10 @@ def grid_of(
     """Find the place of this rank on the mesh of a module.
 
     Args:
-        infos: what FSDP knows of the mesh of each module, of which the largest counts; none: the parameters say where
-            they lie.
+        infos: mesh information of FSDP for each module, of which the largest mesh counts; none: the parameters say
+            where they lie.
         sharded: the model's parameters, by name.
-        replicate: what the caller gave.
+        replicate: mesh that the caller gave.
     """
     info: Any = max(infos, key=lambda each: each.mesh.size()) if infos else None
     mesh: DeviceMesh = info.mesh if info is not None else next(iter(sharded.values())).device_mesh
@@ -101,7 +101,7 @@ def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGrou
     train on, or wait for them.
 
     Args:
-        groups: that cross the lines, in the same order on all ranks.
+        groups: groups that cross the lines, in the same order on all ranks.
 
     Raises:
         Exception: whatever ``make`` raised here, or a GroupError for what it raised elsewhere.
@@ -137,7 +137,7 @@ class InnerReduceScatter:
     it. Here the sum is multiplied by the factor where it is.
 
     Args:
-        theirs: what FSDP called before.
+        theirs: reduce-scatter that FSDP called before.
     """
 
     def __init__(self, theirs: Any) -> None:

@@ -46,12 +46,12 @@ def check_mesh(lies: Mapping[str, tuple[Any, Any]], mesh: DeviceMesh, alone: boo
     Some may be sharded over fewer of these ranks, if they are cut over the rest in another way, as experts are.
 
     Args:
-        lies: by name the parameter, and what FSDP knows of its mesh.
-        mesh: over which rows are to be cut.
-        alone: whether there are no replicas; only then parameters may lie on fewer ranks.
+        lies: parameters by name, each with what FSDP knows of its mesh.
+        mesh: mesh over which rows are to be cut.
+        alone: true: there are no replicas; only then parameters may lie on fewer ranks.
 
     Raises:
-        ConfigError: naming the parameter.
+        ConfigError: a parameter is not sharded, or not over the same ranks as all others; the message names it.
     """
     others, ours = "gradwire.wrap_group compresses what goes over the groups of any mesh", ranks_of(mesh)
     for name, (param, info) in lies.items():
@@ -70,7 +70,8 @@ def check_replicas(replicate: Any, mesh: DeviceMesh) -> None:
     Whether all of them have the same shard is compared by the ranks themselves.
 
     Raises:
-        ConfigError: it is no mesh, not of one dimension, without this rank, or shares others with the model's mesh.
+        ConfigError: the argument is no mesh, has more than one dimension, lacks this rank, or shares other ranks with
+            the model's mesh.
     """
     from torch.distributed.device_mesh import DeviceMesh
 

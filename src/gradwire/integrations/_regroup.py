@@ -19,7 +19,7 @@ from gradwire.exchange.plan import Named
 __all__ = ["Regroup"]
 
 STEPS = 3
-"""After which the saved buckets are given up: DDP was made with other sizes."""
+"""Number of steps after which the saved buckets are given up: DDP was made with other sizes."""
 
 
 class Regroup:

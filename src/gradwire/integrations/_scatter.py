@@ -26,8 +26,8 @@ class ScatterSession:
     """The messages and buffers of one division of a bucket.
 
     Args:
-        shards: for each owner the pieces that it gets, with ``lo`` in the whole gradient.
-        site: where it runs.
+        shards: pieces of each owner, with ``lo`` in the whole gradient.
+        site: site where the session runs.
     """
 
     def __init__(self, shards: Sequence[Sequence[Piece]], site: Site) -> None:

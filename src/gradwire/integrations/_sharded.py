@@ -150,8 +150,8 @@ class ReduceScatter:
     Args:
         trained: gives the parameters of the module whose gradients are reduced now, in the order of FSDP's buffer.
         later: gives the number by which FSDP divides what it reduced in this dtype.
-        channel: over the ranks of the module's mesh, where they are fewer than those of the exchange; it is used after
-            these have compared what they are about to do.
+        channel: channel over the ranks of the module's mesh, where they are fewer than those of the exchange; it is
+            used after these have compared what they are about to do.
         own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
     """
 
@@ -197,7 +197,7 @@ class ReduceScatter:
         session = self._current(shards)
         if session is None:
             assert self.own is not None
-            channel.scatter_beside(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
+            channel.run_scatter(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
             exchange.note(nonfinite(output_tensor))
         else:
             self._exchange(session, input_tensor, output_tensor, scale)
@@ -271,7 +271,7 @@ class ReduceScatter:
             plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
             # A value that is not finite reaches one owner alone then, and all ranks would have to take the step back.
             own = plain and not waits and self.own is not None and not exchange.skips_steps
-            # What is kept of a parameter has one place, that of the newest session.
+            # The residual of a parameter has one place, that of the newest session.
             self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
             session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
             self._made[names] = wanted, session
@@ -315,7 +315,7 @@ def multiplier(op: Any, world: int) -> float:
     """The factor by which a reduction multiplies the sum over the ranks.
 
     Raises:
-        ConfigError: it is neither a sum nor a mean.
+        ConfigError: the reduction is neither a sum nor a mean.
     """
     if op == dist.ReduceOp.SUM:
         return 1.0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.comm.base import Strategy
-from gradwire.errors import ConfigError, Told, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
@@ -37,9 +37,9 @@ class Units:
     """The unit of residuals, which follows a loss scale and learning rates.
 
     Args:
-        scaler: of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
+        scaler: scaler of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer whose rates residuals follow; None: they are sent as they are.
-        names: of the parameters, by id.
+        names: names of the parameters, by id.
 
     Raises:
         ConfigError: the optimizer has none of these parameters.
@@ -49,7 +49,7 @@ class Units:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.optimizer, self.names = lr_correction, names
         ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
-        require(ours, "lr_correction", "the optimizer of this model's parameters", Told("one of other parameters"))
+        require(ours, "lr_correction", "the optimizer of this model's parameters", Verbatim("one of other parameters"))
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
         self.divisors: dict[str, float] = {}
@@ -72,7 +72,7 @@ class Units:
         """Refuse an object that is not a scaler or not an optimizer.
 
         Args:
-            params: of the model; None: the optimizer's are not compared with them.
+            params: parameters of the model; None: the optimizer's are not compared with them.
 
         Raises:
             ConfigError
@@ -134,7 +134,7 @@ class Units:
         So what waits still counts as it would have when it arose. Call it before the parameters' exchange in a step.
 
         Args:
-            divisor: by which the mean of what is sent is divided before it is the gradient, > 0.
+            divisor: divisor of the mean of what is sent, which gives the gradient, > 0.
         """
         factors: dict[float, set[str]] = {}
         for name in names:
@@ -152,11 +152,11 @@ class Units:
         """Refuse residuals whose unit is not known, or could not be followed.
 
         Args:
-            state: what ``state_dict`` gave.
-            waits: whether anything is kept that has a unit.
+            state: result of ``state_dict``.
+            waits: true: something is kept that has a unit.
 
         Raises:
-            ConfigError: it followed a scaler, and there is none now, or the other way round.
+            ConfigError: the residuals followed a scaler, and there is none now, or the other way round.
         """
         scale = state.get("scale")
         lost = scale is not None and self.scaler is None
@@ -236,10 +236,11 @@ class ExchangeState:
         """Continue from a ``state_dict``, and forget everything else. All ranks must call it, between steps.
 
         Args:
-            state: this rank's own, or those of all ranks (``gradwire.merge_states``, ``gradwire.read_checkpoint``).
-            on_resize: for a state of another number of ranks. "reshard": the mean of the residuals, which is what
-                waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the step
-                is taken.
+            state: state of this rank, or the states of all ranks (``gradwire.merge_states``,
+                ``gradwire.read_checkpoint``).
+            on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, which is
+                what waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the
+                step is taken.
 
         Raises:
             ConfigError: the state is of another number of ranks and ``on_resize`` is "error", of another model, or

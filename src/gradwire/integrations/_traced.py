@@ -36,10 +36,10 @@ class Arrivals(BucketState):
 
     Args:
         model: the DDP model, which knows whether a pass is synchronised.
-        params: by name.
-        exchange: over these parameters.
-        units: of its residuals.
-        worker: that talks to the network.
+        params: parameters by name.
+        exchange: exchange over these parameters.
+        units: unit of the exchange's residuals.
+        worker: thread that talks to the network.
     """
 
     complete = True

@@ -46,8 +46,8 @@ def run_without(
     """Exchange as ``Exchange.run`` does, but parameters that no rank used get zero, and their kept tensors stay.
 
     Args:
-        unused: for parameters that may be unused, by their place in ``params``: bool of one element, the same on all
-            ranks. What is kept for these is copied.
+        unused: flags of the parameters that may be unused, by their place in ``params``: bool of one element, the same
+            on all ranks. The kept tensors of these parameters are copied.
     """
     if unused:
         exchange.plan(params)

@@ -33,8 +33,8 @@ class VarianceCorrection:
     """A correction that multiplies the learning rates of an optimizer by the measured factor, during each of its steps.
 
     Args:
-        exchange: that averages the gradients; it measures from now on.
-        optimizer: that trains with them.
+        exchange: exchange that averages the gradients; it measures from now on.
+        optimizer: optimizer that trains with them.
 
     Raises:
         ConfigError: a method whose error is not noise.
@@ -45,7 +45,7 @@ class VarianceCorrection:
         exchange.second_moment = SecondMoment(exchange.device, exchange.policy.start_after)
         self._rates: list[Any] | None = None
         self._said = False
-        # Not methods of the state: the optimizer may outlive it, and must not keep it.
+        # The hooks are methods of this object and not of the state, which the optimizer may outlive and must not keep.
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     @staticmethod
@@ -53,7 +53,7 @@ class VarianceCorrection:
         """Refuse an optimizer whose steps do not become shorter by noise.
 
         Raises:
-            ConfigError: it is one of torch's that does not divide by a mean of squares.
+            ConfigError: the optimizer is one of torch's that does not divide by a mean of squares.
         """
         if optimizer is None:
             return
@@ -106,7 +106,7 @@ def check_noise(exchange: Exchange) -> None:
     """Refuse a method whose error is not noise around the right mean.
 
     Raises:
-        ConfigError: it keeps back what it does not send, or is wrong on average.
+        ConfigError: the method keeps back what it does not send, or is wrong on average.
     """
     for method in (exchange.compressor, *exchange.policy.overrides.values()):
         right = method.unbiased or method.fine or method.identity

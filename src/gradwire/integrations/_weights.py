@@ -35,7 +35,7 @@ from gradwire.types import Key
 __all__ = ["WeightGather", "WeightWire", "weight_code"]
 
 EXACT: dict[torch.dtype, Compressor] = {torch.float32: Identity(), torch.bfloat16: BF16(), torch.float16: FP16()}
-"""What carries weights of a dtype as they are."""
+"""Compressors that carry weights of a dtype as they are."""
 
 
 def weight_code(weights: Any) -> Compressor | None:
@@ -58,7 +58,7 @@ class WeightWire:
     """The common state of a model's modules: the method, the group and the counters.
 
     Args:
-        group: over whose ranks the weights are sharded.
+        group: group over whose ranks the weights are sharded.
         timeout: seconds that an all-gather may take; None: as long as those of ``group``.
         metrics: counts the bytes of the all-gathers, and what they would have been.
     """
@@ -92,8 +92,9 @@ class WeightGather:
 
     Args:
         cuts: the module's parameters, in the order of FSDP's buffer.
-        group: over which FSDP shards; a gather over another one, of weights that are decoded already, is FSDP's own.
-        theirs: what FSDP called before.
+        group: group over which FSDP shards; a gather over another one, of weights that are decoded already, is FSDP's
+            own.
+        theirs: all-gather that FSDP called before.
     """
 
     def __init__(self, wire: WeightWire, cuts: Sequence[Sharded], group: dist.ProcessGroup, theirs: Any) -> None:

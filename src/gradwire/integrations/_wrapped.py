@@ -19,7 +19,7 @@ from gradwire.integrations.setup import uncompiled
 __all__ = ["Attached", "attach", "exchanged"]
 
 Attached = GradwireState | FSDPState
-"""What ``attach`` returns."""
+"""States that ``attach`` returns."""
 
 
 def exchanged(model: object) -> TypeGuard[nn.Module]:
@@ -36,13 +36,13 @@ def attach(model: nn.Module, compressor: Any, options: Mapping[str, Any]) -> Att
     """Exchange the gradients of a model compressed as it is distributed. All ranks must call it.
 
     Args:
-        model: for which ``exchanged`` is true.
-        compressor: as for ``compress_ddp`` or ``compress_fsdp``.
-        options: as for the same.
+        model: model for which ``exchanged`` is true.
+        compressor: compressor, as for ``compress_ddp`` or ``compress_fsdp``.
+        options: further arguments of ``compress_ddp`` or ``compress_fsdp``.
 
     Raises:
-        ConfigError: as the same.
-        GroupError: as the same.
+        ConfigError: ``compress_ddp`` or ``compress_fsdp`` refuses the arguments.
+        GroupError: the ranks differ, or one of them failed.
     """
     inner = uncompiled(model)
     wrapped = isinstance(inner, DistributedDataParallel)

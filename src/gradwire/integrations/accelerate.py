@@ -47,11 +47,11 @@ def compress(
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
-        model: what ``accelerator.prepare`` returned, wrapped into DDP or sharded by FSDP2, compiled or not.
+        model: model that ``accelerator.prepare`` returned, wrapped into DDP or sharded by FSDP2, compiled or not.
         compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
             recipe of ``from_params``.
-        on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
-        options: as for ``compress_ddp``; of a model that FSDP2 has sharded, as for ``compress_fsdp``.
+        on_resize: treatment of a checkpoint of another number of processes, as in ``load_state_dict``.
+        options: further arguments of ``compress_ddp``; for a model that FSDP2 has sharded, of ``compress_fsdp``.
 
     Returns:
         The hook's state; ``state.metrics()`` tells what went over the wire.
@@ -92,7 +92,8 @@ class Loaded:
     """A checkpoint that an accelerator has loaded.
 
     Args:
-        models: into which it was loaded, as Accelerate lists them; those that had a state then have their residuals.
+        models: models that the checkpoint was loaded into, as Accelerate lists them; those that had a state then have
+            their residuals.
     """
 
     def __init__(self, models: Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:

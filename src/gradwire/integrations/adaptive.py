@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, Told, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import SAMPLED
@@ -56,7 +56,7 @@ _CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.
 """The optimizers by these names that this version of torch has."""
 
 _STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg"})
-"""What optimizers of other packages call their second moments, as torch's do."""
+"""Names of the second moments in optimizers of other packages, and in torch's."""
 
 
 _HARMFUL = (
@@ -95,7 +95,7 @@ def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optim
     """Refuse an object that is not an optimizer, or one of other parameters; None is allowed.
 
     Args:
-        name: of the option.
+        name: name of the option.
 
     Raises:
         ConfigError
@@ -104,17 +104,17 @@ def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optim
         require(isinstance(optimizer, Optimizer), name, "a torch.optim.Optimizer or None", optimizer)
         ids = {id(param) for param in params}
         ours = any(id(param) in ids for group in optimizer.param_groups for param in group["params"])
-        require(ours, name, "the one that trains this model's parameters", Told("one of others"))
+        require(ours, name, "the one that trains this model's parameters", Verbatim("one of others"))
 
 
 class AdaptiveWatch:
     """A watch that looks at each optimizer of an exchange's parameters once, at its first step.
 
     Args:
-        exchange: whose methods are meant.
+        exchange: exchange whose methods are meant.
         params: each parameter's id, with its name and shape in the exchange.
-        optimizer: if it is known already: torch's, or the name of another framework's that is adaptive.
-        corrected: its learning rates follow the noise of the code.
+        optimizer: optimizer, if it is known already: torch's, or the name of another framework's that is adaptive.
+        corrected: true: the optimizer's learning rates follow the noise of the code.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class AdaptiveWatch:
     ) -> None:
         self._exchange, self._params, self._said, self._corrected = exchange, params, False, corrected
         self._adaptive: dict[str, list[Named]] = {}
-        """What each adaptive optimizer trains, by name, because an optimizer may hold the state that holds this."""
+        """The parameters that each adaptive optimizer trains, by its name, because an optimizer may hold the state that
+        holds this."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._plain = False
         if isinstance(optimizer, str):

@@ -19,11 +19,11 @@ def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
 
     Args:
         checkpoint: the path that was saved to, or a ``StorageReader``.
-        key: under which the state was saved: ``dcp.save({"gradwire": state}, checkpoint_id=path)``; "app.gradwire"
+        key: key under which the state was saved: ``dcp.save({"gradwire": state}, checkpoint_id=path)``; "app.gradwire"
             where it is one of several in what is saved as "app".
 
     Returns:
-        What ``load_state_dict`` takes, on CPU.
+        The argument of ``load_state_dict``, on CPU.
 
     Raises:
         ConfigError: nothing was saved under the key.

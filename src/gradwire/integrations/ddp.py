@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.auto.pilot import AutoPilot
-from gradwire.auto.watch import moment
-from gradwire.errors import ConfigError, Told, require
+from gradwire.auto.step_record import moment
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Named
 from gradwire.group.part import nonfinite
@@ -56,12 +56,15 @@ class GradwireState(ExchangeState):
         model: the DDP model, compiled or not, or the module inside it.
         compressor: "auto", a registered name, a compressor, or a recipe of ``from_params``.
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
-        scaler: of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is fixed.
+        scaler: scaler of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is
+            fixed.
         lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
-        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
+            harms it.
         variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
             the noise of a code that is right on average; None: they stay as they are.
-        options: those of ``gradwire.exchange.settings.Settings``, and parameters of a compressor that is given by name.
+        options: fields of ``gradwire.exchange.settings.Settings``, and parameters of a compressor that is given by
+            name.
 
     Raises:
         ConfigError: a wrong option.
@@ -271,7 +274,7 @@ class GradwireState(ExchangeState):
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
-            # In a bucket of another run, which must round as that run does.
+            # This is a bucket of the run that is resumed, and must round as that run does.
             mean = self.exchange.begin_mean(buffer)
             self.exchange.channel.settle()
             return mean.wait()
@@ -304,7 +307,9 @@ def gradwire_hook(
     """The hook in plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
     if isinstance(bucket, tuple):
         # The Python reducer's call for one parameter, whose own hook sees to it.
-        require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Told("its module"))
+        require(
+            state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Verbatim("its module")
+        )
         return None  # type: ignore[return-value]
     return state.start(bucket)
 
@@ -335,7 +340,7 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
         set(given) == set(ranks),
         "process_group",
         f"of the DDP model's own ranks {ranks}, or left out",
-        Told(f"one of ranks {given}"),
+        Verbatim(f"one of ranks {given}"),
     )
 
 
@@ -362,13 +367,13 @@ def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> 
         compressor: "auto" watches uncompressed steps, tries methods on the gradients, and gives each bucket what makes
             the step shortest within ``budget``; where nothing is to be gained it is DDP. Or a registered name
             (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
-        budget: in options, of "auto": "exact" (bfloat16 and nothing more), "safe", the default (adds at most 15 % to
-            the variance that the batch leaves in the mean gradient), or "small" (at most as much as there is).
-        decisions: in options, of "auto": those of an earlier run, to be made again in the same steps.
-        scaler: in options, a ``GradScaler``: residuals follow its scale.
-        lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
-        optimizer: in options, the optimizer: a warning says at once, and not at its first step, if the method harms it.
-        variance_correction: in options, an optimizer such as Adam: its learning rates are multiplied by what the noise
+        budget: an option, the budget of "auto": "exact" (bfloat16 and nothing more), "safe", the default (adds at most
+            15 % to the variance that the batch leaves in the mean gradient), or "small" (at most as much as there is).
+        decisions: an option, for "auto" the decisions of an earlier run, to be made again in the same steps.
+        scaler: an option, a ``GradScaler``: residuals follow its scale.
+        lr_correction: an option, the optimizer: residuals are rescaled when a schedule changes its learning rates.
+        optimizer: an option, the optimizer: a warning says at once, and not at its first step, if the method harms it.
+        variance_correction: an option, an optimizer such as Adam: its learning rates are multiplied by what the noise
             of the code shortens its steps by, so that rates found without compression can be kept.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in
             ``gradwire.exchange.settings.Settings``; anything else is a parameter of a compressor given by name.

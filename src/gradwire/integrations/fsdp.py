@@ -23,7 +23,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
-from gradwire.exchange.residuals import used_here
+from gradwire.exchange.residual_store import used_here
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
@@ -74,7 +74,7 @@ class FSDPState(ShardedState):
         self._gathers = Metrics()
         self._wires: dict[tuple[int, ...], WeightWire] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
-        # Where the compiled model was sharded, and not what is in it, its wrapper is the module that reduces.
+        # If the compiled model was sharded, and not the module in it, its wrapper is the module that reduces.
         groups, model = managed(model), uncompiled(model)
         sharded = sharded_in(model)
         if not sharded:
@@ -171,7 +171,7 @@ class FSDPState(ShardedState):
         """Replace a module's shard of the gradient by its mean over the replicas, multiplied by ``scale``.
 
         Args:
-            later: by what FSDP divides it afterwards.
+            later: divisor that FSDP applies afterwards.
         """
         names = [name for name, _ in named]
         self.begin(names)
@@ -205,7 +205,7 @@ class FSDPState(ShardedState):
             return [cut for cut, each in pairs if each.sharded_param.requires_grad and each in ready]
 
         if self._scatters:
-            # Not by the module's own method: it refuses modules that have parameters on two meshes.
+            # The module's own method refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
             own = InnerReduceScatter(DefaultReduceScatter())
             group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own)
@@ -240,7 +240,7 @@ class Between:
     """An all-reduce hook of FSDP for one module: its shards' mean over the replicas.
 
     Args:
-        native: where the module was, if FSDP averaged between the replicas before.
+        native: mesh that FSDP had for the module, if it averaged between the replicas before.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Between:
         names = tuple(name for name, _ in named)
         check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
         if not self.group.all_reduce_grads:
-            # As FSDP's own hybrid sharding does: micro-batches are added up, and nothing arrives before the last.
+            # Micro-batches are added up, and nothing arrives before the last, as in FSDP's own hybrid sharding.
             self._waits[names] = self._waits[names].add_(output) if names in self._waits else output.clone()
             output.zero_()
             return
@@ -309,7 +309,7 @@ def take_over(group: Any, grid: RankGrid) -> Any:
     """Restrict FSDP's reduction of a module's gradients to the shards.
 
     Returns:
-        What ``place`` takes to undo it.
+        The former mesh, which ``place`` puts back.
     """
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
@@ -481,27 +481,29 @@ def compress_fsdp(
     Each rank keeps a residual of all that it sends: 4 bytes for each element of the whole model.
 
     Args:
-        model: after ``fully_shard``, compiled or not, whose gradients FSDP reduces by itself, over one mesh: of one
-            dimension, where experts may lie on fewer ranks, or of two, which are replicas and shards. Tensor
-            parallelism may have cut it before. On a mesh of two dimensions the mean between the replicas is
-            compressed, as with ``replicate``.
+        model: model after ``fully_shard``, compiled or not, whose gradients FSDP reduces by itself, over one mesh: of
+            one dimension, where experts may lie on fewer ranks, or of two, which are replicas and shards. Tensor
+            parallelism may have cut it before. On a mesh of two dimensions the mean between the replicas is compressed,
+            as with ``replicate``.
         compressor: a registered name, a compressor or a recipe; without ``replicate`` of one message and fixed size.
-        replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
-            over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank keeps residuals
-            of its own shard only, and every method and strategy can be used. None: there are no replicas but those of
-            the model's mesh, which is an error where another dimension has a name of data parallelism, such as
-            "replicate" or "dp", and a warning where ranks of the job are left out and no name says why; with "tp" and
-            "pp" it is right. False: there may be, and they are averaged elsewhere or are meant to differ.
+        replicate: mesh of the replicas, for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its
+            shards are averaged over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank
+            keeps residuals of its own shard only, and every method and strategy can be used. None: there are no
+            replicas but those of the model's mesh, which is an error where another dimension has a name of data
+            parallelism, such as "replicate" or "dp", and a warning where ranks of the job are left out and no name says
+            why; with "tp" and "pp" it is right. False: there may be replicas, and they are averaged elsewhere or are
+            meant to differ.
         scaler: a ``GradScaler``: residuals follow its scale.
         lr_correction: the optimizer: residuals are rescaled when a schedule changes its learning rates.
-        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
+            harms it.
         variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code
             shortens its steps by. With ``replicate`` by that of the own shard's replicas.
         weights: a method for the all-gather of the weights, whose error is small and that is not random: "blockwise8",
             "fp8", "bf16". All ranks compute with the same decoded weights, in both passes; the optimizer's own stay
             exact. Shards with fewer than ``min_numel`` elements and ``exclude``d parameters travel as they are. None:
             all do.
-        options: as for ``compress_ddp``; without ``replicate`` there is one strategy.
+        options: further arguments, as for ``compress_ddp``; without ``replicate`` there is one strategy.
 
     Returns:
         The state; ``state.metrics()`` tells what went over the wire.

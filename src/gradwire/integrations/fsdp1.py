@@ -233,13 +233,14 @@ def compress_fsdp1(
 
     Args:
         model: the outermost FSDP module, FULL_SHARD or SHARD_GRAD_OP.
-        compressor: of one message and fixed size, by name or as an object; or "auto", which measures and decides for
-            each wrapped module within ``budget``.
+        compressor: compressor of one message and fixed size, by name or as an object; or "auto", which measures and
+            decides for each wrapped module within ``budget``.
         scaler: a ``ShardedGradScaler``: residuals follow its scale.
-        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
+            harms it.
         variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code
             shortens its steps by.
-        options: as for ``compress_ddp``; there is one strategy.
+        options: further arguments, as for ``compress_ddp``; there is one strategy.
 
     Returns:
         The state; ``state.metrics()`` tells what went over the wire.

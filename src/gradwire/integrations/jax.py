@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from gradwire._extras import needs
-from gradwire.errors import ConfigError, Told, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.integrations._arrays import ArrayState, Spec
 from gradwire.integrations.setup import share_start
 
@@ -53,7 +53,7 @@ def compress(
     Args:
         params: the tree of parameters; only its names, shapes and dtypes are used.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        process_group: of ``torch.distributed``, over Gloo; None is the default group.
+        process_group: group of ``torch.distributed``, over Gloo; None is the default group.
         options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for ``scaler`` and ``lr_correction``.
 
     Returns:
@@ -107,7 +107,7 @@ def corrected(wire: GradwireTransformation, optimizer: optax.GradientTransformat
 
     Args:
         wire: made by ``compress``; it must not be put into another chain, too.
-        optimizer: what makes steps of gradients, with its learning rate.
+        optimizer: transformation that makes steps of gradients, with its learning rate.
 
     Raises:
         ConfigError: a method whose error is not noise, or what ``compress`` did not make.
@@ -125,7 +125,7 @@ def corrected(wire: GradwireTransformation, optimizer: optax.GradientTransformat
         >>> dist.destroy_process_group()
     """
     ours = isinstance(wire, GradwireTransformation)
-    require(ours, "wire", "what gradwire.jax.compress makes", Told(type(wire).__name__))
+    require(ours, "wire", "what gradwire.jax.compress makes", Verbatim(type(wire).__name__))
     state, chained = wire.state, optax.chain(wire, optimizer)
     state.measure_noise()
 
@@ -143,7 +143,7 @@ def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> An
 
     Args:
         params: a tree of arrays.
-        process_group: of ``torch.distributed``, over Gloo; None is the default group.
+        process_group: group of ``torch.distributed``, over Gloo; None is the default group.
     """
     leaves, tree = jax.tree.flatten(params)
     tensors = [torch.from_numpy(np.array(leaf).reshape(-1).view(np.uint8)) for leaf in leaves]
@@ -180,7 +180,7 @@ def check_tree(made_for: dict[str, Spec], given: dict[str, Spec]) -> None:
     """Refuse gradients of other parameters, while the update is traced.
 
     Raises:
-        ConfigError: naming the first that differs.
+        ConfigError: a gradient differs from its parameter; the message names the first.
     """
     for name in [*made_for, *given]:
         if made_for.get(name) != given.get(name):

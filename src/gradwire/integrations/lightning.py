@@ -43,13 +43,13 @@ class GradwireCallback(Callback):
     Args:
         compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
             recipe of ``from_params``.
-        on_resize: for a checkpoint of another number of ranks, as in ``load_state_dict``.
-        options: as for ``compress_ddp``; of a module that is sharded, as for ``compress_fsdp``.
+        on_resize: treatment of a checkpoint of another number of ranks, as in ``load_state_dict``.
+        options: further arguments of ``compress_ddp``; for a module that is sharded, of ``compress_fsdp``.
 
     Raises:
-        ConfigError: when ``fit`` begins: a wrong option, a strategy under which the hook would not run, or a second
-            callback of this kind.
-        GroupError: when ``fit`` begins: ranks were given different options.
+        ConfigError: an option is wrong, the hook would not run under the strategy, or there is a second callback of
+            this kind; raised when ``fit`` begins.
+        GroupError: ranks were given different options; raised when ``fit`` begins.
     """
 
     def __init__(self, compressor: Any = "auto", *, on_resize: OnResize = "error", **options: Any) -> None:

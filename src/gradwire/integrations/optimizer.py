@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, Told, is_float32, require
+from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._state import Units, parameters_of
@@ -126,10 +126,10 @@ class OptimizerState(BucketState):
                 "state of the optimizer",
                 "open when it steps, or ranks would train apart: call "
                 "compress_optimizer again, or go on with a new optimizer",
-                Told("one that was closed"),
+                Verbatim("one that was closed"),
             )
             return
-        # Not told to the others: whoever's scaler skips this step would not be there to hear of it.
+        # The ranks do not compare this: a rank whose scaler skips the step would not be there to hear of it.
         scaler, known = scaler_at_work(), self.units.scaler
         allowed = "that whose step() is called, as scaler= of compress_optimizer: a rank skips it that overflows alone"
         together = scaler in (None, known) or (known is None and self._done)
@@ -144,7 +144,7 @@ class OptimizerState(BucketState):
                 self.units.scaler is None,
                 "exchange_gradients",
                 "called before scaler.unscale_ and scaler.step",
-                Told("no call"),
+                Verbatim("no call"),
             )
             self.exchange_gradients()
         self._done = False
@@ -159,10 +159,12 @@ class OptimizerState(BucketState):
         )
         allowed = "over the parameters that were trainable at set-up"
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
-        require(not new, "optimizer", allowed, Told(f"{len(new)} more"))
-        # What waits in the residual of a frozen parameter would still train it.
+        require(not new, "optimizer", allowed, Verbatim(f"{len(new)} more"))
+        # The residual of a frozen parameter would still train it.
         frozen = [param for param in self._known.values() if not param.requires_grad]
-        require(not frozen, "optimizer", allowed, Told(f"{len(frozen)} frozen since: make a new state without them"))
+        require(
+            not frozen, "optimizer", allowed, Verbatim(f"{len(frozen)} frozen since: make a new state without them")
+        )
 
     def _refuse(self, error: ConfigError) -> None:
         """Raise this rank's error, and on the other ranks too if they wait for it in an exchange."""
@@ -246,7 +248,7 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
     Units.check(scaler, None)
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
-    require(others == 0, "optimizer", "over the model's own parameters", Told(f"one that has {others} others"))
+    require(others == 0, "optimizer", "over the model's own parameters", Verbatim(f"one that has {others} others"))
 
 
 def scatter(bucket: Bucket) -> None:
@@ -281,12 +283,12 @@ def compress_optimizer(
             recipe of ``from_params``.
         bucket_mb: gradients travel in buckets of about this many MB of float32.
         process_group: the ranks; None is the default group.
-        scaler: of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before
+        scaler: scaler of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before
             ``scaler.unscale_`` and ``scaler.step``.
         lr_correction: rescale residuals when a schedule changes the optimizer's learning rates.
         variance_correction: multiply the learning rates of an optimizer such as Adam by what the noise of the code
             shortens its steps by, so that rates found without compression can be kept.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
 
     Returns:
         The state; ``state.metrics()`` tells what went over the wire.

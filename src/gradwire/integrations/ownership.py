@@ -33,7 +33,7 @@ class Caller(NamedTuple):
     Args:
         name: the user's call.
         under: the wrapper whose own averaging it replaces; None: there must be no wrapper.
-        freed: what ends its ownership.
+        freed: advice that says how its ownership ends.
     """
 
     name: str
@@ -59,7 +59,8 @@ def own(
     """Note that this exchange averages the gradients of these parameters.
 
     Args:
-        carrier: what makes it run, such as the DDP model or the optimizer; None: the exchange itself is enough.
+        carrier: object that makes the exchange run, such as the DDP model or the optimizer; None: the exchange itself
+            is enough.
     """
     if caller.under == "fsdp":
         # Sharded parameters are known as such, and to_empty cannot swap one that has a weak reference.
@@ -77,11 +78,11 @@ def refuse_owned(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, car
     """Refuse parameters whose gradients are averaged already.
 
     Args:
-        ranks: over which the caller wants to average.
-        carrier: what makes the caller's exchange run.
+        ranks: ranks over which the caller wants to average.
+        carrier: object that makes the caller's exchange run.
 
     Raises:
-        ConfigError: naming a parameter, who has it, and the call that is right.
+        ConfigError: a parameter is averaged already; the message names it, its owner, and the call that is right.
     """
     if conflict(caller, params, ranks, carrier) is None:
         return

@@ -76,8 +76,8 @@ class Started(dist.Work):
     """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
 
     Args:
-        worker: that runs it, and knows what failed.
-        done: of the tensors that are made.
+        worker: thread that runs it, and knows what failed.
+        done: future of the tensors that are made.
     """
 
     def __init__(self, worker: Worker, done: Any) -> None:
@@ -110,8 +110,8 @@ class Carrier:
     """The sessions of one private group, and the thread that runs them.
 
     Args:
-        code: for sums.
-        gathered: for what is gathered; None: nothing is compressed there.
+        code: compressor of sums.
+        gathered: compressor of what is gathered; None: nothing is compressed there.
     """
 
     def __init__(self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device) -> None:
@@ -292,7 +292,7 @@ class CompressingGroup(dist.ProcessGroup):
             return self.all_gather_single(outputs[0], given[0], opts)
         return self._inner.all_gather_single_coalesced(outputs, given, *([opts] if opts is not None else []))
 
-    # Under these names C++ and older callers look for them.
+    # C++ and older callers look for these names.
     _reduce_scatter_base: Any = reduce_scatter_single
     _allgather_base: Any = all_gather_single
     reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced

@@ -16,12 +16,12 @@ from torch.distributed.constants import default_pg_timeout
 from gradwire import registry
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.casts.none import Identity
-from gradwire.errors import ConfigError, GroupError, Told, nearest, require
+from gradwire.errors import ConfigError, GroupError, Verbatim, nearest, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.settings import Settings, valid_timeout
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
-from gradwire.group.notes import named, roll_call, timeout_of
+from gradwire.group.failures import named, roll_call, timeout_of
 from gradwire.group.pool import Lease, lease
 from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
@@ -49,7 +49,7 @@ __all__ = [
 log = logging.getLogger("gradwire")
 
 AUTO = "auto"
-"""In place of a compressor: what is measured decides."""
+"""Name in place of a compressor: measurements decide."""
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -64,7 +64,9 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"sparse of {name or 'the module'} must be False: sparse gradients cannot be exchanged, got sparse=True"
             )
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
-    require(bool(params), "model", "a module with trainable parameters", Told(f"{type(module).__name__} without any"))
+    require(
+        bool(params), "model", "a module with trainable parameters", Verbatim(f"{type(module).__name__} without any")
+    )
     check_dtypes(params)
     return params
 
@@ -73,7 +75,7 @@ def check_dtypes(params: Mapping[str, Tensor]) -> None:
     """Refuse parameters whose gradients cannot be exchanged.
 
     Raises:
-        ConfigError: naming the parameter.
+        ConfigError: a gradient cannot be exchanged; the message names the parameter.
     """
     allowed = (torch.float32, torch.float16, torch.bfloat16)
     for name, param in params.items():
@@ -97,17 +99,19 @@ def prepare(
     check: Callable[[], None] = lambda: None,
     device: torch.device | None = None,
     carrier: object | None = None,
-    **told: Any,
+    **facts: Any,
 ) -> Prepared:
     """Make the exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
-        caller: as error messages name it.
+        caller: caller, as error messages name it.
         only: ids of the parameters to exchange; None: all that are trainable.
-        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
-        device: of the gradients; None: that of the parameters.
-        carrier: what makes the exchange run; it owns its parameters no longer than this lives. None: the exchange.
-        told: further values that must be the same on all ranks.
+        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
+            it.
+        device: device of the gradients; None: that of the parameters.
+        carrier: object that makes the exchange run; it owns its parameters no longer than this lives. None: the
+            exchange.
+        facts: further values that must be the same on all ranks.
 
     Raises:
         ConfigError: a wrong option, the same on every rank.
@@ -119,11 +123,11 @@ def prepare(
     def select() -> dict[str, nn.Parameter]:
         check()
         params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
-        require(bool(params), "optimizer", "over parameters that are trainable", Told("one over none"))
+        require(bool(params), "optimizer", "over parameters that are trainable", Verbatim("one over none"))
         return params
 
     embeddings = partial(embeddings_of, model)
-    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings, **told)
+    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings, **facts)
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
@@ -161,7 +165,7 @@ def prepare_named(
     caller: Caller,
     carrier: object | None = None,
     embeddings: Callable[[], Iterable[str]] | None = None,
-    **told: Any,
+    **facts: Any,
 ) -> Prepared:
     """Prepare as ``prepare`` does the parameters that ``select`` names; an error on one rank is raised on all."""
     if not dist.is_initialized():
@@ -183,7 +187,7 @@ def prepare_named(
         exchange.policy.check(exchange.compressor, list(params), exchange.channel.world)
         prepared.append(Prepared(exchange, params))
         pilot = {} if exchange.pilot is None else {"auto": exchange.pilot.to_config()}
-        return exchange.describe(shapes_of(params), **told, **pilot)
+        return exchange.describe(shapes_of(params), **facts, **pilot)
 
     try:
         agree(Channel(private, Metrics()), "set-up", describe, device)
@@ -224,7 +228,7 @@ def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, devi
     """Broadcast rank 0's values to all ranks, as under DDP; they travel as bytes, because Gloo knows few dtypes.
 
     Args:
-        device: that the group's backend serves; None: where the tensors are.
+        device: device that the group's backend serves; None: that of the tensors.
     """
     source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
     for tensor in tensors:

@@ -22,7 +22,7 @@ class TensorBoardWriter(MetricsWriter):
     Every rank has figures of its own; most people want those of rank 0.
 
     Args:
-        state: what ``compress_ddp`` and the others return.
+        state: state that ``compress_ddp`` or another entry point returned.
         writer: a ``torch.utils.tensorboard.SummaryWriter`` (``pip install 'gradwire[tensorboard]'``), or what has its
             ``add_scalar``.
         every: steps from one row to the next, >= 1. A row waits for the device, so fewer rows cost less.

@@ -65,8 +65,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     Args:
         optimizer: a Keras optimizer.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        process_group: of ``torch.distributed``, over Gloo; None is the default group.
-        name: of this optimizer.
+        process_group: group of ``torch.distributed``, over Gloo; None is the default group.
+        name: name of this optimizer.
         variance_correction: multiply each step of an optimizer such as Adam by what the noise of the code makes it too
             short; it is measured now and then. Decay that is part of the step is multiplied, too. 4 bytes an element
             more, for the variables as they were before the step.
@@ -75,7 +75,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     Raises:
         ConfigError: another backend of Keras than TensorFlow; a ``LossScaleOptimizer`` around this one. When it is
             built: a wrong option, variables that are not 16- or 32-bit floats, mixed precision without the above.
-        GroupError: when it is built: processes were given different options or models.
+        GroupError: processes were given different options or models; raised when it is built.
 
     Example:
         >>> import keras, torch.distributed as dist, gradwire.tensorflow

@@ -103,7 +103,7 @@ class GradwireTrainerCallback(TrainerCallback):
         """Load the residuals of the checkpoint that the Trainer has loaded."""
         given, attached = self.resume_from_checkpoint, self._attached()
         if given is False:
-            # What waits since a train before does not belong to the parameters of the checkpoint.
+            # Residuals of an earlier train() do not belong to the parameters of the checkpoint.
             attached.load_state_dict({**attached.state_dict(), "world": 0, "ranks": {}}, on_resize="reset")
             return
         folder = get_last_checkpoint(output) if given is True else given
@@ -127,16 +127,16 @@ def compress_trainer(
             recipe of ``from_params``.
         resume_from_checkpoint: the same as for ``trainer.train``; False goes on from its checkpoint, but with residuals
             of zero. It is for one ``train``: set ``callback.resume_from_checkpoint`` before another that resumes.
-        on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
-        options: as for ``compress_ddp``; under ``fsdp`` as for ``compress_fsdp``.
+        on_resize: treatment of a checkpoint of another number of processes, as in ``load_state_dict``.
+        options: further arguments of ``compress_ddp``; under ``fsdp`` of ``compress_fsdp``.
 
     Returns:
         The callback that was added; ``callback.metrics()`` tells what went over the wire.
 
     Raises:
-        ConfigError: when training begins: a wrong option, a model that is not wrapped, or a checkpoint without the
-            residuals of every process.
-        GroupError: when training begins: processes were given different options.
+        ConfigError: an option is wrong, the model is not wrapped, or a checkpoint lacks the residuals of a process;
+            raised when training begins.
+        GroupError: processes were given different options; raised when training begins.
     """
     callback = GradwireTrainerCallback(trainer, compressor, resume_from_checkpoint, on_resize, options)
     trainer.add_callback(callback)

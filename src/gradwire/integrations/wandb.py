@@ -20,8 +20,8 @@ class WandbWriter(MetricsWriter):
     It has an axis of its own, because a run's step counts the calls of ``log`` and must not go back.
 
     Args:
-        state: what ``compress_ddp`` and the others return.
-        run: what ``wandb.init`` returned; None is the current one.
+        state: state that ``compress_ddp`` or another entry point returned.
+        run: run that ``wandb.init`` returned; None is the current one.
         every: steps from one row to the next, >= 1. A row waits for the device, so fewer rows cost less.
 
     Raises:

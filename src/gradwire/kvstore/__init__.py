@@ -13,17 +13,18 @@ from gradwire.kvstore._create import create
 from gradwire.kvstore.mxnet.flags import add_fit_args, fit
 from gradwire.kvstore.mxnet.module import Module
 from gradwire.kvstore.mxnet.trainer import Trainer
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["KVStore", "Module", "OptimizerConfig", "Trainer", "add_fit_args", "create", "fit"]
 
 _PLACES = {
     **{name: f"mxnet.{name}" for name in ("base_module", "callback", "checkpoint", "eval_metric", "flags")},
     **{name: f"mxnet.{name}" for name in ("lr_scheduler", "module", "trainer")},
-    **{name: f"protocol.{name}" for name in ("compression", "environment", "keys", "optimizers")},
+    **{name: f"protocol.{name}" for name in ("compression", "environment", "keys")},
     **{name: f"server.{name}" for name in ("core", "metrics", "snapshot")},
     "base": "protocol.store",
+    "optimizers": "protocol.updater",
     "keygen": "launch.keygen",
 }
 """Modules that were in this folder, and the one where each is."""

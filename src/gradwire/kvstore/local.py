@@ -14,10 +14,10 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import Merger, add_dense, as_row_sparse, merged_rows, row_sparse
 from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.protocol.replica import Replica, follows
 from gradwire.kvstore.protocol.sender import Sender
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction
+from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 from gradwire.memory.base import check_rounds
 
 __all__ = ["DeviceStore", "LocalStore"]

@@ -21,7 +21,7 @@ from typing import Any
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.meeting.board import Board
 from gradwire.meeting.closed import Closed, in_order
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 
 __all__ = ["Attendance"]
 
@@ -35,7 +35,7 @@ class Attendance:
     """One worker's place in the rounds.
 
     Args:
-        meeting: where, and as whom.
+        meeting: meeting in which the worker takes part, with its name.
     """
 
     def __init__(self, meeting: Meeting) -> None:
@@ -44,13 +44,11 @@ class Attendance:
         self.token = uuid.uuid4().hex
         self._asked: int | None = None  # After which round it has asked for the state of the next, if it has.
 
-    # Coming and going --------------------------------------------------------------------------------------------
-
     def agree(self, description: str) -> None:
         """Compare the configuration with that of the worker that came first.
 
         Raises:
-            ConfigError: it is another one.
+            ConfigError: the worker has another configuration.
         """
         theirs = self.board.first("config", description)
         if theirs != description:
@@ -66,13 +64,13 @@ class Attendance:
 
         Args:
             at: the round whose state this worker holds, 0 if it has trained nothing yet.
-            mark: of the meeting where that round was.
+            mark: mark of the meeting where that round was.
 
         Returns:
             The round in which the meeting opened and its note, if this worker was there; None if it came later.
 
         Raises:
-            GroupError: too few came in time.
+            GroupError: too few workers came in time.
         """
         self.board.put(f"token/{self.name}", self.token)
         late = self.board.read("open") is not None
@@ -126,7 +124,7 @@ class Attendance:
         base = max(at for at, _ in states.values())
         mark = next(states[name][1] for name in names if states[name][0] == base)
         holding = [name for name in names if states[name] == (base, mark)]
-        # Nobody has trained yet: the first in order says where all start.
+        # If nobody has trained yet, the first in order says where all start.
         holding = holding if base else holding[:1]
         came = {name: [0, ""] for name in holding}
         note = {
@@ -148,13 +146,11 @@ class Attendance:
         self.board.first("newest", base)
         return base, Closed.read(opened["note"])
 
-    # Rounds ------------------------------------------------------------------------------------------------------
-
     def newest(self) -> int:
         """The round that was closed last."""
         opened = self.board.read("open")
         found = int(self.board.read("newest") or (opened["base"] if opened else 0))
-        # Whoever closes a round may be held up before it says so.
+        # The worker that closes a round may be delayed before it says so.
         while self.board.read(f"closed/{found + 1}") is not None:
             found += 1
         return found
@@ -167,7 +163,7 @@ class Attendance:
         """The note of a closed round.
 
         Raises:
-            WireError: there is none.
+            WireError: there is no such note.
         """
         return Closed.read(self.board.read(f"closed/{t}"))
 
@@ -234,10 +230,10 @@ class Attendance:
         it.
 
         Args:
-            seconds: after which nobody does; or rounds later, when it would not hang there any more.
+            seconds: seconds to wait for it; less where later rounds would have removed it.
 
         Raises:
-            WireError: it has another size.
+            WireError: the state has another size.
         """
         until = time.monotonic() + seconds
         while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - time.monotonic())):

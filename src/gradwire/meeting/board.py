@@ -29,9 +29,9 @@ class Board:
     """Notes in JSON, lists of them, and bytes, under names.
 
     Args:
-        store: where they hang.
-        place: what errors call it.
-        name: of the meeting, where a place has several.
+        store: store that holds the notes.
+        place: name of the place in errors.
+        name: name of the meeting, where a place has several.
     """
 
     def __init__(self, store: Store, place: str, name: str = "") -> None:
@@ -107,7 +107,7 @@ class Board:
         until the store's deadline.
 
         Args:
-            never: what never hangs there; the store says it where nothing does.
+            never: text that is never the value of the key; the store returns it where there is none.
         """
         with self._there():
             found: bytes = self.store.compare_set(key, never, never)

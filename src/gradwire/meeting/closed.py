@@ -17,8 +17,8 @@ class Closed:
 
     Args:
         came: bytes of each worker's payload, 0 if it came and sent nothing; and the process that handed it in.
-        roster: who is expected in the next round.
-        need: those of them who wait for the state after this round.
+        roster: names of the workers that are expected in the next round.
+        need: names of those workers that wait for the state after this round.
         seen: announcements that were seen.
     """
 
@@ -32,7 +32,7 @@ class Closed:
         """Read what a note says.
 
         Raises:
-            WireError: it is none.
+            WireError: the note has another form.
         """
         try:
             came = {str(name): (int(nbytes), str(token)) for name, (nbytes, token) in note["came"].items()}

@@ -32,7 +32,7 @@ class AveragedError(Memory):
     levels, and not those that send a few elements.
 
     Args:
-        beta: in (0, 1]; weight of the fresh error. Lower: less noise in what is compensated, which waits longer.
+        beta: weight of the fresh error, in (0, 1]. Lower: less noise in what is compensated, which waits longer.
         reset: steps after which the errors are forgotten, >= 1; 0: they never are.
         block: elements that share a scale, a multiple of 16 in [16, 1024]; each costs 4 bytes. A method has a fused
             kernel for blocks as long as its own.
@@ -92,7 +92,7 @@ class AveragedError(Memory):
         """Refuse, because the time to forget errors follows from the step's key, which is not known here.
 
         Raises:
-            ConfigError: always.
+            ConfigError: every call raises it.
         """
         raise ConfigError("memory 'averaged_error' serves methods of one round: use memory='residual'")
 

@@ -37,7 +37,7 @@ def check_rounds(memory: Memory, compressor: Compressor) -> None:
     """Refuse a memory that needs the decoded payload, for a result of several rounds.
 
     Raises:
-        ConfigError: with the memory to use.
+        ConfigError: the memory needs the payload; the message names the memory to use.
     """
     if memory.one_round and isinstance(compressor, MultiRound):
         raise ConfigError(
@@ -47,7 +47,7 @@ def check_rounds(memory: Memory, compressor: Compressor) -> None:
 
 
 _METHODS = ("encode", "encoded", "rollback", "compensate", "update", "begin", "finish", "returned")
-"""What a memory may do in its own way."""
+"""Methods that a memory may implement in its own way."""
 
 
 class Memory(Configuration, ABC):
@@ -64,17 +64,18 @@ class Memory(Configuration, ABC):
     """The names among ``buffers`` of tensors in the square of the gradient's unit."""
 
     balanced: ClassVar[bool] = True
-    """What went in is what came out and what is kept: nothing may be lost on the way either. So whoever compresses the
-    mean a second time keeps a residual of it. Not where the memory itself lets go of what was not sent."""
+    """True: what went in is what came out and what is kept: nothing may be lost on the way either. So whoever
+    compresses the mean a second time keeps a residual of it. Not where the memory itself lets go of what was not
+    sent."""
 
     late: ClassVar[bool] = False
-    """Whether what was not sent goes in a later step, which optimizers that divide by past gradients do not forgive."""
+    """True: what was not sent goes in a later step, which optimizers that divide by past gradients do not forgive."""
 
     forgets: ClassVar[bool] = False
-    """Whether what was not sent is lost: only methods that are right on average, or nearly exact, can have that."""
+    """True: what was not sent is lost, which only methods that are right on average, or nearly exact, can have."""
 
     follows_mean: ClassVar[bool] = False
-    """Whether what is compressed depends on the mean that arrived before: every worker must hear it, and all of it."""
+    """True: what is compressed depends on the mean that arrived before: every worker must hear it, and all of it."""
 
     keeps_mean: ClassVar[bool] = False
     """Something is kept of the mean that arrives: ``begin`` or ``finish`` is its own."""
@@ -85,24 +86,24 @@ class Memory(Configuration, ABC):
     declared_by: ClassVar = {"keeps_mean": ("begin", "finish"), "takes_back": ("returned",)}
 
     keeps_nothing: ClassVar[bool] = False
-    """What is encoded is the gradient itself."""
+    """True: the gradient itself is encoded."""
 
     plain: ClassVar[bool] = False
-    """What is not sent is added to the next gradient, or lost, element by element, and nothing else is done: the memory
-    of several tensors side by side is that of one."""
+    """True: what is not sent is added to the next gradient, or lost, element by element, and nothing else is done: the
+    memory of several tensors side by side is that of one."""
 
     takes_dtype: ClassVar[bool] = False
-    """It has a parameter ``dtype``, in which it stores what it keeps."""
+    """True: the memory has a parameter ``dtype``, in which it stores what it keeps."""
 
     beta_is_momentum: ClassVar[bool] = False
-    """Its parameter ``beta`` is what other libraries call momentum."""
+    """True: the parameter ``beta`` is what other libraries call momentum."""
 
     one_round: ClassVar[bool] = False
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # What does it in its own way does it on tensors, and in every step, until it says otherwise itself.
+        # A class with its own implementation works on tensors and keeps something, until it declares otherwise itself.
         if overrides(cls, ("encode", "rollback", "update", "begin", "finish"), "takes_pieces"):
             cls.takes_pieces = Memory.takes_pieces  # type: ignore[method-assign]
         if overrides(cls, ("encode", "encoded", "rollback", "buffers"), "keeps_nothing"):
@@ -189,8 +190,8 @@ class Memory(Configuration, ABC):
         A strategy that may drop entries of payloads refuses a balanced memory without this.
 
         Args:
-            grad: as ``encode`` left it.
-            kept: as ``encode`` left it.
+            grad: gradient as ``encode`` left it.
+            kept: kept tensors as ``encode`` left them.
             places: int64, of the flattened gradient.
             values: float32, what the payload said there.
         """
@@ -216,7 +217,7 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
         force: the user knows; what can never work is refused in any case.
 
     Raises:
-        ConfigError: with the remedy.
+        ConfigError: the memory does not suit the method; the message names the remedy.
     """
     check_rounds(memory, compressor)
     own = compressor.memory

@@ -28,7 +28,7 @@ class DeMoMemory(Memory):
     under the name "residual": it is what was not sent, and has the equation of ``Residual(beta)``.
 
     Args:
-        beta: in [0, 1); how much of the momentum stays from step to step. Lower: old gradients fade sooner, and what
+        beta: share of the momentum that stays from step to step, in [0, 1). Lower: old gradients fade sooner, and what
             fades before it is sent is lost.
 
     Raises:
@@ -70,7 +70,7 @@ class DeMoMemory(Memory):
         compressor.add_decoded(payload, grad, -1.0)
         grad.mul_(1.0 / scale)
         if compressor.overflows:
-            # What is left is not finite where the code overflowed.
+            # The remainder is not finite where the code overflowed.
             ops.nonfinite(grad.view(-1), status)
         ops.swap(grad.view(-1), kept["residual"].view(-1))
 

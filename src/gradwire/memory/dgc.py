@@ -34,7 +34,7 @@ class DGCMemory(Memory):
     What travels dense gets u, or with ``nesterov`` u + g: there is no velocity, and nothing is forgotten.
 
     Args:
-        momentum: in [0, 1). The optimizer must have none of its own.
+        momentum: weight of the old momentum, in [0, 1). The optimizer must have none of its own.
         nesterov: look ahead.
         clip: largest Euclidean norm of each tensor's own gradient (of each shard's, with strategy ``two_phase``);
             None does not clip. The paper takes its threshold for the whole gradient times W^(-1/2), W the workers:
@@ -117,7 +117,7 @@ class DGCMemory(Memory):
         """Refuse, because ``compensate`` alone does not tell which elements were sent.
 
         Raises:
-            ConfigError: always.
+            ConfigError: every call raises it.
         """
         raise ConfigError("memory 'dgc' masks what one payload says was sent: a method of several rounds has none")
 
@@ -130,7 +130,7 @@ class DenseMomentum(Memory):
     """The momentum of ``DGCMemory`` for dense parameters: u = momentum u + g is sent in place of g.
 
     Args:
-        momentum: as of ``DGCMemory``, and so are the others.
+        momentum: weight of the old momentum, as for ``DGCMemory``, and so are the others.
         nesterov: u = momentum (u + g), and u + g is sent.
         clip: largest norm of the gradient of each tensor on each rank, before it is accumulated.
     """
@@ -146,7 +146,7 @@ class DenseMomentum(Memory):
     def accelerate(self, grad: Tensor, momentum: Tensor) -> None:
         """Add a gradient to the momentum, and replace it by the growth of the velocity."""
         if self.clip is not None:
-            # In float64: the squares of a gradient that is still finite overflow in float32.
+            # The norm is in float64: the squares of a gradient that is still finite overflow in float32.
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
             grad.mul_((self.clip / norm).clamp(max=1.0))
         if self.nesterov:

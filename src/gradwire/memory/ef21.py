@@ -34,7 +34,7 @@ class EF21Memory(Memory):
     A method of several rounds gives the workers one result, so there all estimates are h itself and ``local`` stays 0.
 
     Args:
-        eta: in (0, 1], the weight of the fresh gradient; 0.1 to 1 are usual. Lower: less noise, and a slower answer.
+        eta: weight of the fresh gradient, in (0, 1]; 0.1 to 1 are usual. Lower: less noise, and a slower answer.
 
     Raises:
         ConfigError: eta is outside its range.
@@ -114,4 +114,4 @@ class EF21Memory(Memory):
         torch.where(bad, kept["mean"], out, out=kept["mean"])
 
 
-EF21 = EF21Memory  # its name until 0.2
+EF21 = EF21Memory  # The name until 0.2.

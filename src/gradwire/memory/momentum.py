@@ -23,7 +23,7 @@ class Momentum(Memory):
     u = beta u + (1 - beta) g, from u = 0;  phi: x = u.
 
     Args:
-        beta: in [0, 1); how much of the mean stays. Larger: less noise in the signs, and a slower answer.
+        beta: share of the mean that stays, in [0, 1). Larger: less noise in the signs, and a slower answer.
 
     Raises:
         ConfigError: beta is outside its range.

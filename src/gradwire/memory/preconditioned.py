@@ -35,9 +35,9 @@ class Preconditioned(Memory):
     from which it moves to that of each element.
 
     Args:
-        beta: in [0, 1); how much of the mean square stays. Larger: less noise in s, and a slower answer.
-        floor: in [0, 1]: no s is below so much of the tensor's mean one. Smaller: less noise where gradients were 0,
-            and larger outliers where they come back. With 1 all are nearly alike.
+        beta: share of the mean square that stays, in [0, 1). Larger: less noise in s, and a slower answer.
+        floor: least s over the tensor's mean one, in [0, 1]. Smaller: less noise where gradients were 0, and larger
+            outliers where they come back. With 1 all are nearly alike.
 
     Raises:
         ConfigError: a value is outside its range.

@@ -30,7 +30,7 @@ class Residual(Memory):
     phi: x = beta m + gamma g;  psi: m = x - D(Q(x)).
 
     Args:
-        beta: in (0, 1]; how much of the residual returns. Below 1 old gradients fade, and what fades is lost.
+        beta: share of the residual that returns, in (0, 1]. Below 1 old gradients fade, and what fades is lost.
         gamma: > 0; weight of the fresh gradient.
         dtype: "float32", or "bfloat16" ("bf16" for short): 2 bytes an element in place of 4. What the rounding takes,
             up to 1/256 of an element each time, is lost, and the fused kernels, which read float32, are not used.

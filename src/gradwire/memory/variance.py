@@ -31,7 +31,7 @@ class VarianceMemory(Memory):
 
     Args:
         alpha: > 0, the paper's 1 to 2. Higher: fewer elements are sent, later.
-        zeta: in (0, 1], what remains of v in each step, so that what was noisy once is sent at last.
+        zeta: share of v that remains in each step, in (0, 1], so that what was noisy once is sent at last.
         squares: "gradient" or "observed".
         keep_error: keep in r what the rounding of the code lost, which the paper drops.
 
@@ -132,7 +132,7 @@ class VarianceMemory(Memory):
         """Refuse, because ``compensate`` alone does not tell which elements were sent.
 
         Raises:
-            ConfigError: always.
+            ConfigError: every call raises it.
         """
         raise ConfigError(
             "memory 'variance' resets what one payload says was sent: a method of several rounds has none"

@@ -4,7 +4,7 @@ Law: a lab touches nothing but its own namespaces. Its addresses exist only insi
 goes away with whoever made it, however that process ended.
 """
 
-from gradwire.netlab._warden import remove
+from gradwire.netlab._watchdog import remove
 from gradwire.netlab.lab import Netlab, lab_for
 from gradwire.netlab.link import Link
 from gradwire.netlab.system import NetlabError

@@ -41,14 +41,14 @@ class LinkRow:
     """The measurements of one transfer.
 
     Args:
-        link: as asked for.
-        workers: of the lab.
-        pattern: who sends to whom.
+        link: link that was asked for.
+        workers: number of workers of the lab.
+        pattern: pattern of the transfer: who sends to whom.
         best: bits of payload a second that TCP can have.
-        unshaped: what the receiver that got least got without a rate.
-        least: with the rate.
-        most: what the receiver got that got most.
-        counted: by the senders' interfaces, over what was sent; headers make it a little more than 1.
+        unshaped: bits of payload a second without a rate, of the receiver that got least.
+        least: bits of payload a second with the rate, of the receiver that got least.
+        most: bits of payload a second with the rate, of the receiver that got most.
+        counted: bytes that the senders' interfaces counted over what was sent; headers make it a little more than 1.
     """
 
     link: str
@@ -78,13 +78,13 @@ def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms"
     """Measure transfers of every pattern at every rate, and yield a row for each.
 
     Args:
-        workers: of the lab, at least 2.
-        rates: as ``100mbit``.
-        seconds: of each transfer, > 0, after half a second of warm-up, or as long as that if it is less.
-        delay: of the links.
+        workers: number of workers of the lab, >= 2.
+        rates: rates, such as ``100mbit``.
+        seconds: seconds of each transfer, > 0, after half a second of warm-up, or as long as that if it is less.
+        delay: delay of the links.
 
     Raises:
-        ConfigError, NetlabError: as ``Netlab``.
+        ConfigError, NetlabError: the lab cannot be made, as for ``Netlab``.
     """
     links = [Link.parse(rate, delay).in_lab() for rate in rates]
     with Netlab(workers, "none", delay) as lab:

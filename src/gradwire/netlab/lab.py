@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.errors import is_int, require
-from gradwire.netlab import _warden
+from gradwire.netlab import _watchdog
 from gradwire.netlab.link import Link
 from gradwire.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire.netlab.system import NetlabError, counters, require_system, run, settle
@@ -41,8 +41,8 @@ class Netlab:
 
     Args:
         workers: 2 to 250.
-        rate: as ``100mbit``, ``1gbit`` or ``none``.
-        delay: from one worker to another, as ``1ms``; needs the kernel's netem.
+        rate: rate of each link, such as ``100mbit``, ``1gbit`` or ``none``.
+        delay: delay from one worker to another, such as ``1ms``; needs the kernel's netem.
         congestion: TCP's control, one of those that the kernel allows; None: as on this machine. It is in the results.
         keep: the lab outlives this process, until ``gradwire netlab down``.
 
@@ -66,12 +66,12 @@ class Netlab:
         remove_leftovers()
         self.names = LabNames(secrets.token_hex(3), workers)
         self.congestion = congestion
-        self._warden: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self._owner: int | None = os.getpid()
         self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
         try:
             self._record()
-            self._warden = watch_over(self.names.id)
+            self._watchdog = start_watchdog(self.names.id)
             self._make()
             self._owner = None if keep else self._owner
             self._record()
@@ -93,7 +93,7 @@ class Netlab:
         """Give all links another rate and delay.
 
         Raises:
-            ConfigError: not of the form of a rate or a delay, or a rate that no lab has.
+            ConfigError: the text is not of the form of a rate or a delay, or no lab has such a rate.
             NetlabError: the kernel refused it.
         """
         self.link = Link.parse(rate, delay).in_lab()
@@ -114,10 +114,10 @@ class Netlab:
         ...).
 
         Args:
-            rank: of the worker.
-            command: and its arguments.
+            rank: rank of the worker.
+            command: command and its arguments.
             env: more variables, on top of this process's and the worker's.
-            options: for ``subprocess.Popen``.
+            options: further arguments of ``subprocess.Popen``.
 
         Raises:
             ConfigError: no such worker.
@@ -134,9 +134,9 @@ class Netlab:
         """Run the same command on every worker until all have ended; return their outputs in the order of ranks.
 
         Args:
-            command: and its arguments.
+            command: command and its arguments.
             timeout: seconds for all of them together.
-            env: as for ``popen``.
+            env: environment, as for ``popen``.
 
         Raises:
             NetlabError: one failed, or they did not end in time; none of them runs on then.
@@ -169,7 +169,7 @@ class Netlab:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-        _warden.remove(self.names.id)
+        _watchdog.remove(self.names.id)
         self._dismiss()
 
     def __enter__(self) -> Self:
@@ -181,15 +181,15 @@ class Netlab:
         self.close()
 
     def _record(self) -> None:
-        born = None if self._owner is None else _warden.born(self._owner)
+        born = None if self._owner is None else _watchdog.born(self._owner)
         facts = {"workers": self.workers, **asdict(self.link), "congestion": self.congestion}
-        _warden.record(self.names.id, {"owner": self._owner, "born": born, **facts})
+        _watchdog.record(self.names.id, {"owner": self._owner, "born": born, **facts})
 
     def _dismiss(self) -> None:
         """Dismiss the warden of a lab that has been taken away."""
-        if self._warden is not None:
-            self._warden.kill()
-            self._warden.wait()
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
 
     def _make(self) -> None:
         names, ranks = self.names, range(self.workers)
@@ -220,7 +220,7 @@ class Netlab:
         lines = ["link set lo up", f"address add {address}/24 dev {INTERFACE}", f"link set {INTERFACE} up"]
         run(["ip", "-n", namespace, "-batch", "-"], lines)
         # Programs that look their own host name up, as Gloo does, must find this address and not another machine's.
-        hosts = Path(_warden.HOSTS, namespace, "hosts")
+        hosts = Path(_watchdog.HOSTS, namespace, "hosts")
         hosts.parent.mkdir(parents=True)
         hosts.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n", encoding="utf-8")
 
@@ -241,7 +241,7 @@ def lab_for(workers: int, link: Link) -> AbstractContextManager[Netlab | None]:
     """Make a lab with these links; None if they are the loopback.
 
     Raises:
-        ConfigError, NetlabError: as ``Netlab``.
+        ConfigError, NetlabError: the lab cannot be made, as for ``Netlab``.
     """
     if link == Link():
         return nullcontext()
@@ -260,20 +260,20 @@ def traffic_of(names: LabNames) -> list[LabTraffic]:
 
 def remove_leftovers() -> list[str]:
     """Take away the labs whose owners have ended without doing so, and return their ids."""
-    found = _warden.leftovers()
+    found = _watchdog.leftovers()
     for lab in found:
-        _warden.remove(lab)
+        _watchdog.remove(lab)
     return found
 
 
-def watch_over(lab: str) -> subprocess.Popen[bytes]:
+def start_watchdog(lab: str) -> subprocess.Popen[bytes]:
     """Start a process that takes the lab away as soon as this process has ended, and that ignores signals meant for
     this one.
     """
     owner = os.pidfd_open(os.getpid())
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", _warden.__file__, lab, str(owner)],
+            [sys.executable, "-I", "-S", _watchdog.__file__, lab, str(owner)],
             pass_fds=(owner,),
             start_new_session=True,
             stdin=subprocess.DEVNULL,

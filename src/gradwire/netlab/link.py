@@ -28,7 +28,7 @@ _LEAST_BUCKET = 16 * 1024
 """Ten frames: at 100 Mbit/s a millisecond would hold eight, and a bucket must hold what arrives in a timer's delay."""
 
 _QUEUE_SECONDS = 20e-3
-"""What a port of the switch keeps before it drops, beside the bucket."""
+"""Seconds of traffic that a port of the switch keeps before it drops, besides the bucket."""
 
 _HOST_QUEUE_SECONDS = 0.2
 """The same at the worker's end. A host does not drop what it sends itself: its interface holds a thousand frames, and
@@ -66,7 +66,7 @@ class Link:
         """Read a link from text: ``100mbit``, ``2.5gbit`` or ``none``, and ``500us`` or ``1ms``.
 
         Raises:
-            ConfigError: not of this form, or out of range.
+            ConfigError: the text is not of this form, or out of range.
         """
         bits = None if rate == "none" else round(_quantity("rate", rate, _UNITS, "100mbit, 2.5gbit or none"))
         return cls(bits, _quantity("delay", delay, _TIMES, "500us, 1ms or 0.1s"))
@@ -76,7 +76,7 @@ class Link:
         """Read a link that a lab can have, as suites and records name it; the inverse of ``str``.
 
         Raises:
-            ConfigError: as ``parse`` and ``in_lab``.
+            ConfigError: the text is refused, as by ``parse`` and ``in_lab``.
 
         Example:
             >>> Link.read("1gbit+1ms") == Link.parse("1gbit", "1ms"), Link.read("none") == Link()
@@ -116,8 +116,8 @@ class Link:
         """Lines for ``tc -batch`` that shape the traffic leaving a device that has no queueing discipline.
 
         Args:
-            device: its name.
-            near: whether this is the worker's end, which delays, too; the other is a port of the switch.
+            device: name of the device.
+            near: true: this is the worker's end, which delays, too; else a port of the switch.
         """
         lines, parent = [], "root"
         if self.rate is not None:

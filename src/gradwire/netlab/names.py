@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.netlab._warden import PREFIX
+from gradwire.netlab._watchdog import PREFIX
 
 __all__ = ["INTERFACE", "MOST_WORKERS", "PORT", "LabNames"]
 
@@ -23,8 +23,8 @@ class LabNames:
     """The names of one lab, which suffice for another process to join it.
 
     Args:
-        id: of the lab.
-        workers: how many.
+        id: id of the lab.
+        workers: number of workers.
 
     Example:
         >>> names = LabNames("3f09ab", 2)

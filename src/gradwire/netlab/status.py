@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from gradwire.netlab import _warden
+from gradwire.netlab import _watchdog
 from gradwire.netlab.lab import traffic_of
 from gradwire.netlab.link import Link
 from gradwire.netlab.names import LabNames
@@ -15,14 +15,14 @@ __all__ = ["lab_of", "labs"]
 
 def labs() -> list[dict[str, Any]]:
     """Return a row for each lab, ready for JSON."""
-    return [lab_of(lab) for lab in _warden.records()]
+    return [lab_of(lab) for lab in _watchdog.records()]
 
 
 def lab_of(lab: str) -> dict[str, Any]:
     """Describe one lab: its names, its link, its owner (None if it was made to stay), and whether
     the owner has ended.
     """
-    facts = _warden.records()[lab]
+    facts = _watchdog.records()[lab]
     names = LabNames(lab, facts["workers"])
     return {
         "id": lab,
@@ -30,7 +30,7 @@ def lab_of(lab: str) -> dict[str, Any]:
         "link": str(Link(facts["rate"], facts["delay"])),
         "congestion": facts["congestion"],
         "owner": facts["owner"],
-        "dead": lab in _warden.leftovers(),
+        "dead": lab in _watchdog.leftovers(),
         "namespaces": list(names.all),
         "addresses": [names.address(rank) for rank in range(names.workers)],
         "traffic": [asdict(each) for each in traffic_of(names)],

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.netlab._warden import NAMESPACES
+from gradwire.netlab._watchdog import NAMESPACES
 
 __all__ = ["NetlabError", "counters", "enter", "inside", "own_counters", "require_system", "run", "settle", "tune"]
 
@@ -28,7 +28,7 @@ def require_system() -> None:
     """Raise unless this process can make network namespaces.
 
     Raises:
-        ConfigError: not Linux, not root, or iproute2 is not installed.
+        ConfigError: the system is not Linux, the user is not root, or iproute2 is not installed.
     """
     if sys.platform != "linux":
         raise ConfigError(f"netlab needs Linux, for its network namespaces, and this is {sys.platform}")
@@ -43,7 +43,7 @@ def run(command: Sequence[str], lines: Sequence[str] = ()) -> str:
     """Run a command that is given ``lines`` to read, and return its output.
 
     Raises:
-        NetlabError: it failed; the text says with what.
+        NetlabError: the command failed; the message has its error output.
     """
     text = "".join(f"{line}\n" for line in lines)
     try:

@@ -35,14 +35,15 @@ class Declaration:
     """The content of the annotations of one operation.
 
     Args:
-        reference: its plain-torch version; every tensor of it is annotated with ``Flat``, ``Flats`` or ``Rows``.
+        reference: plain-torch version of the operation; every tensor of it is annotated with ``Flat``, ``Flats`` or
+            ``Rows``.
         check: called in each call, too, with the operation's name and with those of its arguments and symbols that it
             names.
         tables: expressions for tensors of which a kernel is given the addresses, too.
 
     Attributes:
         types: the type of each parameter, without what is said of it.
-        marks: what is said of a parameter, where something is.
+        marks: marks of those parameters whose annotation has one.
         optional: the tensors that may be None.
 
     Raises:
@@ -148,8 +149,8 @@ class Declaration:
         """Make a function that checks the arguments and calls the kernel of this name.
 
         Args:
-            kernels: what has it as an attribute.
-            threads: whether it takes the number of threads as its last argument.
+            kernels: object that has the kernel as an attribute.
+            threads: true: the kernel takes the number of threads as its last argument.
         """
         given = [argument for name in self._parameters for argument in self._given(name)]
         given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]

@@ -42,9 +42,9 @@ class Flat:
     A kernel is given its address, 0 for None; where there are several dtypes, then the place of its own among them.
 
     Args:
-        dtype: or several, of which it has one.
+        dtype: dtype of the tensor; a tuple: any of these.
         size: expression for the number of elements; None: any.
-        written: whether the operation changes it.
+        written: true: the operation changes the tensor.
     """
 
     dtype: torch.dtype | tuple[torch.dtype, ...]
@@ -59,8 +59,8 @@ class Flats:
     A kernel is given a list of their addresses, 0 where there are no elements.
 
     Args:
-        dtype: or several, of which each has one.
-        sizes: whether a list of their sizes follows.
+        dtype: dtype of the tensors; a tuple: any of these.
+        sizes: true: a list of the tensors' sizes follows.
     """
 
     dtype: torch.dtype | tuple[torch.dtype, ...]
@@ -75,7 +75,7 @@ class Rows:
     A kernel is given the address of the first row and the bytes from one row to the next; ``ranks`` is a symbol.
 
     Args:
-        dtype: or several, of which it has one.
+        dtype: dtype of the tensor; a tuple: any of these.
         length: expression for the elements of a row.
     """
 

@@ -18,7 +18,8 @@ FACTOR = 4.0
 """A wish is at most this many times above or below what was agreed on."""
 
 _BELOW = 1 - 2.0**-22
-"""So that what decided on the level also reaches it, however |x| / d and its product with d are rounded."""
+"""Factor of the level, so that an element that decided on it also reaches it, however |x| / d and its product with d
+are rounded."""
 
 _LARGEST = torch.finfo(torch.float32).max
 

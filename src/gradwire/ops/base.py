@@ -44,9 +44,9 @@ class Op(Generic[P]):
     """An operation, which can be called, has its reference, and registers its kernels.
 
     Attributes:
-        name: its name under ``torch.ops.gradwire``.
+        name: name under ``torch.ops.gradwire``.
         reference: the plain-torch version, without the checks.
-        declaration: what its annotations say; None where they say nothing.
+        declaration: content of the annotations; None where there are none.
         triton: the module that has its GPU kernel, if there is one.
         kernel_of_many: the call of its C++ kernel for many pieces, if there is one.
     """
@@ -267,7 +267,8 @@ class Many:
 
 
 MOST_TABLES = 64
-"""Of calls whose first pieces lie at the same places: a number on which a size depends may change in every step."""
+"""Most tables of calls whose first pieces lie at the same places: a number on which a size depends may change in every
+step."""
 
 
 def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
@@ -295,7 +296,7 @@ def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, No
     """Make an ``Op`` of the decorated reference.
 
     Args:
-        schema: as ``torch.library`` reads it; outputs are marked ``Tensor(a!)`` and nothing is returned.
+        schema: schema, as ``torch.library`` reads it; outputs are marked ``Tensor(a!)`` and nothing is returned.
         check: called with the arguments of every call; raises ``ConfigError``.
     """
 
@@ -327,12 +328,12 @@ def declared(
     """Make an ``Op`` of the decorated reference; schema, check and the call of its kernel follow from the annotations.
 
     Args:
-        check: what the annotations cannot say: called in each call with the operation's name and with those of its
-            arguments and symbols that it names; raises ``ConfigError``.
+        check: function that checks what the annotations cannot say: called in each call with the operation's name and
+            with those of its arguments and symbols that it names; raises ``ConfigError``.
         tables: expressions over what is known of the call: tensors that somebody keeps and that its C++ kernel needs,
             too; it is given their addresses after the parameters.
-        threads: whether its C++ kernel takes the number of threads as its last argument.
-        native: whether that kernel is called as the annotations say; False: ``Op.kernel`` registers another call.
+        threads: true: the C++ kernel takes the number of threads as its last argument.
+        native: true: the C++ kernel is called as the annotations say; false: ``Op.kernel`` registers another call.
 
     Raises:
         TypeError: an annotation from which nothing follows.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops.checks import float32
+from gradwire.ops.validation import float32
 
 __all__ = ["advance"]
 

@@ -78,14 +78,14 @@ def _find_problem() -> str | None:
 reference_forced = os.environ.get("GRADWIRE_KERNELS") == "reference"
 kernels, _reason = _load()
 problem = _find_problem()
-"""What is wrong with one of the two variables; None: nothing."""
+"""The error in one of the two variables; None: there is none."""
 
 
 def check_environment() -> None:
     """Refuse to continue if one of the two environment variables has an invalid value.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: a value is invalid; the message names the variable.
     """
     if problem is not None:
         raise ConfigError(problem)

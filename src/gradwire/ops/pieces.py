@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradwire.errors import Told, require
+from gradwire.errors import Verbatim, require
 
 __all__ = ["Each", "Pieces", "Places"]
 
@@ -38,7 +38,7 @@ class Places:
     """The places at which pieces lie in any flat tensor of ``length`` elements.
 
     Args:
-        length: of the flat tensor, or of each row of one with two dimensions.
+        length: number of elements of the flat tensor, or of each row of one with two dimensions.
         offsets: first element of each piece.
         sizes: elements of each piece.
 
@@ -49,7 +49,7 @@ class Places:
     def __init__(self, length: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         inside = all(0 <= lo <= hi <= length for lo, hi in zip(offsets, ends, strict=True))
-        require(inside, "Places.offsets", f"pieces inside {length} elements", Told(f"{offsets} of sizes {sizes}"))
+        require(inside, "Places.offsets", f"pieces inside {length} elements", Verbatim(f"{offsets} of sizes {sizes}"))
         self.length, self.offsets, self.sizes = length, Each(offsets), Each(sizes)
         self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
 
@@ -67,8 +67,8 @@ class Pieces:
 
     Args:
         base: contiguous, of one dimension; or of two, whose rows have the same pieces.
-        places: where they lie.
-        block: of stored codes, the elements that share a scale (``gradwire.ops.stored``); 0: they are numbers.
+        places: places of the pieces.
+        block: elements that share a scale in stored codes (``gradwire.ops.stored``); 0: the pieces are numbers.
 
     Raises:
         ConfigError: the base is not as long as the places say.
@@ -85,7 +85,7 @@ class Pieces:
 
     def __init__(self, base: Tensor, places: Places, block: int = 0) -> None:
         fits = base.dim() in (1, 2) and base.size(-1) == places.length and base.is_contiguous()
-        got = Told(f"{base.dtype} of shape {tuple(base.shape)} with strides {base.stride()}")
+        got = Verbatim(f"{base.dtype} of shape {tuple(base.shape)} with strides {base.stride()}")
         require(fits, "Pieces.base", f"contiguous, {places.length} elements or rows of as many", got)
         self.base, self.places, self.block = base, places, block
 
@@ -96,7 +96,7 @@ class Pieces:
         Args:
             views: contiguous tensors of one dimension; or all of shape (ranks, elements), with contiguous rows that
                 are equally far apart.
-            block: as above.
+            block: elements that share a scale, as for the class.
         """
         first = views[0]
         storage = first.untyped_storage()
@@ -161,7 +161,7 @@ class Pieces:
 
     def float(self) -> Pieces:
         """Return the pieces themselves, which are float32."""
-        require(self.dtype == torch.float32, "Pieces.float", "float32", Told(str(self.dtype)))
+        require(self.dtype == torch.float32, "Pieces.float", "float32", Verbatim(str(self.dtype)))
         return self
 
     def numel(self) -> Each:

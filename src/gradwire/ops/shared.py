@@ -11,12 +11,12 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.momentum import advance
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.stored import keep_unless, row_bytes, write
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops.validation import float32
 
 __all__ = [
     "accumulate",
@@ -124,7 +124,7 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
     Args:
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old momentum.
         momentum: float32, n elements.
-        beta: in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer memory.
+        beta: weight of the old momentum, in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer memory.
         status: int32, 1 element, or None: bit 0 is set where the new momentum is not finite. Copying ``grad`` back to
             ``momentum`` then undoes the step.
 
@@ -167,8 +167,8 @@ def philox(out: Words, key: int, step: int, offset: int = 0) -> None:
 
     Args:
         out: int32, any size; each element takes the bits of one 32-bit word.
-        key: which stream, a signed 64-bit integer.
-        step: which step of the stream, a signed 64-bit integer: the upper half of the counter.
+        key: number of the stream, a signed 64-bit integer.
+        step: step of the stream, a signed 64-bit integer: the upper half of the counter.
         offset: the first counter, so that a stream can be entered at word 4 * offset.
 
     Raises:
@@ -236,8 +236,9 @@ def precondition_update(
         out: float32, n elements.
         scale: float32, n elements, >= 0.
         bad: bool, 1 element: whether the scales stay as they are.
-        beta: in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer memory.
-        floor: in [0, 1].
+        beta: weight of the old mean square, in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer
+            memory.
+        floor: least scale over the mean one, in [0, 1].
 
     Raises:
         ConfigError: a tensor is not of this form, or a number is outside its range.

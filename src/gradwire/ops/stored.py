@@ -70,7 +70,7 @@ class StoredForm:
     """The form in which the tensors of a memory are stored.
 
     Args:
-        dtype: of the numbers; uint8 where codes are stored.
+        dtype: dtype of the numbers; uint8 where codes are stored.
         block: elements that share a scale, a multiple of 4; 0: numbers are stored.
 
     Example:
@@ -101,7 +101,7 @@ class StoredForm:
 
 
 FLOAT32 = StoredForm()
-"""What a memory stores if it does not say otherwise."""
+"""Form of a memory that does not declare another."""
 
 
 def form_of(tensor: Tensor) -> StoredForm:
@@ -258,7 +258,7 @@ def _encode(stored: Tensor, values: Tensor) -> None:
         stored.copy_(values)
         return
     blocks = torch.nn.functional.pad(values.float(), (0, -values.numel() % block)).view(-1, block)
-    # As integers, of which that of a NaN is the largest.
+    # The maximum is that of the bits as integers, of which that of a NaN is the largest.
     scale = scale_of((blocks.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32))
     stored.view(torch.int8)[:, :block].copy_(quantised(blocks, scale))
     _scales(stored).copy_(scale[:, None])

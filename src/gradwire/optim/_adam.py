@@ -22,7 +22,7 @@ class AdamLike(Exchanged):
     """Base with flat float32 tensors named by ``kept``; ``state[param][name]`` are views of them.
 
     Args:
-        arguments: of ``Exchanged``.
+        arguments: arguments of ``Exchanged``.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -45,8 +45,9 @@ class AdamLike(Exchanged):
         """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
-            on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
-                that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on all.
+            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
+                "exchange" that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on
+                all.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.

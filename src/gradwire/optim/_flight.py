@@ -30,7 +30,7 @@ class Flight:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.own, self.mean = FlatParameters(params), FlatParameters(params)
         self.open = False
-        """Whether a way was handed in whose mean is not applied yet."""
+        """True: a way was handed in whose mean is not applied yet."""
         self._finite = True
         self._worker = Worker()
         self._future: Future[Tensor] | None = None
@@ -55,7 +55,7 @@ class Flight:
         """Wait until the exchange is over.
 
         Raises:
-            GroupError: it failed.
+            GroupError: the exchange failed.
         """
         if self._future is not None:
             self._finite = bool(self._worker.result(self._future))

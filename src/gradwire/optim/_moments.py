@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.errors import Told, require
+from gradwire.errors import Verbatim, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.optim._flat import FlatParameters
 
@@ -40,7 +40,7 @@ class AveragedMoments:
     """An average of the second moments of an optimizer over the ranks.
 
     Args:
-        params: those whose moments are meant.
+        params: parameters whose moments are averaged.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -63,7 +63,7 @@ class AveragedMoments:
                 continue
             *means, shares = self.flat.views
             *counts, stepped = shares.mul(exchange.channel.world).round().tolist()
-            none = Told(f"{type(inner).__name__}, which keeps none")
+            none = Verbatim(f"{type(inner).__name__}, which keeps none")
             require(any(counts) or not stepped, "CompressedStep.inner", f"an optimizer with {kind}", none)
             for moment, mean, count in zip(found, means, counts, strict=True):
                 if moment is not None:

@@ -26,7 +26,7 @@ from gradwire.group.dense import joined
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.meeting.attendance import Attendance
 from gradwire.meeting.closed import Closed
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.types import Key, tensor_id
@@ -40,19 +40,19 @@ class Rounds:
     """One worker's exchange over a meeting; the exchange's step is the number of the round.
 
     Args:
-        exchange: of a group of one; gives compressors, memories and what is kept.
+        exchange: exchange of a group of one; gives compressors, memories and what is kept.
         named: the parameters.
-        meeting: where, and as whom.
-        told: whatever else must be the same on all workers.
+        meeting: meeting in which the worker takes part, with its name.
+        facts: other values that must be the same on all workers.
 
     Raises:
         ConfigError: a method or a strategy that a meeting cannot carry.
     """
 
-    def __init__(self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, told: Mapping[str, Any]) -> None:
+    def __init__(self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, facts: Mapping[str, Any]) -> None:
         self.exchange, self.named, self.meeting = exchange, list(named), meeting
         check_methods(exchange)
-        self.description = exchange.describe(self.named, **told)
+        self.description = exchange.describe(self.named, **facts)
         numel = sum(torch.Size(shape).numel() for _, shape in named)
         self.late = torch.zeros(numel, device=exchange.device)
         self.flat = torch.zeros_like(self.late)
@@ -70,7 +70,7 @@ class Rounds:
         """The worker's attendance of the rounds.
 
         Raises:
-            ConfigError: it has not come.
+            ConfigError: the worker has not joined.
         """
         if self.attendance is None:
             raise ConfigError("join() must be called before the first step with a meeting, got no call")
@@ -81,7 +81,8 @@ class Rounds:
 
         Args:
             way: gone since ``state``; it waits for the next round if that of ``state`` is over, see ``moved``.
-            state: what all agree on, which whoever takes the means moves by each; or overwritten with the others'.
+            state: state on which all agree, which whoever takes the means moves by each; or overwritten with the
+                others'.
         """
         self.attendance = Attendance(self.meeting)
         self.attendance.agree(self.description)
@@ -111,7 +112,7 @@ class Rounds:
 
         Args:
             way: flat float32.
-            state: what all agree on, which whoever takes the means moves by each; others may be sent it.
+            state: state on which all agree, which whoever takes the means moves by each; others may be sent it.
         """
         t, there = self.exchange.step + 1, self.there
         self.exchange.counters.dense_bytes += way.nbytes
@@ -150,8 +151,6 @@ class Rounds:
             self.late.zero_()
         else:
             self.late.copy_(late)
-
-    # Rounds ------------------------------------------------------------------------------------------------------
 
     def _begin(self, base: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         """Start at the opening of the meeting: all workers take the state that one of them holds."""
@@ -266,7 +265,7 @@ class Rounds:
             with counters.timed("communicate"):
                 counted = there.counted(there.hand_in(t, payload))
         except BaseException:
-            # Whether it counts shows when this worker comes again; until then nothing was sent.
+            # This worker learns whether the payload counts when it joins again; until then nothing was sent.
             if finite:
                 part.rollback(self.flat)
             self.attendance = None

@@ -28,10 +28,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, Told, is_int, require
+from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations.ownership import release
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.optim._flight import Flight
@@ -62,8 +62,8 @@ class CompressedStep(LocalSteps):
     Args:
         inner: the local optimizer, over all that is exchanged; 16 or 32 bits. Rank 0's parameters are sent to the
             others. Give it ``model.named_parameters()`` where options name parameters.
-        compressor: of the step, by name or as an object; with the memory that it declares, or ``memory=``. "topk"
-            sends 1 % of the elements.
+        compressor: compressor of the step, by name or as an object; with the memory that it declares, or ``memory=``.
+            "topk" sends 1 % of the elements.
         every: local steps in a round, >= 1. More: fewer bytes, and ranks drift further apart.
         decay: "outer" takes the weight decay of the parameter groups out of the inner step, and shrinks the agreed
             parameters by 1 - lr weight_decay in every step, exactly, on all ranks and without sending a byte; rates
@@ -78,16 +78,16 @@ class CompressedStep(LocalSteps):
             has not sent yet is missing from the others' parameters, and not from its own. That is markedly better. The
             ranks are in step after ``finish()`` at the end of a round, which averages what waits, uncompressed: call
             it before parameters are measured or saved; within a round call ``exchange_ways()`` first.
-        reset: with ``keep``, steps in which each element of what waits is averaged uncompressed once, a part of them
-            in every round, >= 1. It costs 8 (W - 1) / W bytes an element in so many steps. Fewer: ranks stay closer
-            together, for more bytes. None: only in ``finish()``; until then ranks may drift apart without bound.
+        reset: number of steps, with ``keep``, in which each element of what waits is averaged uncompressed once, a part
+            of them in every round, >= 1. It costs 8 (W - 1) / W bytes an element in so many steps. Fewer: ranks stay
+            closer together, for more bytes. None: only in ``finish()``; until then ranks may drift apart without bound.
         late: exchange a round beside the steps of the next one, on a thread, and apply it one round late: the network
             is hidden, for 8 bytes more an element and a mean that is a round old. ``exchange_ways()`` brings all in
             step, and ``finish()`` applies what is under way.
         process_group: the ranks; None is the default group.
-        meeting: where workers meet that come and go, in place of a group; with the decay inside, moments apart and
+        meeting: meeting of workers that come and go, in place of a group; with the decay inside, moments apart and
             nothing late.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError: a parameter is outside its range, or ``decay="outer"`` for an optimizer that adds the decay to the
@@ -149,18 +149,18 @@ class CompressedStep(LocalSteps):
             require(alone or not late, "CompressedStep.late", "False with a meeting", late)
             require(alone or not keep, "CompressedStep.keep", "False with a meeting", keep)
             require(alone or chosen == "inner", "CompressedStep.decay", "'inner' with a meeting", decay)
-            got = Told(f"{moments!r} with {type(inner).__name__}")
+            got = Verbatim(f"{moments!r} with {type(inner).__name__}")
             required = "'apart' with an optimizer that keeps no exp_avg_sq"
             require(moments == "apart" or keeps_moments(inner), "CompressedStep.moments", required, got)
             if chosen == "outer":
                 check_outer(inner)
 
-        told: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
+        facts: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
         if keep:
-            told["reset"] = reset
+            facts["reset"] = reset
         if moments != "apart":
-            told["kinds"] = kinds_of(inner)
-        super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
+            facts["kinds"] = kinds_of(inner)
+        super().__init__(inner, compressor, every, options, process_group, meeting, facts, check)
         memory = self.exchange.memory_for(self.exchange.compressor)
         waits = "residual" in self.exchange.buffers("buffers")
         if keep and (not waits or isinstance(memory, DGCMemory | DeMoMemory)):
@@ -247,8 +247,8 @@ class CompressedStep(LocalSteps):
         """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
-            on_resize: as for every optimizer of this kind; with ``late`` or ``keep`` save after ``exchange_ways()`` for
-                another number of ranks.
+            on_resize: treatment of another number of ranks, as for every optimizer of this kind; with ``late`` or
+                ``keep`` save after ``exchange_ways()`` for another number of ranks.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
@@ -258,10 +258,10 @@ class CompressedStep(LocalSteps):
         same = state_dict.get("exchange", {}).get("world") == self.exchange.channel.world
         fits = not flight or (self._flight is not None and same)
         allowed = "saved after exchange_ways() for another number of ranks or late=False"
-        require(fits, "state_dict", allowed, Told("one with a round under way"))
+        require(fits, "state_dict", allowed, Verbatim("one with a round under way"))
         apart = bool(state_dict.get("apart", False))
         in_step = "saved after finish() for another number of ranks or keep=False"
-        require(not apart or (self.keep and same), "state_dict", in_step, Told("one of ranks that were apart"))
+        require(not apart or (self.keep and same), "state_dict", in_step, Verbatim("one of ranks that were apart"))
         super().load_state_dict(state_dict, on_resize)
         if self._flight is not None:
             self._flight.load(flight, [name for name, _ in self.named])
@@ -279,11 +279,11 @@ class CompressedStep(LocalSteps):
 
     def _start(self, number: int) -> Tensor:
         if self._apart:
-            # What this rank did not send is in its own parameters, and waits in its memory.
+            # The part that this rank did not send is in its own parameters, and waits in its memory.
             return (self.agreed.views[number] - self._unsent(number)).to(self.params[number].dtype)
         if self._flight is None or not self._flight.open:
             return super()._start(number)
-        # What this rank has under way is in its own parameters, until the mean takes its place.
+        # The step that is on its way is in this rank's own parameters, until the mean takes its place.
         return (self.agreed.views[number] - self._flight.own.views[number]).to(self.params[number].dtype)
 
     def _refresh(self) -> None:
@@ -403,8 +403,8 @@ def decoupled(inner: Optimizer) -> bool:
     >>> decoupled(torch.optim.AdamW([weight])), decoupled(torch.optim.Adam([weight]))
     (True, False)
     """
-    told = all(group.get("decoupled_weight_decay", False) for group in inner.param_groups)
-    return told or isinstance(inner, torch.optim.AdamW)
+    all_decoupled = all(group.get("decoupled_weight_decay", False) for group in inner.param_groups)
+    return all_decoupled or isinstance(inner, torch.optim.AdamW)
 
 
 def check_outer(inner: Optimizer) -> None:
@@ -418,4 +418,4 @@ def check_outer(inner: Optimizer) -> None:
     foreign = not type(inner).__module__.startswith("torch.optim")
     fits = known and (decoupled(inner) or foreign or isinstance(inner, tuple(shrinking)))
     allowed = "'inner' with an optimizer whose weight decay is not decoupled"
-    require(fits, "CompressedStep.decay", allowed, Told(f"'outer' with {type(inner).__name__}"))
+    require(fits, "CompressedStep.decay", allowed, Verbatim(f"'outer' with {type(inner).__name__}"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import is_number
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.local import LocalSteps
 
@@ -35,13 +35,13 @@ class DiLoCo(LocalSteps):
     Args:
         inner: the local optimizer, usually ``torch.optim.AdamW``, over all that is exchanged; 16 or 32 bits. Rank 0's
             parameters are sent to the others. Give it ``model.named_parameters()`` where options name parameters.
-        compressor: of the pseudo-gradient, by name or as an object.
+        compressor: compressor of the pseudo-gradient, by name or as an object.
         every: local steps in a round, >= 1; 30 to 1000 are usual. More: fewer bytes, and ranks drift further apart.
-        lr: of the outer step, > 0.
-        momentum: of the outer step, in [0, 1).
+        lr: learning rate of the outer step, > 0.
+        momentum: momentum of the outer step, in [0, 1).
         process_group: the ranks; None is the default group.
-        meeting: where workers meet that come and go, in place of a group: see ``gradwire.local_sgd``.
-        options: as for ``compress_ddp``.
+        meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -83,8 +83,8 @@ class DiLoCo(LocalSteps):
         meeting: Meeting | None = None,
         **options: Any,
     ) -> None:
-        told = {"lr": lr, "momentum": momentum}
-        super().__init__(inner, compressor, every, options, process_group, meeting, told)
+        facts = {"lr": lr, "momentum": momentum}
+        super().__init__(inner, compressor, every, options, process_group, meeting, facts)
         self.lr, self.momentum = lr, momentum
         self.velocity = FlatParameters(self.params)
 

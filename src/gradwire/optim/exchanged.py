@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import Told, is_int, is_number, require
+from gradwire.errors import Verbatim, is_int, is_number, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.ownership import Caller
 from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import any_nonfinite
 
 __all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
@@ -27,7 +27,7 @@ __all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "name
 Closure = Callable[[], Any]
 
 Range: TypeAlias = tuple[Callable[[Any], bool], str]
-"""Whether a value may be a parameter, and what may, in words."""
+"""A test of whether a value may be a parameter, and the allowed values in words."""
 
 COUNT: Range = (lambda value: is_int(value, 1), "an integer >= 1")
 FLAG: Range = (lambda value: isinstance(value, bool), "True or False")
@@ -39,14 +39,15 @@ class Exchanged(Optimizer):
     Args:
         params: parameters, (name, parameter) pairs, or groups of either. Patterns in ``exclude`` and ``overrides`` are
             over these names; parameters without names are called ``group.index``.
-        defaults: of the parameter groups.
+        defaults: defaults of the parameter groups.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
-        told: whatever else must be the same on all ranks.
-        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
+        facts: other values that must be the same on all ranks.
+        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
+            it.
         float32: no other parameters are taken.
-        meeting: where workers meet that have no process group; None: they have one.
+        meeting: meeting of workers that have no process group; None: they have one.
     """
 
     # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
@@ -62,7 +63,7 @@ class Exchanged(Optimizer):
         compressor: Any,
         options: Mapping[str, Any],
         group: dist.ProcessGroup | None,
-        told: Mapping[str, Any],
+        facts: Mapping[str, Any],
         check: Callable[[], None],
         *,
         float32: bool = False,
@@ -79,15 +80,15 @@ class Exchanged(Optimizer):
             return found
 
         device = self.param_groups[0]["params"][0].device
-        told = {"optimizer": type(self).__name__, **told}
+        facts = {"optimizer": type(self).__name__, **facts}
         caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         if meeting is None:
-            self.exchange, by_name = prepare_named(select, device, compressor, options, group, caller, **told)
+            self.exchange, by_name = prepare_named(select, device, compressor, options, group, caller, **facts)
         else:
             self.exchange, by_name = prepare_alone(select, device, compressor, options, caller)
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
-        self.told = told
+        self.facts = facts
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override sent with
         # another strategy has a message of its own, and must be taken back with the others.
         self.exchange.skips_steps = bool(self.exchange.policy.overrides)
@@ -99,10 +100,10 @@ class Exchanged(Optimizer):
         """Refuse parameters outside their range; it needs no group, so it can be asked before there are ranks.
 
         Args:
-            given: by name; those that are left out are not looked at, nor those of the compressor.
+            given: parameters by name; those that are left out are not looked at, nor those of the compressor.
 
         Raises:
-            ConfigError: naming the parameter, its value and what is allowed.
+            ConfigError: a parameter is out of range; the message names it, its value and what is allowed.
         """
         for name, (fits, allowed) in cls.ranges.items():
             if name in given:
@@ -133,7 +134,10 @@ class Exchanged(Optimizer):
             ConfigError
         """
         require(
-            not hasattr(self, "exchange"), "param_groups", "complete when the optimizer is made", Told("another group")
+            not hasattr(self, "exchange"),
+            "param_groups",
+            "complete when the optimizer is made",
+            Verbatim("another group"),
         )
         super().add_param_group(param_group)
 
@@ -154,7 +158,7 @@ def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
         for name, param in zip(names_of(i, group), group["params"], strict=True)
         if param.requires_grad
     ]
-    require(bool(pairs), "params", "at least one trainable parameter", Told("none"))
+    require(bool(pairs), "params", "at least one trainable parameter", Verbatim("none"))
     found = dict(pairs)
     require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
     return found
@@ -168,7 +172,7 @@ def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, wei
     """Refuse arguments with which Adam cannot work.
 
     Raises:
-        ConfigError: naming the parameter.
+        ConfigError: a parameter is out of range; the message names it.
     """
     require(is_number(lr) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
     pair = isinstance(betas, tuple | list) and len(betas) == 2

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim._rounds import Rounds
 from gradwire.optim.exchanged import COUNT, Closure, Exchanged
@@ -33,11 +33,11 @@ class LocalSteps(Exchanged):
         inner: takes the local steps.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         every: steps from one exchange to the next.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
-        meeting: where workers meet that come and go; None: they are the ranks of the group.
-        told: whatever else must be the same on all ranks.
-        check: what else may be wrong with this rank's arguments.
+        meeting: meeting of workers that come and go; None: they are the ranks of the group.
+        facts: other values that must be the same on all ranks.
+        check: function that checks what else may be wrong with this rank's arguments.
     """
 
     ranges: ClassVar = {"every": COUNT}
@@ -50,7 +50,7 @@ class LocalSteps(Exchanged):
         options: Mapping[str, Any],
         group: dist.ProcessGroup | None,
         meeting: Meeting | None,
-        told: Mapping[str, Any],
+        facts: Mapping[str, Any],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         name = type(self).__name__
@@ -58,15 +58,15 @@ class LocalSteps(Exchanged):
         require(meeting is None or group is None, "process_group", "None with a meeting", group)
 
         def check_all() -> None:
-            self.check_parameters(told)
+            self.check_parameters(facts)
             check()
 
-        told = {"every": every, **told}
-        super().__init__(inner.param_groups, {}, compressor, options, group, told, check_all, meeting=meeting)
+        facts = {"every": every, **facts}
+        super().__init__(inner.param_groups, {}, compressor, options, group, facts, check_all, meeting=meeting)
         self.inner, self.every, self.since = inner, every, 0
         self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
         self.agreed.gather(self.params)
-        self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.told)
+        self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.facts)
 
     @property
     def in_step(self) -> bool:
@@ -183,8 +183,9 @@ class LocalSteps(Exchanged):
         """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
-            on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
-                that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on all.
+            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
+                "exchange" that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on
+                all.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.

@@ -27,7 +27,7 @@ class WindowRow(NamedTuple):
     values: Tensor
     """float32."""
     cuts: list[int]
-    """Where the elements of each parameter group begin in ``places``, and where the last one's end."""
+    """Indices in ``places`` at which the elements of each parameter group begin, and the end of the last one's."""
 
 
 class MicroAdam(AdamLike):
@@ -50,15 +50,15 @@ class MicroAdam(AdamLike):
         params: parameters, (name, parameter) pairs such as ``model.named_parameters()``, or groups; float32. Rank
             0's values are sent to the others. Patterns in the options are over these names.
         lr: step size, >= 0.
-        betas: of the two sums, in [0, 1).
-        eps: in (0, 1).
+        betas: weights of the two sums, in [0, 1).
+        eps: epsilon of the denominator, in (0, 1).
         weight_decay: decoupled, >= 0.
         window: m, sparse gradients that are kept, >= 1; 10 in the paper. Each takes 8 bytes for every element that any
             rank sent, and all elements of parameters that travel uncompressed. More: nearer to Adam, and slower.
-        compressor: of the gradients with what waits, by name or as an object, with a residual; "topk" sends 1 % of the
-            elements. One that is not sparse fills the window with all elements.
+        compressor: compressor of the gradients with what waits, by name or as an object, with a residual; "topk" sends
+            1 % of the elements. One that is not sparse fills the window with all elements.
         process_group: the ranks; None is the default group.
-        options: as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -102,8 +102,8 @@ class MicroAdam(AdamLike):
             self.check_parameters({"window": window})
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        told = {"window": window, "defaults": defaults}
-        super().__init__(params, defaults, compressor, options, process_group, told, check)
+        facts = {"window": window, "defaults": defaults}
+        super().__init__(params, defaults, compressor, options, process_group, facts, check)
         self.window = window
         self.rows: list[WindowRow] = []
         self._squares = FlatParameters(self.params)
@@ -127,8 +127,8 @@ class MicroAdam(AdamLike):
         """Continue bit for bit from a ``state_dict`` of this rank.
 
         Args:
-            on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
-                that ``gradwire.merge_states`` made of all ranks'. The rest is the same on all.
+            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
+                "exchange" that ``gradwire.merge_states`` made of all ranks'. The rest is the same on all.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.

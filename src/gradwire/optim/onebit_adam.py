@@ -42,21 +42,21 @@ class OneBitAdam(AdamLike):
         params: parameters, (name, parameter) pairs such as ``model.named_parameters()``, or groups; float32. Rank
             0's values are sent to the others. Patterns in the options are over these names.
         lr: step size, >= 0.
-        betas: of momentum and variance, in [0, 1).
-        eps: in (0, 1).
+        betas: weights of momentum and variance, in [0, 1).
+        eps: epsilon of the denominator, in (0, 1).
         weight_decay: >= 0.
-        decoupled: whether weight decay shrinks the parameters, as in ``AdamW``, or is added to the gradient, as in
+        decoupled: true: weight decay shrinks the parameters, as in ``AdamW``; false: it is added to the gradient, as in
             ``Adam``: then it goes through both moments, and in compressed steps through the exchange.
         freeze_step: exact steps, >= 1. 15 to 25 % of all steps are usual: fewer save more bytes, but a variance that
             has not settled yet stays wrong for good. "auto": until v has settled, as the paper decides it: its 1-norm
             and that of 1 / (1 - b2) steps before, both without the bias towards 0, have a ratio above 0.96, the
             smaller over the larger one, and the learning rate has not risen in these steps. All ranks decide alike;
             ``metrics()["frozen_at"]`` and a line in the log of rank 0 tell when.
-        compressor: of the momentum; a contraction, by name or as an object. The scale of
-            ``efsignsgd`` is the mean magnitude; that of DeepSpeed's code, |x|_2 / sqrt(n), is no contraction on heavy
-            tails, so it is not offered.
+        compressor: compressor of the momentum; a contraction, by name or as an object. The scale of ``efsignsgd`` is
+            the mean magnitude; that of DeepSpeed's code, |x|_2 / sqrt(n), is no contraction on heavy tails, so it is
+            not offered.
         process_group: the ranks; None is the default group.
-        options: as for ``compress_ddp``; ``strategy`` is "two_phase" unless told otherwise.
+        options: further arguments, as for ``compress_ddp``; ``strategy`` is "two_phase" unless told otherwise.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -110,8 +110,8 @@ class OneBitAdam(AdamLike):
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         settings = {"strategy": "two_phase", **options}
-        told = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, told, check)
+        facts = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
         self.freeze_step, self.decoupled = freeze_step, decoupled
         if freeze_step == "auto":
             self.progress |= {"frozen_at": None, "norms": [], "rates": [], "rose": 0}

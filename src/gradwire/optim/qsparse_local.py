@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from gradwire.meeting.place import Meeting
+from gradwire.meeting.meeting import Meeting
 from gradwire.optim.local import LocalSteps
 
 __all__ = ["QsparseLocal"]
@@ -27,11 +27,11 @@ class QsparseLocal(LocalSteps):
 
     Args:
         inner: the local optimizer, over all that is exchanged. Rank 0's parameters are sent to the others.
-        compressor: of the way, by name or as an object; with the residual that it declares, or ``memory=``.
+        compressor: compressor of the way, by name or as an object; with the residual that it declares, or ``memory=``.
         every: H, local steps in a round, >= 1; 1 to 8 in the paper. More: fewer bytes, and ranks drift further apart.
         process_group: the ranks; None is the default group.
-        meeting: where workers meet that come and go, in place of a group: see ``gradwire.local_sgd``.
-        options: as for ``compress_ddp``.
+        meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
         ConfigError: a parameter is outside its range.

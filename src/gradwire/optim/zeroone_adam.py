@@ -37,10 +37,10 @@ class ZeroOneAdam(AdamLike):
     step, and where no rank had one since they were last in step, with what waits for it, in any other.
 
     Args:
-        params: as for ``OneBitAdam``; 20 bytes are kept for each element beside the residuals.
+        params: parameters, as for ``OneBitAdam``; 20 bytes are kept for each element beside the residuals.
         lr: step size, >= 0. While it is 0, only exact steps learn anything.
-        betas: of momentum and variance, in [0, 1).
-        eps: in (0, 1).
+        betas: weights of momentum and variance, in [0, 1).
+        eps: epsilon of the denominator, in (0, 1).
         weight_decay: decoupled, >= 0.
         var_freeze_step: last step at which v may be learned, >= 1; about where the learning rate has warmed up.
         var_update_scaler: exact steps until their distance doubles, >= 1. Larger: a better v for more bytes.
@@ -48,7 +48,7 @@ class ZeroOneAdam(AdamLike):
         local_step_clipper: the largest H, >= 1; 1 leaves out the local steps.
         compressor: a contraction, by name or as an object.
         process_group: the ranks; None is the default group.
-        options: as for ``compress_ddp``; ``strategy`` is "two_phase" unless told otherwise.
+        options: further arguments, as for ``compress_ddp``; ``strategy`` is "two_phase" unless told otherwise.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -107,8 +107,8 @@ class ZeroOneAdam(AdamLike):
             )
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        settings, told = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, told, check)
+        settings, facts = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
         self.schedule = schedule
         groups = len(self.param_groups)
         self.progress |= {"updates": 0, "next": 1, "since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}

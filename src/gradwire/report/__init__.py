@@ -43,10 +43,10 @@ class Section:
     """A figure or a kind of table, with a block for each of several choices.
 
     Args:
-        name: of its file.
-        title: above it.
-        note: below the title: how to read it.
-        blocks: at least one.
+        name: name of the section's file.
+        title: title above the section.
+        note: explanation below the title: how to read it.
+        blocks: blocks of the section, at least one.
     """
 
     name: str
@@ -68,7 +68,7 @@ def sections(results: Results, wanted: Iterable[str] | None = None) -> list[Sect
     """The sections that have anything to show, in the order of the page.
 
     Args:
-        results: what was measured.
+        results: results that were measured.
         wanted: some of ``names()``; None: all of them.
     """
     found = [load(__name__, "section", name, names()) for name in wanted or names()]
@@ -83,8 +83,8 @@ def write_violins(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write the part of a report that rows of the codec fill: violins for each size, and break-even bandwidths.
 
     Args:
-        rows: of ``gradwire.bench.codec.rows``, with their samples.
-        path: of an HTML file that needs nothing else, no network either.
+        rows: rows of ``gradwire.bench.codec.rows``, with their samples.
+        path: path of an HTML file that needs nothing else, no network either.
 
     Raises:
         ConfigError: Plotly is not installed, or nothing was measured.

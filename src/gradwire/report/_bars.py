@@ -20,11 +20,11 @@ class Mark:
     """A mark in a row of the figure.
 
     Args:
-        name: of the row.
+        name: name of the row.
         family: decides the colour.
         series: one of several things that are marked in each row: it decides the shape.
-        x: where.
-        hover: what it says when it is pointed at, lines.
+        x: place of the mark on the axis.
+        hover: lines that are shown when the mark is pointed at.
         low, high: ends of its error bar.
     """
 
@@ -43,10 +43,10 @@ def rows_figure(
     """A plot with a row for each name, in the order of the marks, the first at the top.
 
     Args:
-        marks: at least one.
+        marks: marks of the rows, at least one.
         x: an axis.
-        at: where all others are compared with, an upright line.
-        symbols: of the series; None: one after the other.
+        at: place of an upright line with which all others are compared.
+        symbols: symbols of the series; None: one after the other.
     """
     names = list(dict.fromkeys(mark.name for mark in marks))
     series = list(dict.fromkeys(mark.series for mark in marks))

@@ -19,7 +19,7 @@ Over = Literal["epoch", "seconds"]
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 _NAMED = 12
-"""So many lines have their own place in the legend; of more, each family has one."""
+"""Most lines that have their own place in the legend; of more, each family has one."""
 
 _LEGEND = {"orientation": "h", "yanchor": "top", "y": -0.16, "x": 0, "font": {"size": 11}}
 

@@ -43,8 +43,8 @@ def family_of(method: str, compressor: str | None) -> str:
     """The family of a method.
 
     Args:
-        method: its label.
-        compressor: its registered name; None: torch's own. One that is not registered is "other".
+        method: label of the method.
+        compressor: registered name of its compressor; None: torch's own. One that is not registered is "other".
 
     >>> family_of("topk:ratio=0.1", "topk"), family_of("fp16", None), family_of("ddp", None)
     ('sparsification', "torch's hook", 'no compression')

@@ -51,7 +51,7 @@ def place(names: Sequence[str], dots: Sequence[tuple[float, float]]) -> list[str
     """Choose a place for each label; earlier labels choose first.
 
     Args:
-        names: of the dots.
+        names: names of the dots.
         dots: shares of the width from the left and of the height from the top, [0, 1]; what is outside gets no label.
 
     Returns:

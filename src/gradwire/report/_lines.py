@@ -39,7 +39,7 @@ _PARTS = {
     "baselines": _Object,
     "seconds": _Object,
 }
-"""What the record of a run is made of, with the type of each part."""
+"""Parts of the record of a run, with the type of each."""
 
 _REPLAY = {
     "model": str,
@@ -99,7 +99,7 @@ def checked_replay(line: _Object) -> dict[str, Any]:
     """Check a line of ``gradwire replay`` and return its row.
 
     Raises:
-        ConfigError: as ``checked_run``.
+        ConfigError: the line has another form, as for ``checked_run``.
     """
     if "params" not in line:
         raise ConfigError("a row of a replay must have params, an object or null, and this one has none")
@@ -116,7 +116,7 @@ def checked_cell(line: _Object) -> dict[str, Any]:
     """Check a line of ``gradwire check auto`` and return its row.
 
     Raises:
-        ConfigError: as ``checked_run``.
+        ConfigError: the line has another form, as for ``checked_run``.
     """
     _check_line(_CELL, line)
     if "error" in line:
@@ -150,7 +150,7 @@ def checked_codec(line: _Object) -> dict[str, Any]:
     """Check an element of ``gradwire bench codec`` and return its row.
 
     Raises:
-        ConfigError: as ``checked_run``.
+        ConfigError: the line has another form, as for ``checked_run``.
     """
     _check_line(_CODEC, line)
     require(line["size"] > 0, "size", "an integer > 0", line["size"])

@@ -73,7 +73,7 @@ class Plot:
     """One plot of a section.
 
     Args:
-        choice: its name in the section's menu.
+        choice: name of the plot in the section's menu.
         figure: data and layout, as Plotly has them.
         height: pixels.
         notes: lines below.
@@ -137,9 +137,9 @@ def log_axis(title: str, values: Iterable[float], form: Callable[[float], str]) 
     """Make a logarithmic axis for positive values, with few enough ticks for a phone.
 
     Args:
-        title: below it.
-        values: everything that must be on it.
-        form: what stands at a tick.
+        title: title below the axis.
+        values: values that must be on the axis.
+        form: function that gives the text at a tick.
     """
     logs = [math.log10(value) for value in values]
     room = 0.06 * (max(logs) - min(logs)) or 0.15
@@ -164,7 +164,7 @@ def legend_entries(families: Iterable[str], symbols: Mapping[str, str]) -> list[
     """Traces without points that explain colours and shapes.
 
     Args:
-        families: that are coloured.
+        families: families that are coloured.
         symbols: a shape for each series.
     """
     nothing: Spec = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}

@@ -11,8 +11,8 @@ from typing import Any
 
 from gradwire.bench.statistics import CONFIDENCE
 from gradwire.experiments.records import Record
-from gradwire.report._links_table import tables
 from gradwire.report._panels import NOISE, Panel, PanelEntry
+from gradwire.report._replay_table import tables
 from gradwire.report._results import Results
 from gradwire.report._where import facts, warnings
 

@@ -21,10 +21,10 @@ def memory_plots(
     """One plot for each panel in which a size is known and not zero.
 
     Args:
-        results: what was measured.
+        results: results that were measured.
         size: bytes of a method; None: not known.
-        title: of the axis, which begins at zero.
-        notes: below the plot.
+        title: title of the axis, which begins at zero.
+        notes: function that gives the lines below the plot.
     """
     for panel in results.panels:
         marks = memory_marks(panel, size, title)

@@ -28,10 +28,10 @@ def write(path: Path, results: Results, sections: Any, title: str) -> None:
     """Write a page.
 
     Args:
-        path: of an HTML file.
-        results: what was measured; it is named above everything.
-        sections: of ``gradwire.report.sections``.
-        title: of the page.
+        path: path of an HTML file.
+        results: results that were measured; they are named above everything.
+        sections: sections from ``gradwire.report.sections``.
+        title: title of the page.
 
     Raises:
         ConfigError: Plotly or Jinja is not installed, or there is no section.
@@ -65,7 +65,7 @@ def needed(module: str) -> Any:
     """Import a module of the extra ``bench``.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the module is not installed.
     """
     try:
         return importlib.import_module(module)

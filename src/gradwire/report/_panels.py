@@ -36,9 +36,9 @@ class PanelEntry:
     """A method in a panel.
 
     Args:
-        method: its label; of several configurations with one label the second and later ones are numbered.
-        family: as ``family_of``.
-        runs: that ended well, at least one, a run for each seed.
+        method: label of the method; of several configurations with one label the second and later ones are numbered.
+        family: family of the method, from ``family_of``.
+        runs: runs that ended well, at least one, a run for each seed.
     """
 
     method: str
@@ -105,9 +105,10 @@ class Panel:
     """Runs that may be compared.
 
     Args:
-        settings: of one of its runs: all have the same task, model, data, workers, link, epochs, backend and device.
-        measure: what quality is, in words.
-        higher_is_better: of it.
+        settings: settings of one of its runs: all have the same task, model, data, workers, link, epochs, backend and
+            device.
+        measure: name of the quality, in words.
+        higher_is_better: true: a higher quality is better.
         entries: the methods, the ones to compare with first, the others by name.
         baselines: uncompressed ones, one for each recipe that has any, the task's own recipe first.
     """
@@ -184,7 +185,7 @@ class Panel:
         """The noise floor; None if it is not known.
 
         Args:
-            entry: whose difference; None: of a method with as many seeds as the uncompressed one.
+            entry: method whose difference is looked at; None: a method with as many seeds as the uncompressed one.
         """
         base = self.baseline if entry is None else self.compared_with(entry)
         return None if base is None else noise_floor(base.quality, len((entry or base).runs))

@@ -40,8 +40,8 @@ class Results:
         replays: rows of ``gradwire replay``.
         codecs: rows of ``gradwire bench codec``.
         files: the names of those that were read.
-        replaced: how many runs were repeated later, with equal settings.
-        cells: of ``gradwire check auto``, those that did not fail.
+        replaced: number of runs that were repeated later, with equal settings.
+        cells: cells of ``gradwire check auto`` that did not fail.
     """
 
     runs: Sequence[Record] = ()
@@ -61,7 +61,7 @@ def read(paths: Sequence[Path]) -> Results:
     """Read everything that the files hold.
 
     Args:
-        paths: of JSON lines, or of JSON arrays as ``gradwire bench codec --json`` writes them.
+        paths: paths of JSON lines, or of JSON arrays as ``gradwire bench codec --json`` writes them.
 
     Raises:
         ConfigError: a file that cannot be read or holds nothing, or a line that is no result.

@@ -24,10 +24,10 @@ class Dot:
     """A method in a plot.
 
     Args:
-        name: beside it.
+        name: label beside the dot.
         family: decides the colour.
-        x, y: where.
-        hover: what it says when it is pointed at, lines.
+        x, y: place of the dot.
+        hover: lines that are shown when the dot is pointed at.
         dx, dy: half the length of its error bars.
         tail: another x, to which a thin line leads; None: there is none.
     """
@@ -46,10 +46,10 @@ def scatter(dots: Sequence[Dot], x: Spec, y: Spec, stripe: Range | None = None, 
     """Draw a scatter plot.
 
     Args:
-        dots: at least one, at finite places.
+        dots: dots to draw, at least one, at finite places.
         x: an axis, linear, or logarithmic with a range.
         y: a linear axis.
-        stripe: of noise, in units of y.
+        stripe: stripe of noise, in units of y.
         lower: the smallest y is the best, and is at the upper end.
     """
     ordered = [dot for family in by_family(each.family for each in dots) for dot in dots if dot.family == family]

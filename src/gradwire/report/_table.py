@@ -17,8 +17,8 @@ class Cell:
     """The content of one cell of a table.
 
     Args:
-        text: for people.
-        sort: by what a column is sorted; None: by the text.
+        text: text for a reader.
+        sort: value by which a column is sorted; None: the text.
         tone: a judgement, which colours it.
     """
 
@@ -32,9 +32,9 @@ class Table:
     """Rows under heads.
 
     Args:
-        choice: its name in the section's menu.
-        heads: of the columns; the first one names the rows.
-        rows: of cells, as many as heads.
+        choice: name of the table in the section's menu.
+        heads: heads of the columns; the first one names the rows.
+        rows: rows of cells, as many as heads.
         notes: lines below.
         brief: the columns that a narrow terminal shows.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gradwire.report import _codecs, _links
+from gradwire.report import _codec_rows, _replayed_exchanges
 from gradwire.report._panels import Panel, no_floor
 from gradwire.report._results import Results
 
@@ -59,10 +59,10 @@ def _unmeasured(results: Results) -> Iterator[str]:
     untimed = sum(run.environment.get("jobs", 1) > 1 for run in results.runs)
     if untimed:
         yield f"{untimed} runs were made beside others: they have no times here."
-    codecs = _codecs.repeated(results.codecs)
+    codecs = _codec_rows.repeated(results.codecs)
     if codecs:
         yield f"{codecs} codec rows were measured again later, under equal conditions: the last counts."
-    exchanges = _links.repeated(results.replays)
+    exchanges = _replayed_exchanges.repeated(results.replays)
     if exchanges:
         yield f"{exchanges} exchanges were replayed again later, with equal settings: the last counts."
     if results.replaced:

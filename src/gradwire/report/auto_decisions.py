@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from gradwire.report._links import exchange_title, link_text
 from gradwire.report._look import COLOURS, Plot, Spec, axis, hover, layout
+from gradwire.report._replayed_exchanges import exchange_title, link_text
 from gradwire.report._results import Results
 
 __all__ = ["NOTE", "PLACE", "TITLE", "blocks", "figure"]
@@ -52,7 +52,7 @@ def figure(entries: Sequence[Entry], last: int) -> Spec:
     """A plot of the entries of a ``DecisionLog``.
 
     Args:
-        entries: at least one with buckets.
+        entries: entries of the log, at least one with buckets.
         last: the step at which the run ended; 0: not known.
     """
     ends = [*(each["step"] for each in entries[1:]), max(last, entries[-1]["step"] + 1)]

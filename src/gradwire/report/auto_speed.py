@@ -9,8 +9,8 @@ from typing import Any
 from gradwire.experiments.auto_verdicts import PLAIN
 from gradwire.report._bars import Mark, rows_figure, rows_height
 from gradwire.report._families import family_of
-from gradwire.report._links import link_text
 from gradwire.report._look import Plot, log_axis
+from gradwire.report._replayed_exchanges import link_text
 from gradwire.report._results import Results
 
 __all__ = ["NOTE", "PLACE", "TITLE", "blocks", "marks"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradwire.experiments.auto_verdicts import BEHIND, LEAST_SHARE, Verdict, verdicts
-from gradwire.report._links import link_text
+from gradwire.report._replayed_exchanges import link_text
 from gradwire.report._results import Results
 from gradwire.report._table import UNKNOWN, Cell, Table, number, words
 

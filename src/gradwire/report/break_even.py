@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradwire.report._bars import Mark, rows_figure, rows_height
-from gradwire.report._codecs import by_method
+from gradwire.report._codec_rows import by_method
 from gradwire.report._families import BASELINE, family_of
-from gradwire.report._links import Crossing, Exchanges, crossing, exchanges
 from gradwire.report._look import Plot, elements, log_axis, rate_text
+from gradwire.report._replayed_exchanges import Crossing, ReplayedExchanges, crossing, exchanges
 from gradwire.report._results import Results
 
 __all__ = ["NOTE", "PLACE", "TITLE", "blocks", "codec_marks", "link_marks"]
@@ -38,7 +38,7 @@ def blocks(results: Results) -> Iterator[Plot]:
         yield from _plot(f"the codec alone, {elements(size)}", codec_marks(results.codecs, size))
 
 
-def link_marks(found: Exchanges) -> list[Mark]:
+def link_marks(found: ReplayedExchanges) -> list[Mark]:
     """Make a mark for each compressing method that ran on a link of known rate, the highest bandwidth first."""
     crossings = {name: crossing(found, name) for name in found.methods if found.family(name) != BASELINE}
     marks = [_mark(name, found.family(name), at) for name, at in crossings.items() if at is not None]

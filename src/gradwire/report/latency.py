@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from gradwire.report._codecs import PHASES, by_method
+from gradwire.report._codec_rows import PHASES, by_method
 from gradwire.report._families import family_of
 from gradwire.report._look import COLOURS, Plot, Spec, axis, elements, layout, legend_entries, log_axis
 from gradwire.report._results import Results
@@ -35,8 +35,8 @@ def latencies(rows: Sequence[dict[str, Any]], size: int) -> dict[str, list[float
     """Milliseconds of compressing and decompressing together, a list for each method, the fastest method first.
 
     Args:
-        rows: of ``gradwire.bench.codec.rows``, with their samples; those that were skipped are left out. Of several
-            threads, instruction sets or machines each is a method of its own.
+        rows: rows of ``gradwire.bench.codec.rows``, with their samples; those that were skipped are left out. Of
+            several threads, instruction sets or machines each is a method of its own.
         size: elements.
     """
     sums = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gradwire.report._links_table import tables
+from gradwire.report._replay_table import tables
 from gradwire.report._results import Results
 from gradwire.report._table import Table
 

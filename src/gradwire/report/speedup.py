@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradwire.report._bars import Mark, rows_figure, rows_height
-from gradwire.report._links import Exchanges, exchanges, link_text
 from gradwire.report._look import Plot, log_axis
+from gradwire.report._replayed_exchanges import ReplayedExchanges, exchanges, link_text
 from gradwire.report._results import Results
 
 __all__ = ["NOTE", "PLACE", "TITLE", "blocks", "marks"]
@@ -28,7 +28,7 @@ def blocks(results: Results) -> Iterable[Plot]:
             yield Plot(found.title, rows_figure(drawn, x, at=1.0), rows_height(drawn), found.instead())
 
 
-def marks(found: Exchanges) -> list[Mark]:
+def marks(found: ReplayedExchanges) -> list[Mark]:
     """Make a mark for each method and link on which the baseline ran too."""
     return [
         Mark(

@@ -65,12 +65,12 @@ def freeze(folder: Path, name: str, *, replace: bool = False) -> int:
     """Add missing cases to ``<name>.json``; a file that does not exist starts with the default parameters.
 
     Args:
-        folder: of the files.
-        name: of a registered compressor.
+        folder: folder of the files.
+        name: name of a registered compressor.
         replace: compute every payload anew: a change of the wire format.
 
     Returns:
-        How many cases were written.
+        The number of cases that were written.
     """
     path = folder / f"{name}.json"
     cases = load(path) or _first_cases(registry.build("compressors", name))

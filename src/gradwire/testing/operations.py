@@ -72,13 +72,13 @@ _VALUES = {
     "value": 0.25,
     "whole_k": 4,
 }
-"""Of numbers and of symbols, by name; a flag is False."""
+"""Values of numbers and of symbols, by name; a flag is False."""
 
 _LONGER = {"eden_add_decoded": 2 * N, "eden_encode": 2 * N}
 """Elements of those whose blocks are longer than N."""
 
 _SIZES = {"block": (16, 32, 64)}
-"""Of those that differ between operations: the first that one allows."""
+"""Candidates for values that differ between operations: the first that one allows is taken."""
 
 _FILLED = {
     "bitmap": 1,
@@ -90,10 +90,10 @@ _FILLED = {
     "used": 4,
     "when": 1,
 }
-"""What integers in a tensor of this name are, where 0 would have no meaning; in one of this operation alone."""
+"""Values of integers in a tensor of this name, where 0 would have no meaning; or in one of this operation alone."""
 
 _COUNTED = {"indices"}
-"""Of those that differ."""
+"""Names of tensors of integers that are all different."""
 
 
 def example(op: Op[Any]) -> dict[str, Any]:

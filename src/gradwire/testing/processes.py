@@ -24,10 +24,10 @@ __all__ = ["RankFailedError", "run_ranks"]
 
 # A DDP model imports torch._dynamo when it is made, more than a second in each rank if the server has not.
 PRELOAD = ["torch", "torch.distributed", "torch.profiler", "torch._dynamo", "gradwire"]
-"""What the server imports before the first rank; a test suite adds what its own modules import."""
+"""Modules that the server imports before the first rank; a test suite adds what its own modules import."""
 
 CONNECTS = 3
-"""How often a group is tried that cannot be connected."""
+"""Number of attempts to connect a group."""
 
 
 class RankFailedError(AssertionError):
@@ -58,13 +58,13 @@ def run_ranks(
         args: sent to every rank.
         timeout: seconds until all ranks must have finished; it also bounds each collective.
         backend: ``gloo``, or ``nccl`` with a GPU for each rank.
-        end: whether every process must also end by itself, with exit code 0.
+        end: true: every process must also end by itself, with exit code 0.
 
     A group that cannot be connected is made anew, with new processes, up to ``CONNECTS`` times: under load Gloo
     sometimes loses one of the connections of a mesh while it makes them.
 
     Raises:
-        RankFailedError: with the traceback of every rank that failed.
+        RankFailedError: a rank failed; the message has the traceback of every rank that did.
     """
     deadline = time.monotonic() + timeout
     for attempt in range(1, CONNECTS + 1):
@@ -158,7 +158,7 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
                 kind, value = pipe.recv()
             except EOFError:
                 kind, value = "error", "died without a word"
-            if kind == "not connected":  # the others would wait for it until the deadline
+            if kind == "not connected":  # The others would wait for this rank until the deadline.
                 raise _NotConnectedError({rank: value})
             if kind == "ok":
                 results[rank] = pickle.loads(value)

@@ -25,7 +25,7 @@ def run_ranks(world: int, work: Callable[[int], T]) -> list[T]:
         The results in rank order.
 
     Raises:
-        Exception: of the first rank that failed by itself, not of one that was only left waiting for it.
+        Exception: exception of the first rank that failed by itself, not of one that was only left waiting for it.
 
     >>> run_ranks(3, lambda rank: rank * rank)
     [0, 1, 4]
@@ -51,8 +51,8 @@ def mean_rounds(
     Args:
         compressor: the same on all ranks.
         xs: ``xs[rank][tensor]``, float32.
-        states: of the same shape; updated.
-        keys: of the same shape.
+        states: states of the same shape; updated.
+        keys: keys of the same shape.
         timeout: seconds that a rank waits for the others.
 
     Returns:

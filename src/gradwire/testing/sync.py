@@ -29,7 +29,7 @@ _WAITING = {
     "aten::unique_consecutive",
     "aten::unique_dim",
 }
-"""What asks an accelerator for a number, or for a size that follows from the data."""
+"""Operations that ask an accelerator for a number, or for a size that follows from the data."""
 
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
@@ -91,9 +91,9 @@ def is_wait(name: str, args: Any, kwargs: Any) -> bool:
     for a list of the host's numbers.
 
     Args:
-        name: of the operator's schema, such as "aten::item".
-        args: of the call.
-        kwargs: of the call.
+        name: name of the operator's schema, such as "aten::item".
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
 
     >>> is_wait("aten::nonzero", (torch.ones(3),), {}), is_wait("aten::sum", (torch.ones(3),), {})
     (True, False)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.errors import Told, WireError, require
+from gradwire.errors import Verbatim, WireError, require
 from gradwire.wire import header as headers
 from gradwire.wire.header import MAX_HEADER
 from gradwire.wire.packing import sent_nbytes
@@ -54,8 +54,8 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
     """Wrap a payload with all that a receiver needs to decode it.
 
     Args:
-        compressor: that made the payload; its configuration travels.
-        shape: of the tensor that was compressed, at most ``MAX_DIMS`` dimensions.
+        compressor: compressor that made the payload; its configuration travels.
+        shape: shape of the tensor that was compressed, at most ``MAX_DIMS`` dimensions.
         payload: uint8, shape ``(compressor.layout(shape).nbytes,)``, on any device.
 
     Raises:
@@ -71,7 +71,7 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
     nbytes = compressor.layout(shape).nbytes
     ok = payload.dtype == torch.uint8 and payload.shape == (nbytes,)
     require(
-        ok, "frame.payload", f"uint8 of shape ({nbytes},)", Told(f"{payload.dtype} of shape {tuple(payload.shape)}")
+        ok, "frame.payload", f"uint8 of shape ({nbytes},)", Verbatim(f"{payload.dtype} of shape {tuple(payload.shape)}")
     )
     if not compressor.fixed_size:
         payload = payload[: sent_nbytes(compressor, compressor.layout(shape), payload)]
@@ -119,8 +119,8 @@ class Reader:
     A fault is raised as early as the bytes show it, after the frames that were good; then nothing more is read.
 
     Args:
-        known: as for ``unframe``.
-        max_bytes: as for ``unframe``; also what bounds the memory that an unfinished frame may hold.
+        known: unregistered compressors, as for ``unframe``.
+        max_bytes: limit of the tensor, as for ``unframe``; it bounds also the memory that an unfinished frame may hold.
 
     Example:
         >>> from gradwire.compressors.casts.none import Identity
@@ -157,7 +157,7 @@ class Reader:
         """Declare that the stream has ended.
 
         Raises:
-            WireError: it ended inside a frame, or was broken before.
+            WireError: the stream ended inside a frame, or was broken before.
         """
         self._fail_again()
         if self._buffer or self._part != "magic":
@@ -229,8 +229,10 @@ def _check_prefix(start: bytearray, max_bytes: int) -> tuple[int, int, int, int]
 def _as_bytes(data: Chunk | Tensor) -> memoryview:
     if isinstance(data, Tensor):
         ok = data.dtype == torch.uint8 and data.device.type == "cpu" and data.dim() == 1
-        require(ok, "unframe.data", "1-D uint8 on the CPU", Told(f"{data.dtype}, {data.dim()}-D on {data.device}"))
+        require(ok, "unframe.data", "1-D uint8 on the CPU", Verbatim(f"{data.dtype}, {data.dim()}-D on {data.device}"))
         data = data.numpy().data
-    require(isinstance(data, Chunk), "unframe.data", "bytes, a memoryview or a uint8 tensor", Told(type(data).__name__))
+    require(
+        isinstance(data, Chunk), "unframe.data", "bytes, a memoryview or a uint8 tensor", Verbatim(type(data).__name__)
+    )
     view = memoryview(data)
     return view if view.format == "B" and view.c_contiguous and view.ndim == 1 else memoryview(view.tobytes())

@@ -35,9 +35,9 @@ def dump(compressor: Compressor, shape: Sequence[int], start: int) -> bytes:
     """Serialise the header, padded with spaces so that the bytes after it are aligned.
 
     Args:
-        compressor: whose configuration travels.
-        shape: of the tensor, at most ``MAX_DIMS`` dimensions.
-        start: where the header begins in the frame, in bytes.
+        compressor: compressor whose configuration travels.
+        shape: shape of the tensor, at most ``MAX_DIMS`` dimensions.
+        start: offset of the header in the frame, in bytes.
 
     Raises:
         ConfigError: the configuration is not plain JSON, or too long.
@@ -59,12 +59,13 @@ def load(
     """Read and check a header.
 
     Args:
-        header: its bytes, padding included.
+        header: bytes of the header, padding included.
         known: unregistered compressors, accepted where the configuration is equal.
         max_bytes: limit of the tensor that the payload stands for, in float32.
 
     Raises:
-        WireError: not strict JSON, not of the right form, or a configuration that does not exist here.
+        WireError: the header is not strict JSON or not of the right form, or names a configuration that does not exist
+            here.
     """
     fields = _parse(header)
     if not isinstance(fields, dict) or fields.keys() != {"compressor", "shape"}:

@@ -33,7 +33,7 @@ class Packing:
     finite, so that the others learn it from the message itself and every rank treats the step in the same way.
 
     Args:
-        layouts: of the payloads, in the order in which they travel.
+        layouts: layouts of the payloads, in the order in which they travel.
 
     Example:
         >>> from gradwire.types import Field
@@ -82,8 +82,8 @@ def sent_nbytes(compressor: Compressor, layout: Layout, payload: Tensor) -> int:
     """The number of bytes of a payload that travel: all of them, or for a variable size those that are in use.
 
     Args:
-        compressor: that made the payload.
-        layout: of the payload.
+        compressor: compressor that made the payload.
+        layout: layout of the payload.
         payload: uint8 of one dimension, at least up to the last field.
 
     Raises:

@@ -13,10 +13,10 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError
-from gradwire.experiments.method import Method
 from gradwire.experiments.models import names, trained
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.train import train
+from gradwire.experiments.training_method import Method
 from tests.experiments.narrow import narrowed
 
 TASKS = registry.names("experiments.tasks")

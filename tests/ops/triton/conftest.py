@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire._extras import install
 from gradwire.ops.base import Op
-from tests.ops.triton import worker
+from tests.ops.triton import kernel_process
 
 On = Callable[[Op[Any]], Callable[..., None]]
 
@@ -26,7 +26,7 @@ def installed() -> None:
 
 @pytest.fixture(scope="session")
 def interpreter(installed: None) -> Iterator[Executor]:
-    with _process(worker.start_interpreter) as process:
+    with _process(kernel_process.start_interpreter) as process:
         yield process
 
 
@@ -34,7 +34,7 @@ def interpreter(installed: None) -> Iterator[Executor]:
 def compilers(installed: None) -> Iterator[Callable[[int], Executor]]:
     """Gives the process that compiles for GPUs of a compute capability; one for each serves all tests."""
     with ExitStack() as stack:
-        yield cache(lambda capability: stack.enter_context(_process(worker.start_compiler, capability)))
+        yield cache(lambda capability: stack.enter_context(_process(kernel_process.start_compiler, capability)))
 
 
 @pytest.fixture(params=["interpreter", "cuda"])
@@ -53,7 +53,7 @@ def _process(start: Callable[..., None], *arguments: object) -> ProcessPoolExecu
 
 def _interpreted(process: Executor, op: Op[Any]) -> Callable[..., None]:
     def run(**arguments: object) -> None:
-        answer = process.submit(worker.interpret, op.triton, op.name, pickle.dumps(arguments)).result()
+        answer = process.submit(kernel_process.interpret, op.triton, op.name, pickle.dumps(arguments)).result()
         _copy_back(arguments, pickle.loads(answer))
 
     return run

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.testing.operations import example, operations, variants
-from tests.ops.triton import worker
+from tests.ops.triton import kernel_process
 from tests.ops.triton.test_contract import KERNELS
 
 OPS = operations()
@@ -51,7 +51,7 @@ def on_one(*names):
 
 def _compile(compiler, name, changes):
     calls = [example(OPS[name]) | change for change in changes]
-    return compiler.submit(worker.compile_only, OPS[name].triton, name, calls).result()
+    return compiler.submit(kernel_process.compile_only, OPS[name].triton, name, calls).result()
 
 
 @on_one(*set(KERNELS) - COMPOSED)

@@ -12,7 +12,7 @@ from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.segments import SEGMENT, segments
 from gradwire.ops.sums import SUM_BLOCK
 from tests.ops.test_pieces import EXAMPLES, OPERATIONS, examples, joined, shared
-from tests.ops.triton import worker
+from tests.ops.triton import kernel_process
 from tests.ops.triton.test_compiled import INEXACT, on_one
 
 MERGED = sorted(name for name in EXAMPLES if name in OPERATIONS and OPERATIONS[name].gpu_takes_many)
@@ -75,7 +75,7 @@ def test_the_bits_are_those_of_single_launches(interpreter, name: str) -> None:
     for each in singles:
         op.reference(**each)
     many = {key: value if key in common else joined([each[key] for each in given]) for key, value in given[0].items()}
-    answer, launches = interpreter.submit(worker.interpret_many, name, pickle.dumps(many)).result()
+    answer, launches = interpreter.submit(kernel_process.interpret_many, name, pickle.dumps(many)).result()
     assert launches == LAUNCHES.get(name, 1)
     after = pickle.loads(answer)
     for key, value in after.items():
@@ -92,7 +92,7 @@ def test_every_piece_has_its_own_stream(interpreter) -> None:
         "key": Each((5, -7)),
         "step": 2**40,
     }
-    after = pickle.loads(interpreter.submit(worker.interpret_many, "philox", pickle.dumps(named)).result()[0])
+    after = pickle.loads(interpreter.submit(kernel_process.interpret_many, "philox", pickle.dumps(named)).result()[0])
     for piece, key in zip(after["out"].each(), named["key"], strict=True):
         alone = torch.empty_like(piece)
         ops.philox(alone, key, 2**40)
@@ -103,7 +103,7 @@ def test_every_piece_has_its_own_stream(interpreter) -> None:
 def test_the_compiler_takes_them(compilers, name: str, capability: int) -> None:
     given, op = examples(name), OPERATIONS[name]
     many = {k: v if shared(op, k, v) else joined([each[k] for each in given]) for k, v in given[0].items()}
-    compiled = compilers(capability).submit(worker.compile_many, name, [many]).result()
+    compiled = compilers(capability).submit(kernel_process.compile_many, name, [many]).result()
     # What another operation of this process has had compiled is not compiled again.
     assert 0 < len(compiled) <= KERNELS.get(name, 1)
     for kernel in compiled:
@@ -133,7 +133,7 @@ def test_what_a_reference_does_is_not_recorded_but_done_for_each_piece(interpret
     for _ in range(2):
         for each in singles:
             op.reference(**each)
-        answer, launches = interpreter.submit(worker.interpret_many, op.name, pickle.dumps(many)).result()
+        answer, launches = interpreter.submit(kernel_process.interpret_many, op.name, pickle.dumps(many)).result()
         many = pickle.loads(answer)
         assert launches == 0
         for one, two in zip(many["out"].each(), (each["out"] for each in singles), strict=True):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
-from gradwire.bench.peers._process import Process
+from gradwire.bench.peers._peer_process import Process
 from gradwire.bench.peers._venv import python_with
 from gradwire.bench.storegroup import DEADLINE, ask_all
 
@@ -24,9 +24,9 @@ class MXNetGroup:
     """The processes of MXNet's store; use it as a context manager.
 
     Args:
-        workers: how many.
-        servers: how many.
-        directory: of the virtual environment, made if need be; None: ``.peers/mxnet``.
+        workers: number of workers.
+        servers: number of servers.
+        directory: folder of the virtual environment, made if need be; None: ``.peers/mxnet``.
         threads: given to each process as OMP_NUM_THREADS.
 
     Raises:
@@ -44,7 +44,7 @@ class MXNetGroup:
             "OMP_NUM_THREADS": str(threads),
         }
         roles = ["scheduler", *["server"] * servers]
-        # They serve from the import on.
+        # Scheduler and servers serve from the import on.
         self._others = [_start(python, told | {"DMLC_ROLE": role}) for role in roles]
         worker = told | {"DMLC_ROLE": "worker"}
         self.processes = {rank: Process(python, SCRIPT, worker, DEADLINE) for rank in range(workers)}

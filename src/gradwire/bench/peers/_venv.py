@@ -26,8 +26,8 @@ def python_with(requirements: Sequence[str], directory: Path) -> Path:
     An environment that is there already and was made for them is used as it is; another one is made anew.
 
     Args:
-        requirements: as pip reads them.
-        directory: of the environment; its parents are made.
+        requirements: requirements in pip's syntax.
+        directory: folder of the environment; its parents are made.
 
     Raises:
         PeerError: ``directory`` holds something else, or pip cannot install the requirements.

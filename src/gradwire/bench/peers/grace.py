@@ -45,15 +45,15 @@ class _Method:
     """A compressor that both have.
 
     Args:
-        file: its module below ``grace_dl.torch.compressor``, which is its name in GRACE's dictionary, too.
-        kind: its class there.
-        params: what that takes, in GRACE's words.
+        file: module below ``grace_dl.torch.compressor``, which is the compressor's name in GRACE's dictionary, too.
+        kind: class in that module.
+        params: arguments of that class, in GRACE's words.
         error: norm of the difference between both decoded tensors, at most, as a part of the gradient's norm; of codes
             that draw random numbers, between either of them and the gradient.
-        levels: of the gradient's length, to which elements are rounded at random; then n of them may be
-            sqrt(n) / (2 levels) away, too.
-        drawn: whether the code draws random numbers.
-        remembers: whether GRACE's compressor does what here is the work of the method's memory.
+        levels: levels of the gradient's length, to which elements are rounded at random; then n of them may be sqrt(n)
+            / (2 levels) away, too.
+        drawn: true: the code draws random numbers.
+        remembers: true: GRACE's compressor does what here is the work of the method's memory.
     """
 
     file: str
@@ -86,8 +86,9 @@ _METHODS = (
     _Method("qsgd", "QSGDCompressor", {"quantum_num": 127}, levels=127, drawn=True),
     _Method("terngrad", "TernGradCompressor", {}, error=2.0, drawn=True),
 )
-"""Those that run on a CPU and decode what they encoded: not ``natural``, a CUDA kernel; ``powersgd``, which needs
-Horovod; and ``onebit``, which inverts its signs as bytes, so that what today's torch decodes is 200 times too large."""
+"""GRACE's methods that run on a CPU and decode what they encoded: not ``natural``, a CUDA kernel; ``powersgd``, which
+needs Horovod; and ``onebit``, which inverts its signs as bytes, so that what today's torch decodes is 200 times too
+large."""
 
 
 def row_count(sizes: Sequence[int]) -> int:
@@ -104,7 +105,7 @@ def rows(sizes: Sequence[int], repeats: int | None = None, directory: Path | Non
         directory: the checkout of GRACE; None: ``.peers/grace``.
 
     Raises:
-        PeerError: there is no checkout, or it cannot be imported, or what was decoded is not what it should be.
+        PeerError: there is no checkout, or it cannot be imported, or a decoded gradient is wrong.
     """
     theirs = _imported((directory or DIRECTORY).resolve())
     for size in sizes or SIZES:
@@ -200,7 +201,7 @@ def _check(method: _Method, grad: Tensor, ours: Tensor, theirs: Tensor) -> None:
     """Refuse to time what decodes to something else.
 
     Raises:
-        PeerError: it is farther away than the definition of the method says.
+        PeerError: the decoded gradient is farther away than the definition of the method says.
     """
     allowed = method.allowed(grad.numel())
     pairs = {"gradwire": (ours, grad), "GRACE": (theirs, grad)} if method.drawn else {"gradwire": (ours, theirs)}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire.bench.machine import environment
 from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
-from gradwire.bench.peers._process import Process
+from gradwire.bench.peers._peer_process import Process
 from gradwire.bench.peers._venv import PeerError, python_with
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.triad import Triad
@@ -43,7 +43,7 @@ class MXNet:
     """MXNet's stores in a process of their own; use it as a context manager.
 
     Args:
-        directory: of the virtual environment, made if need be.
+        directory: folder of the virtual environment, made if need be.
         threads: given to MXNet as OMP_NUM_THREADS.
 
     Raises:
@@ -104,7 +104,7 @@ class OurStore:
 
     Args:
         size: elements.
-        threshold: of the 2-bit code.
+        threshold: threshold of the 2-bit code.
         senders: each has a residual of its own.
     """
 
@@ -156,7 +156,7 @@ def rows(sizes: Sequence[int], repeats: int | None = None, directory: Path | Non
     Args:
         sizes: elements of a gradient; none: 25,000,000.
         repeats: rounds; None: 15.
-        directory: of the peer's virtual environment; None: ``.peers/mxnet``.
+        directory: folder of the peer's virtual environment; None: ``.peers/mxnet``.
 
     Raises:
         PeerError: MXNet cannot be installed or run here, or the results differ.

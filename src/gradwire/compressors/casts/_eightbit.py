@@ -19,7 +19,7 @@ UNIT = {"linear": 0.5 / 127, "dynamic": 0.9 / 128, "e4m3": 2.0**-10 / 448, "e5m2
 """Half the largest distance of two values of a codebook, of floats half that of their subnormals, in units of N."""
 
 RELATIVE = {"linear": 0.0, "dynamic": 0.0, "e4m3": 2.0**-4, "e5m2": 2.0**-3}
-"""What is lost of an element at most where the codebook's steps grow with it."""
+"""Largest relative loss of an element where the codebook's steps grow with it."""
 
 ROUNDING = 1.0 + 2.0**-16
 """Room for the float32 arithmetic in the bounds."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.compressors._entries import pieces
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.casts._cast import Cast
+from gradwire.compressors.casts._float_cast import Cast
 from gradwire.errors import require
 from gradwire.types import Key, Payload, State
 

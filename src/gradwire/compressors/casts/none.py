@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.compressors.casts._cast import Cast
+from gradwire.compressors.casts._float_cast import Cast
 
 __all__ = ["Identity"]
 

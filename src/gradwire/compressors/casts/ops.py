@@ -29,9 +29,9 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import norms_of, spread
+from gradwire.ops.validation import float32
 
 __all__ = [
     "KINDS",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 CASTS = (torch.float16, torch.bfloat16, torch.float32)
-"""What a float32 may be cast to."""
+"""Types to which a float32 may be cast."""
 
 Cast = Annotated[Tensor, Flat(CASTS, "n", written=True)]
 
@@ -115,7 +115,7 @@ def cast_add_decoded(
         payloads: float16, bfloat16 or float32, (W, n), rows contiguous.
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -388,7 +388,7 @@ def _write_stream(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
     coded = torch.zeros(start + 4 * n + 1, dtype=torch.uint8, device=x.device)
     coded[1:start] = _pack_tags(tag)
     for byte in range(4):
-        # What an element does not need goes to the last place, which nobody reads.
+        # Bytes that an element does not need go to the last place, which nobody reads.
         place = torch.where(size > byte, start + end - size + byte, start + 4 * n)
         coded[place] = (word >> 8 * byte & 0xFF).to(torch.uint8)
     raw = torch.cat([torch.ones(1, dtype=torch.uint8, device=x.device), x.view(torch.uint8)])

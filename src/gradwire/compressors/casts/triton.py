@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gradwire.compressors.casts import ops
 from gradwire.compressors.casts.ops import KINDS, codebook
-from gradwire.ops.checks import float32
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
@@ -19,6 +18,7 @@ from gradwire.ops.triton.levels import elements as elements_of
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.tile import elements
+from gradwire.ops.validation import float32
 
 __all__ = [
     "cast_add_decoded",

@@ -58,11 +58,11 @@ class Grid:
     """A grid of levels of one norm for the whole tensor.
 
     Args:
-        bits: for each element.
-        levels: above zero.
-        norm: from the moments of n > 0 elements, one float32.
-        centred: whether ``norm`` wants the deviation.
-        shrink: by which what is decoded is multiplied.
+        bits: bits for each element.
+        levels: number of levels above zero.
+        norm: function that makes the norm, one float32, from the moments of n > 0 elements.
+        centred: true: ``norm`` needs the deviation.
+        shrink: factor of what is decoded.
     """
 
     bits: int

@@ -39,7 +39,7 @@ class GlobalQSGD(MultiRound):
     Args:
         levels: s, at most 127 / W, so 18 ranks at the default: the sum over the ranks must fit into 8 bits. A larger
             group is refused when it is set up. More levels: less noise.
-        clip: in standard deviations, 0 for none. Lower: less noise, more bias on the largest elements.
+        clip: bound in standard deviations, 0 for none. Lower: less noise, more bias on the largest elements.
 
     Raises:
         ConfigError: a parameter is outside its range.

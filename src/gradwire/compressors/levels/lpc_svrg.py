@@ -31,8 +31,8 @@ class LpcSvrg(Compressor):
     as x is. (The paper was not at hand; definition after secondary sources.)
 
     Args:
-        bits: for each element, 2 to 8.
-        clip: in (0, 1]. 1: right on average. Below: the part of the range that is kept, and feedback is needed.
+        bits: bits for each element, 2 to 8.
+        clip: part of the range that is kept, in (0, 1]. 1: right on average. Below: feedback is needed.
 
     Raises:
         ConfigError: a parameter is outside its range.

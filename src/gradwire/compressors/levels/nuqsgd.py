@@ -32,7 +32,7 @@ class NUQSGD(Compressor):
     is harmless; elsewhere it is unsafe.
 
     Args:
-        bits: for each element, 2 to 8; one is the sign. One more halves the exponent of the smallest level.
+        bits: bits for each element, 2 to 8; one is the sign. One more halves the exponent of the smallest level.
         block: elements that share a norm, a multiple of 16 in [16, 65536]; each costs 32 bits.
         norm: "l2" as in the paper, or "linf", under which a few more levels are used.
 

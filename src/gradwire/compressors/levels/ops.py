@@ -34,13 +34,13 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.levels import norms_of, pack_levels, spread, uniform, unpack_levels
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.stored import read, row_bytes, write
 from gradwire.ops.units import exponent_of, power_of_two
+from gradwire.ops.validation import float32
 
 __all__ = [
     "SEGMENT",
@@ -151,7 +151,7 @@ def qsgd_encode(
         block: elements that share a norm, a multiple of 16 from 16 to 65536; smaller means less variance, 4 bytes each.
         norm: "linf", the largest magnitude, or "l2", the length: "linf" has far less variance at few bits.
         key: the stream of random numbers, a signed 64-bit integer; different on ranks whose errors must be independent.
-        step: of the stream; a new one for every call.
+        step: step of the random stream; a new one for every call.
         levels: s, from 1 to 2**(bits - 1) - 1; 0 means all of these.
         grid: "uniform" or "powers".
 
@@ -199,10 +199,10 @@ def qsgd_encode_feedback(
         block: a multiple of 16 from 16 to 65536.
         norm: "linf" or "l2". The residual stays bounded only where the variance factor is below 1.
         key: the stream of random numbers, a signed 64-bit integer.
-        step: of the stream.
+        step: step of the random stream; a new one for every call.
         status: int32 of one element, or None. Its bit 0 is set when an element of x or a norm is not finite; nothing
             clears it here.
-        shrink: what the decoder will multiply by; rounded to float32.
+        shrink: factor by which the decoder will multiply; rounded to float32.
         levels: s, as ``qsgd_encode`` takes it.
         grid: "uniform" or "powers".
 
@@ -252,7 +252,7 @@ def qsgd_add_decoded(
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         levels: s, as encoded.
         grid: "uniform", or "powers", where a level is 2**(|q| - s) * N.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -289,7 +289,7 @@ def round_encode(x: Floats, norm: Norm, codes: Codes, bits: Bits, levels: GivenL
         bits: 2 to 8.
         levels: s, from 1 to 2**(bits - 1) - 1.
         key: the stream of random numbers, a signed 64-bit integer.
-        step: of the stream; a new one for every call.
+        step: step of the random stream; a new one for every call.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -319,9 +319,9 @@ def round_keep(
         codes: uint8, ceil(n * bits / 8).
         bits: 2 to 8.
         levels: s, from 1 to 2**(bits - 1) - 1.
-        shrink: what the decoder will multiply by; rounded to float32.
+        shrink: factor by which the decoder will multiply; rounded to float32.
         key: the stream of random numbers, a signed 64-bit integer.
-        step: of the stream.
+        step: step of the random stream; that of ``round_encode``.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -356,7 +356,7 @@ def sums_add_decoded(
         ranks: int32, 1 element: W. Where the sums of so many do not fit into a byte everything becomes NaN.
         out: float32, n elements.
         levels: s, from 1 to 127.
-        scale: of what is added.
+        scale: factor of what is added.
 
     Raises:
         ConfigError: a tensor or a number is not of this form.
@@ -429,7 +429,7 @@ def natural_encode(
         rounding: "random" or "nearest".
         block: elements that share a window, a multiple of 16 from 16 to 65536.
         key: the stream of random numbers, a signed 64-bit integer; different on ranks whose errors must be independent.
-        step: of the stream; a new one for every call.
+        step: step of the random stream; a new one for every call.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -469,7 +469,7 @@ def natural_encode_feedback(
         rounding: "random" or "nearest".
         block: a multiple of 16 from 16 to 65536.
         key: the stream of random numbers, a signed 64-bit integer.
-        step: of the stream.
+        step: step of the random stream; a new one for every call.
         status: int32 of one element, or None. Its bit 0 is set when an element of x is not finite; nothing clears it
             here.
 
@@ -581,7 +581,7 @@ def moments_feedback(grad: Written, residual: Written, table: Table, centred: bo
         grad: float32, n elements. Without ``status`` it is not changed; with it, it receives the old residual.
         residual: float32, n elements; receives x.
         table: float32, 4 * ceil(n / 4096).
-        centred: as for ``moments``.
+        centred: true: the deviation is measured, too, as for ``moments``.
         status: int32 of one element, or None: bit 0 is set where an element of x is not finite.
 
     Raises:
@@ -662,8 +662,8 @@ def loco_encode_averaged(
         norms: float32, ceil(n / block).
         codes: uint8, ceil(n / 2).
         block: elements that share a scale, of the payload and of m: a multiple of 16 from 16 to 1024.
-        weight: of m in x; rounded to float32.
-        share: of m that stays; rounded to float32.
+        weight: weight of m in x; rounded to float32.
+        share: share of m that stays; rounded to float32.
         status: int32 of one element. Its bit 0 is set where a norm or a scale of m is not finite; nothing clears it.
 
     Raises:

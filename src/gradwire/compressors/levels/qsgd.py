@@ -43,12 +43,12 @@ class QSGD(Compressor):
     feedback.
 
     Args:
-        bits: for each element, 2 to 8; one is the sign. Fewer bits: fewer bytes, more noise.
+        bits: bits for each element, 2 to 8; one is the sign. Fewer bits: fewer bytes, more noise.
         block: elements that share a norm, a multiple of 16 in [16, 65536]; each costs 32 bits. Smaller: less noise.
             None: one norm for the whole tensor, or shard, at the price of another pass over it.
         norm: "linf", or "l2" as in the paper's theory.
         levels: s, at most 2^(bits - 1) - 1; None: as many as that.
-        scaled: see above.
+        scaled: true: decode C(x) / (1 + omega), as above.
         packing: "bits". Or "trits" with 2 bits: five codes to a byte, 1.6 bits each, for a pass over the codes.
 
     Raises:

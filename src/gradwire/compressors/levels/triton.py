@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.ops import top_of
-from gradwire.ops.checks import float32
 from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.stored import code_scale, write_rows
+from gradwire.ops.validation import float32
 
 __all__ = [
     "loco_encode",
@@ -37,7 +37,7 @@ _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FRACTION = tl.constexpr(0x7FFFFF)
 _MIDDLE = tl.constexpr(12582912.0)
 ROUND_GROUPS = BLOCK // 8
-"""What a program rounds with one norm."""
+"""Elements that a program rounds with one norm."""
 
 
 @triton.jit
@@ -637,7 +637,7 @@ def _loco_averaged(
     behind = error + block[:, None] * (GROUPS * 8 + 4) + GROUPS * 8 + byte
     stored = tl.load(behind, mask=(block < count)[:, None], other=0).to(tl.int32) << byte * 8
     m = code.to(tl.float32) * tl.sum(stored, axis=1).to(tl.float32, bitcast=True)[:, None, None]
-    # What fills the last block is 0 and no NaN.
+    # The rest of the last block is filled with 0 and no NaN.
     x = tl.where(i < n, load(grad, group, n) + m * weight, 0.0)
     norm = norm_of(largest(x))
     tl.store(norms + block, norm, mask=block < count)

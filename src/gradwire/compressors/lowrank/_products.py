@@ -130,8 +130,8 @@ def orthonormal_each(factors: Sequence[Tensor], stretch: int = 1) -> None:
 
     Args:
         factors: float32, (r, m) of any shapes.
-        stretch: how many times as long as the shortest the longest may be that is stacked with it, >= 1. Behind shorter
-            rows are zeros, which change no product. More: fewer operations on more elements.
+        stretch: largest ratio of the longest row to the shortest in one call, >= 1. Behind shorter rows are zeros,
+            which change no product. More: fewer operations on more elements.
     """
     for group in _of_similar_length(factors, stretch):
         lengths = [each.shape[1] for each in group]
@@ -167,7 +167,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     for j in range(rows.shape[1]):
         row, before = rows[:, j : j + 1], rows[:, :j]
         once = _cleaned(row, before)
-        # Of the first row there is nothing to take.
+        # The first row has no rows before it.
         twice = _cleaned(row, before) if j else once
         row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
     return rows

@@ -33,8 +33,9 @@ class ACPSGD(Alternating):
     Ranks decode identical bits if they run the same build of torch on the same kind of device.
 
     Args:
-        rank: of the approximation, at least 1. Lower: fewer bytes, more error left to the residual.
-        min_compression: at least 1; tensors that would not shrink by more than this travel dense.
+        rank: rank of the approximation, >= 1. Lower: fewer bytes, more error left to the residual.
+        min_compression: least factor of compression, >= 1; tensors that would not shrink by more than this travel
+            dense.
 
     Raises:
         ConfigError: a parameter is outside its range.

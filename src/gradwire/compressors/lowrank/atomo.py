@@ -40,7 +40,8 @@ class Atomo(Compressor):
 
     Args:
         budget: s > 0, how many directions are sent on average. More: more bytes, less noise.
-        min_compression: at least 1; tensors that would not shrink by more than this on average travel dense.
+        min_compression: least factor of compression, >= 1; tensors that would not shrink by more than this on average
+            travel dense.
 
     Raises:
         ConfigError: a parameter is outside its range.

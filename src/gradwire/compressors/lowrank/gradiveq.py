@@ -41,7 +41,8 @@ class GradiVeQ(MultiRound):
         components: d, in [1, size]. Fewer: fewer bytes, more left to the residual.
         period: steps from one refresh to the next, > sampled. Step 1 begins the first one.
         sampled: >= 1, how many steps of a period travel dense. More: a steadier basis, more bytes.
-        min_compression: at least 1; tensors that would not shrink by more than this on average travel dense.
+        min_compression: least factor of compression, >= 1; tensors that would not shrink by more than this on average
+            travel dense.
 
     Raises:
         ConfigError: a parameter is outside its range.

@@ -33,9 +33,10 @@ class GradZip(Alternating):
     its number of inner iterations may differ.
 
     Args:
-        rank: of the approximation, at least 1. Lower: fewer bytes, more error left to the residual.
-        ridge: in [1e-6, 1]. Larger: more shrinking, which is left to the residual.
-        min_compression: at least 1; tensors that would not shrink by more than this travel dense.
+        rank: rank of the approximation, >= 1. Lower: fewer bytes, more error left to the residual.
+        ridge: weight of the ridge, in [1e-6, 1]. Larger: more shrinking, which is left to the residual.
+        min_compression: least factor of compression, >= 1; tensors that would not shrink by more than this travel
+            dense.
 
     Raises:
         ConfigError: a parameter is outside its range.

@@ -15,8 +15,8 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
+from gradwire.ops.validation import float32
 
 __all__ = ["lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback"]
 
@@ -87,7 +87,7 @@ def lowrank_left(x: Floats, right: Right, left: WrittenLeft, rank: Rank) -> None
         x: float32, the m rows of L elements one after the other.
         right: float32, ``rank`` rows of L.
         left: float32, ``rank`` rows of m.
-        rank: at least 1. From about 16 on a BLAS is faster.
+        rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
 
     Raises:
         ConfigError: a tensor or a number is not of this form.
@@ -111,7 +111,7 @@ def lowrank_left_feedback(
         residual: float32, n elements: m rows of L.
         right: float32, ``rank`` rows of L.
         left: float32, ``rank`` rows of m.
-        rank: at least 1. From about 16 on a BLAS is faster.
+        rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
         status: int32, 1 element, or None: bit 0 is set where the sum is not finite.
 
     Raises:
@@ -134,7 +134,7 @@ def lowrank_right(x: Floats, left: Left, right: WrittenRight, rank: Rank) -> Non
         x: float32, the m rows of L elements one after the other.
         left: float32, ``rank`` rows of m.
         right: float32, ``rank`` rows of L.
-        rank: at least 1. From about 16 on a BLAS is faster.
+        rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
 
     Raises:
         ConfigError: a tensor or a number is not of this form.
@@ -158,7 +158,7 @@ def lowrank_right_feedback(
         residual: float32, n elements: m rows of L.
         left: float32, ``rank`` rows of m.
         right: float32, ``rank`` rows of L.
-        rank: at least 1. From about 16 on a BLAS is faster.
+        rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
         status: int32, 1 element, or None: bit 0 is set where the sum is not finite.
 
     Raises:
@@ -183,8 +183,8 @@ def lowrank_add_decoded(
         left: float32, ``rank`` rows of m.
         right: float32, ``rank`` rows of L.
         out: float32, the m rows of L elements one after the other.
-        rank: at least 1. From about 16 on a BLAS is faster.
-        scale: of the product.
+        rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
+        scale: factor of the product.
         status: int32, 1 element, or None: bit 0 is set where the result is not finite.
 
     Raises:

@@ -28,7 +28,7 @@ from gradwire.types import Field, Key, Layout, Payload, State
 __all__ = ["PowerSGD"]
 
 _STRETCH = 4
-"""How many times as long as another a row may be that is made orthonormal in the same call."""
+"""Largest ratio of the lengths of two rows that are made orthonormal in the same call."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ class PowerSGD(MultiRound):
     Ranks decode identical bits if they run the same build of torch on the same kind of device.
 
     Args:
-        rank: of the approximation, at least 1. Lower: fewer bytes, more error left to the residual.
-        min_compression: at least 1; tensors that would not shrink by more than this travel dense.
-        iterations: of the power iteration in one step, at least 1. More: a better projection for as many times the
-            bytes and passes; the warm start gives nearly as much for nothing.
+        rank: rank of the approximation, >= 1. Lower: fewer bytes, more error left to the residual.
+        min_compression: least factor of compression, >= 1; tensors that would not shrink by more than this travel
+            dense.
+        iterations: number of power iterations in one step, >= 1. More: a better projection for as many times the bytes
+            and passes; the warm start gives nearly as much for nothing.
         error: "global" or "local": what is kept, see above. "local" takes room for one more Q, and no traffic. With a
             residual of 16 bits it is always "local": a large global one would lose what the ranks have in common.
 

@@ -31,7 +31,7 @@ class BlockSigns(Compressor):
     """The name of their field, and how many each block has."""
 
     operations: ClassVar[tuple[Op[Any], Op[Any], Op[Any]]]
-    """What encodes, what encodes with feedback, and what adds the decoded payloads."""
+    """Operations that encode, encode with feedback, and add the decoded payloads."""
 
     def __post_init__(self) -> None:
         whole = is_int(self.block, 32, 65536) and self.block % 32 == 0

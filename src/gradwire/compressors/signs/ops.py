@@ -18,12 +18,12 @@ from torch import Tensor
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.codes import pack, unpack
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import spread
 from gradwire.ops.momentum import advance
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops.validation import float32
 
 __all__ = [
     "mean_magnitude",
@@ -118,7 +118,7 @@ def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float, fresh: boo
         codes: uint8, (W, ceil(n / 8)), rows contiguous, as ``sign_encode`` writes them; bits beyond n are ignored.
         out: float32, n elements.
         scale: the step, rounded to float32; 1 / W for the mean.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -173,7 +173,7 @@ def signum_encode(grad: Written, momentum: Written, codes: Signs, beta: Beta, st
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old momentum.
         momentum: float32, n elements.
         codes: uint8, ceil(n / 8) bytes, as ``sign_encode`` writes them.
-        beta: in [0, 1).
+        beta: weight of the old momentum, in [0, 1).
         status: int32, 1 element, or None: bit 0 is set where the new momentum is not finite.
 
     Raises:
@@ -301,7 +301,7 @@ def scaled_sign_add_decoded(
         out: float32, n elements.
         block: elements of a block, a multiple of 32 from 32 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor or the block is not of this form.
@@ -392,7 +392,7 @@ def two_means_add_decoded(
         out: float32, n elements.
         block: elements of a block, a multiple of 32 from 32 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor or the block is not of this form.
@@ -493,7 +493,7 @@ def onebit_add_decoded(
         out: float32, n elements.
         scale: rounded to float32; 1 / W for the mean.
         steps: float32, (W, 1), the step of each rank; None: 1.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.

@@ -21,7 +21,7 @@ class SignSGD(SignCode):
     a training step is safe all the same, because the sender's status tells of it.
 
     Args:
-        ties: what becomes of a gradient of zero and of a vote that ends even. "positive": +1, as published, which makes
+        ties: value of a gradient of zero and of a vote that ends even. "positive": +1, as published, which makes
             untouched rows of an embedding drift, and on 2 workers every element on which they differ: the digits end 4
             to 7 points lower. "zero": 0, for 2 bits an element; take it for an even number of workers. Up to 2048.
 

@@ -24,7 +24,7 @@ class Signum(SignCode):
     What is said there about the learning rate and small parameters holds here too.
 
     Args:
-        ties: as in ``signsgd``: "positive", or "zero" for 2 bits an element.
+        ties: value of zeros and of even votes, as in ``signsgd``: "positive", or "zero" for 2 bits an element.
 
     Raises:
         ConfigError: another rule for ties.

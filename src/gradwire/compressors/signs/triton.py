@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.sums import SUM_BLOCK, mean_of_sums
 from gradwire.ops.triton.codes import pack, places, unpack
 from gradwire.ops.triton.launch import BLOCK, launch
@@ -18,6 +17,7 @@ from gradwire.ops.triton.momentum import advance
 from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
 from gradwire.ops.triton.status import compensate, flag_nonfinite
 from gradwire.ops.triton.tile import elements
+from gradwire.ops.validation import float32
 
 __all__ = [
     "mean_magnitude",

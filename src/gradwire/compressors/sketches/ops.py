@@ -17,8 +17,8 @@ from torch import Tensor
 from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.validation import float32
 
 __all__ = ["bucket_add_decoded", "bucket_encode", "places", "sketch_add", "sketch_estimate"]
 
@@ -66,8 +66,8 @@ def sketch_add(
         x: float32, n elements; not changed.
         table: float32, rows * C elements, C a multiple of 16.
         rows: 1, 3, 5 or 7.
-        key: which hash functions, a signed 64-bit integer.
-        step: which of their family, a signed 64-bit integer.
+        key: number of the hash functions, a signed 64-bit integer.
+        step: number within their family, a signed 64-bit integer.
 
     Raises:
         ConfigError: a tensor or a number is not of this form.
@@ -94,9 +94,9 @@ def sketch_estimate(
     Args:
         table: float32, rows * C elements, as ``sketch_add`` left it.
         out: float32, n elements, overwritten.
-        rows: as for ``sketch_add``, and so the next two.
-        key: which hash functions.
-        step: which of their family.
+        rows: number of rows of the table, as for ``sketch_add``.
+        key: number of the hash functions, as for ``sketch_add``.
+        step: number within their family, as for ``sketch_add``.
 
     Raises:
         ConfigError: a tensor or a number is not of this form.

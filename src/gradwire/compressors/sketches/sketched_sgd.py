@@ -42,11 +42,12 @@ class SketchedSGD(MultiRound):
     paper keeps a momentum before the sketch; here momentum is the memory's business, or the optimizer's.
 
     Args:
-        ratio: in (0, 1], of elements that are sent. Lower: fewer bytes, and what is left out waits in the residual.
+        ratio: share of the elements that are sent, in (0, 1]. Lower: fewer bytes, and what is left out waits in the
+            residual.
         rows: R, 1, 3, 5 or 7. More: fewer elements that are taken for large by accident.
         width: C / k, 1 to 1000; C is rounded up to a multiple of 16. Larger: better estimates, more bytes: 4 R width
             for each element sent. The largest elements of noise need 100, heavy-tailed gradients far less.
-        candidates: how many times k elements are looked at exactly, 1 to 100; 4 bytes each.
+        candidates: number of elements that are looked at exactly, as a multiple of k, 1 to 100; 4 bytes each.
 
     Raises:
         ConfigError: a parameter is outside its range.

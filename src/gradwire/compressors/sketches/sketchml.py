@@ -145,7 +145,7 @@ class SketchML(Compressor):
         """Read keys and buckets of the sparse form.
 
         Raises:
-            WireError: they cannot be read.
+            WireError: the keys or buckets cannot be read.
         """
         positive, *sizes = head.tolist()
         edge = sum(_minmax.ROWS * _minmax.columns(size) for size in sizes)

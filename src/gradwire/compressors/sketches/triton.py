@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.tile import elements
+from gradwire.ops.validation import float32
 
 __all__ = ["bucket_add_decoded", "bucket_encode"]
 

@@ -70,7 +70,7 @@ def add_ranks(payloads: Payload, out: Tensor, scale: float, read: Reader, add_de
     Args:
         payloads: a row for each rank.
         out: the sum.
-        scale: of every payload.
+        scale: factor of every payload.
         read: the entries of one payload, whose places differ; None: it is dense.
         add_dense: adds a payload that is.
     """

@@ -38,7 +38,7 @@ def measure(x: Tensor, low: float = 0.0, high: float = math.inf, unit: float = 1
     table = torch.empty(4 * tail_segments(x.numel()), device=x.device)
     tail_moments(x, table, low, high, unit)
     rows = table.view(-1, 4)
-    # As integers magnitudes compare with a NaN as the largest.
+    # The magnitudes are compared as integers, of which that of a NaN is the largest.
     largest = rows[:, 0].contiguous().view(torch.int32).amax().view(torch.float32)
     size, total, squares = rows[:, 1:].sum(0, dtype=torch.float64).tolist()
     return MagnitudeMoments(int(size), total / unit, squares / unit / unit, float(largest))

@@ -43,9 +43,10 @@ class AdaptiveSparse(Compressor):
 
     Args:
         mode: "greedy" or "closed".
-        ratio: of "greedy", in (0, 1]: expected share of elements sent.
-        iterations: of "greedy", >= 0. With 2 the expected number is met within 0.1 % on usual gradients.
-        eps: of "closed", > 0: variance added, relative to |x|^2. Lower: more elements. Below 1 feedback is possible.
+        ratio: expected share of elements that "greedy" sends, in (0, 1].
+        iterations: number of iterations of "greedy", >= 0. With 2 the expected number is met within 0.1 % on usual
+            gradients.
+        eps: variance that "closed" adds, relative to |x|^2, > 0. Lower: more elements. Below 1 feedback is possible.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -116,7 +117,7 @@ class AdaptiveSparse(Compressor):
         s = self._step(flat, all_of)
         step.fill_(s)
         drawn = _draw(flat, s, counts, key) if math.isfinite(s) else None
-        # Of what is not zero, all that is below s could be kept.
+        # In the worst case all nonzero elements below s are kept.
         if drawn is None or _nbytes(drawn.above, all_of.size - drawn.above) >= 4 * flat.numel():
             sizes.fill_(-1)
             counts.zero_()
@@ -170,7 +171,7 @@ class AdaptiveSparse(Compressor):
         """Refuse entries that do not describe different elements of the tensor.
 
         Raises:
-            WireError: ``used`` does not follow from the sizes, or a place is impossible.
+            WireError: the bytes in ``used`` do not follow from the sizes, or a place is impossible.
         """
         used, _, sizes, counts, stream = payload
         n, nbytes, (a, b) = math.prod(shape), int(used), sizes.tolist()

@@ -131,7 +131,8 @@ class AdaptiveThreshold(Compressor):
         """Refuse entries that do not describe different elements of the tensor.
 
         Raises:
-            WireError: ``used`` is neither that of whole entries nor of the dense form, or a place is impossible.
+            WireError: the bytes in ``used`` are neither those of whole entries nor of the dense form, or a place is
+                impossible.
         """
         used, _, counts, stream = payload
         n, nbytes = math.prod(shape), int(used)

@@ -23,7 +23,8 @@ class DGC(ExactTopK):
     (``schedules.dgc_warmup``).
 
     Args:
-        ratio: in (0, 1]. Lower: fewer bytes, and what is left out waits longer in the velocity.
+        ratio: share of the elements that are sent, in (0, 1]. Lower: fewer bytes, and what is left out waits longer in
+            the velocity.
 
     Raises:
         ConfigError: the ratio is outside (0, 1].

@@ -19,7 +19,7 @@ class OkTopk(ExactTopK):
     index range, and only about k of the sum come back, so that traffic does not grow with the number of workers.
 
     Args:
-        ratio: in (0, 1], the paper's 0.01 to 0.02.
+        ratio: share of the elements that are sent, in (0, 1]; 0.01 to 0.02 in the paper.
 
     Raises:
         ConfigError: the ratio is outside (0, 1].

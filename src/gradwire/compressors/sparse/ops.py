@@ -28,12 +28,12 @@ from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Flats, Floats, Rows, Status, Where, Written, refuse
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.dither import dither
 from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.segments import SEGMENT, low_bits, segments, write_places
+from gradwire.ops.validation import float32
 
 __all__ = [
     "BITMAP",
@@ -99,7 +99,7 @@ def _select(x: Tensor, k: int) -> Tensor:
     least = magnitudes.topk(k, sorted=True).values[-1]
     above, ties = magnitudes > least, magnitudes == least
     chosen = above | (ties & (ties.cumsum(0) <= k - above.sum()))
-    # How many are chosen is known, so no device waits to be asked.
+    # The number of chosen elements is known, so the host does not wait for the device.
     return torch.searchsorted(chosen.cumsum(0), torch.arange(1, k + 1, device=x.device))
 
 
@@ -184,7 +184,7 @@ def tile_topk(x: Floats, values: Values, places: Indices, size: Size) -> None:
         x: float32, tiles of ``size`` elements, one after the other; not changed.
         values: float32, k of each tile, in the order of their places.
         places: int16, as many: the 16 bits of the place in the tile.
-        size: of a tile, 1 to 65536.
+        size: elements of a tile, 1 to 65536.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -290,7 +290,8 @@ def parts_add_decoded(
     ``sparse_add_decoded``.
 
     Args:
-        values: for each part float32 of k elements, or, where it has levels, uint8 of ceil(k / 8): bit i says which.
+        values: a tensor for each part: float32, k elements; or, where it has levels, uint8 of ceil(k / 8), whose bit i
+            chooses the level of element i.
         indices: int16, k: the low 16 bits of the indices.
         counts: int32, ceil(n / 65536): how many of the k lie in each segment of 65536 elements.
         levels: float32: the levels of a clear and of a set bit, or none.
@@ -381,8 +382,8 @@ def mark_drawn(
         whole: uint8, ceil(n / 8).
         whole_counts: int32, ceil(n / 65536).
         s: > 0, rounded to float32.
-        key: of the random stream.
-        step: of the random stream.
+        key: key of the random stream.
+        step: step of the random stream.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -470,8 +471,8 @@ def take_drawn(
         values: float32, as ``whole_values``.
         indices: int16, as ``whole_indices``.
         s: > 0, rounded to float32.
-        key: of the random stream.
-        step: of the random stream.
+        key: key of the random stream, as for ``mark_drawn``.
+        step: step of the random stream, as for ``mark_drawn``.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -703,7 +704,7 @@ def threshold_encode_feedback(
         threshold: v >= 0, in the unit of grad; rounded to float32.
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
-        level: as in ``threshold_encode``.
+        level: float32, 1 element, l > 0, or None, as in ``threshold_encode``.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -776,7 +777,7 @@ def randomk_encode(
         header: float32, 5 elements: 1, and the bytes of the seed.
         seed: 0 to 2**32 - 1.
         run: elements that are chosen together.
-        scaled: whether the mean over all seeds is x.
+        scaled: true: multiply the elements, so that the mean over all seeds is x.
         scale: factor of x, rounded to float32.
 
     Raises:

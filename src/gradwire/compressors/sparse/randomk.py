@@ -33,7 +33,8 @@ class RandomK(Sparsifier):
     and an all-reduce carries the values. The noise of W ranks is common to them and does not average out.
 
     Args:
-        ratio: in (0, 1]. Lower: fewer bytes, and what is left out waits longer in the residual.
+        ratio: share of the elements that are sent, in (0, 1]. Lower: fewer bytes, and what is left out waits longer in
+            the residual.
         scaled: multiply what is sent, so that the mean is right. Without a residual only: what would be left in one
             grows without bound, so error feedback is "unsafe".
         run: neighbours that are chosen together, 1 to 4096. 16 and more: whole cache lines, faster where the ratio is

@@ -139,7 +139,8 @@ class SIDCo(Compressor):
         """Refuse entries that do not describe different elements of the tensor.
 
         Raises:
-            WireError: ``used`` is neither that of whole entries nor of the dense form, or a place is impossible.
+            WireError: the bytes in ``used`` are neither those of whole entries nor of the dense form, or a place is
+                impossible.
         """
         used, counts, stream = payload
         n, nbytes = math.prod(shape), int(used)

@@ -35,7 +35,7 @@ class Threshold(Compressor):
             sends what is not 0, which suits gradients of embeddings. "auto": chosen in every step from a sample of the
             elements, so that the share ``target`` is sent: |x_i| >= l d_i, l and d as for ``twobit``. It needs a
             residual, as every method that leaves out what is small.
-        target: with "auto", the share of the elements that is sent, in (0, 0.5].
+        target: share of the elements that is sent with "auto", in (0, 0.5].
 
     Raises:
         ConfigError: v is neither a number >= 0 in float32 nor "auto", or a target out of range.
@@ -104,13 +104,14 @@ class Threshold(Compressor):
         """Refuse a stream that differs from the encoding of the elements it holds.
 
         Raises:
-            WireError: it is not: an unknown form, a count that does not fit, a value that is not above the threshold.
+            WireError: the stream has an unknown form, a count that does not fit, or a value that is not above the
+                threshold.
         """
         used, stream = payload
         said = torch.zeros(math.prod(shape), device=stream.device)
         ops.threshold_add_decoded(stream.unsqueeze(0), said, 1.0)
         size, again = torch.empty_like(used), torch.empty_like(stream)
-        # What is sent with "auto" exceeds some threshold, which nobody needs to know: no zero is sent.
+        # The threshold of "auto" is not in the payload; that no zero is sent is all that can be checked.
         ops.threshold_encode(said, size, again, 0.0 if self.v == AUTO else self.v)
         nbytes = int(size)
         if int(used) != nbytes or not torch.equal(again[:nbytes], stream[:nbytes]):

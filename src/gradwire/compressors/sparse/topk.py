@@ -33,7 +33,8 @@ class TopK(Sparsifier):
     loses stays in the residual.
 
     Args:
-        ratio: in (0, 1]. Lower: fewer bytes, and what is left out waits longer in the residual.
+        ratio: share of the elements that are sent, in (0, 1]. Lower: fewer bytes, and what is left out waits longer in
+            the residual.
         values: "float32", "float16" (values above 65504 overflow: the step is dropped) or "bfloat16".
         indices: "block": 16 bits each and 32 for each 65536 elements, the fastest; "rice": Golomb-Rice codes, 8.6 bits
             at a ratio of 0.01; "bitmap": one bit for each of the n elements, for ratios above 0.4; "raw": 32 bits;

@@ -17,7 +17,6 @@ from gradwire.compressors.sparse._exponents import INFINITE
 from gradwire.compressors.sparse.ops import BITMAP, DENSE, TAIL_SEGMENT
 from gradwire.compressors.sparse.ops import BLOCK as PLACES
 from gradwire.ops.bits import unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.segments import SEGMENT, segments
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.compact import PART, before, bits_of, rank, read_ends, write_counts
@@ -32,6 +31,7 @@ from gradwire.ops.triton.sparse import BLOCK as STEP
 from gradwire.ops.triton.sparse import PARTS, span
 from gradwire.ops.triton.status import compensate
 from gradwire.ops.triton.tile import elements, number
+from gradwire.ops.validation import float32
 
 __all__ = [
     "exponent_add_decoded",

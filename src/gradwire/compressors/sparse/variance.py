@@ -81,7 +81,7 @@ class Variance(Compressor):
         used, head, stream = payload
         flat = x.view(-1)
         top = int(rounded(torch.tensor(measure(flat).largest)))
-        # Of what is not finite the largest exponent is 255, and only such elements are sent.
+        # If an element is not finite the largest exponent is 255, and only such elements are sent.
         least = _least(max(1, top - _DEPTH) if top < INFINITE else INFINITE)
         bitmap = stream[: -(-flat.numel() // 8)]
         counts = torch.empty(segments(flat.numel()), dtype=torch.int32, device=x.device)

@@ -64,7 +64,7 @@ def check_stream(name: str, payload: Payload, shape: Sequence[int], words: bool 
     """Refuse a stream that differs from the encoding of the codes it holds.
 
     Raises:
-        WireError: it is not.
+        WireError: the stream is not what the encoder writes.
     """
     n = math.prod(shape)
     used, *_, stream = payload

@@ -29,12 +29,12 @@ from torch import Tensor
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.checks import float32
 from gradwire.ops.codes import code_bytes, pack, unpack
 from gradwire.ops.dither import fires
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import TINY
 from gradwire.ops.rice import read_rice, rice_shift, write_rice
+from gradwire.ops.validation import float32
 
 __all__ = [
     "capacity",
@@ -81,7 +81,7 @@ def twobit_encode(x: Floats, codes: Codes, threshold: float, strict: bool = Fals
         x: float32, n elements.
         codes: uint8, 4 * ceil(n / 16) bytes; element i in byte i // 4, the first in the highest bits; the tail is 0.
         threshold: t > 0, in the unit of x; rounded to float32.
-        strict: whether an element must be beyond the threshold: x > t, x < -t, as Strom has it.
+        strict: true: an element must be beyond the threshold, x > t or x < -t, as Strom has it.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -113,7 +113,7 @@ def twobit_encode_feedback(
         threshold: t > 0, in the unit of grad; rounded to float32. The residual drains by at most t a step.
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
-        strict: whether an element must be beyond the threshold, as for ``twobit_encode``.
+        strict: true: an element must be beyond the threshold, as for ``twobit_encode``.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -146,10 +146,10 @@ def twobit_add_decoded(
     Args:
         codes: uint8, (W, 4 * ceil(n / 16)), rows contiguous, as ``twobit_encode`` writes them.
         out: float32, n elements.
-        threshold: that of the encoder; rounded to float32.
+        threshold: threshold of the encoder; rounded to float32.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
         steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
-        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -374,7 +374,7 @@ def ternary_add_decoded(
         streams: uint8, (W, length), rows contiguous, as ``ternary_encode`` writes them; with what is not in use or
             without.
         out: float32, n elements.
-        threshold: that of the encoder; rounded to float32.
+        threshold: threshold of the encoder; rounded to float32.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
         steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
 
@@ -501,7 +501,7 @@ def three_lc_encode(
         lengths: int16, ceil(n / block): how many bytes each block takes.
         stream: uint8, ceil(block / 5) for each block: the bytes of the blocks side by side, then zeros.
         block: a multiple of 16 from 16 to 65536.
-        sparsity: in [1, 2), rounded to float32.
+        sparsity: factor of the block's maximum, in [1, 2), rounded to float32.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -541,7 +541,7 @@ def three_lc_encode_feedback(
         lengths: int16, ceil(n / block).
         stream: uint8, as ``three_lc_encode`` writes it.
         block: a multiple of 16 from 16 to 65536.
-        sparsity: in [1, 2).
+        sparsity: factor of the block's maximum, in [1, 2).
         status: int32 of one element, or None. Its bit 0 is set when an element of x or a scale is not finite.
 
     Raises:

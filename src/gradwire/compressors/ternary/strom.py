@@ -44,7 +44,7 @@ class Strom(Compressor):
             ``twobit``; it keeps the share that fires, and so the bytes, near ``target``.
         coding: "gaps": Golomb-Rice codes, 8 bits and a sign each where 1 % fire. "words": the paper's 32 bits, simple
             to read: twice the index, plus 1 where it is +t.
-        target: with "auto", the share of the elements that fire in a step, in (0, 0.5]: what is sent grows with it.
+        target: share of the elements that fire in a step with "auto", in (0, 0.5]: what is sent grows with it.
 
     Raises:
         ConfigError: the threshold is neither a positive finite number in float32 nor "auto", the coding is neither of
@@ -125,7 +125,8 @@ class Strom(Compressor):
         """Refuse a stream that is empty or damaged, or in another form than the encoder would choose.
 
         Raises:
-            WireError: it does, or has a threshold that is negative or not finite.
+            WireError: the stream is empty, damaged or not in the form of the encoder, or its threshold is negative or
+                not finite.
         """
         _auto.check_carried(self.name, self.threshold, payload)
         check_stream(self.name, payload, shape, self.coding == "words")

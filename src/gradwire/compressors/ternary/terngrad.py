@@ -35,7 +35,7 @@ class TernGrad(Compressor):
     ternary code with feedback.
 
     Args:
-        clip: in standard deviations; 2.5 as in the paper, 0 for none. Lower: less noise, more bias on the largest
+        clip: bound in standard deviations; 2.5 as in the paper, 0 for none. Lower: less noise, more bias on the largest
             elements. A tensor of equal elements is not clipped, whatever its deviation of zero says.
         packing: "bits": four codes to a byte. "trits": five to a byte, a fifth smaller, for a pass over the codes.
 

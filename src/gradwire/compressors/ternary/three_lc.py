@@ -34,8 +34,8 @@ class ThreeLC(Compressor):
     under which one outlier silences everything else.
 
     Args:
-        sparsity: in [1, 1.99]. Larger: fewer elements travel, and the residual grows (1.5 times a normal gradient at 1,
-            15 times at 1.9).
+        sparsity: factor of the block's maximum, in [1, 1.99]. Larger: fewer elements travel, and the residual grows
+            (1.5 times a normal gradient at 1, 15 times at 1.9).
         block: elements that share a scale, a multiple of 16 in [16, 65536]; each costs 48 bits. Larger: fewer elements
             travel.
 

@@ -47,8 +47,8 @@ class TwoBit(Compressor):
         wire: "dense": 2 bits an element, MXNet's bytes. "adaptive": of variable size, the 2 bits, a bitmap with signs
             or coded gaps with signs, whichever is smallest in this step: 0.09 bits an element where 1 % of them fire,
             and never more than a byte over the dense form.
-        target: with "auto", the share of the elements that fire in a step, in (0, 0.5]. Lower: larger t, later and
-            coarser, but fewer bytes with the adaptive wire. Without "auto" it says nothing.
+        target: share of the elements that fire in a step with "auto", in (0, 0.5]. Lower: larger t, later and coarser,
+            but fewer bytes with the adaptive wire. Without "auto" it has no effect.
 
     Raises:
         ConfigError: the threshold is neither a positive finite number in float32 nor "auto", the wire is neither of
@@ -160,8 +160,8 @@ class TwoBit(Compressor):
         """Refuse a stream that is empty or damaged, or in another form than the encoder would choose.
 
         Raises:
-            WireError: it does, or has a threshold that is negative or not finite. Every dense payload of a fixed
-                threshold is accepted.
+            WireError: the stream is empty, damaged or not in the form of the encoder, or its threshold is negative or
+                not finite. Every dense payload of a fixed threshold is accepted.
         """
         _auto.check_carried(self.name, self.threshold, payload)
         if not self.fixed_size:

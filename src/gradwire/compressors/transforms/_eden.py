@@ -25,8 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.validation import float32
 
 __all__ = [
     "FORMS",
@@ -47,7 +47,7 @@ __all__ = [
 SMALLEST = 64
 SPARE = 128
 STEP = 16
-"""What is sent of a block is a multiple of this many coordinates, or of ``group``: its codes begin at a byte."""
+"""Coordinates of a block are sent in multiples of this number, or of ``group``: its codes begin at a byte."""
 
 FORMS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
     16: (
@@ -80,7 +80,7 @@ class BlockRun(NamedTuple):
 
     Attributes:
         begin: the first element, which is the first coordinate, too: only the last block of a tensor is padded.
-        rows: how many blocks.
+        rows: number of blocks.
         size: coordinates of each.
         scale: the index of the first one's scale.
         code: the index of the first coordinate's code.

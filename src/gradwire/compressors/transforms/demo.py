@@ -48,9 +48,9 @@ class DeMo(Compressor):
     build of torch on the same kind of device.
 
     Args:
-        ratio: in (0, 1], of frequencies that are sent; 1/128 is the paper's 32 of 64 x 64.
+        ratio: share of the frequencies that are sent, in (0, 1]; 1/128 is the paper's 32 of 64 x 64.
         chunk: c, 2 to 256. Larger: longer waves, and 4 c operations an element.
-        sign: whether the optimizer gets the sign. False: the transform alone, like top-k: the optimizer gets the mean,
+        sign: true: the optimizer gets the sign. False: the transform alone, like top-k: the optimizer gets the mean,
             and the memory is a residual unless another one is asked for.
 
     Raises:

@@ -67,12 +67,12 @@ class EDEN(Compressor):
     costs at most 128 coordinates; the smallest block has 64.
 
     Args:
-        bits: for each coordinate, 1, 2, 3 or 4, or 0.5, 0.25 or 0.125. Fewer bits: fewer bytes, more noise. 1 bit is
-            DRIVE. Words of groups take longer to find.
+        bits: bits of each coordinate: 1, 2, 3 or 4, or 0.5, 0.25 or 0.125. Fewer bits: fewer bytes, more noise. 1 bit
+            is DRIVE. Words of groups take longer to find.
         block: B, a power of two in [64, 16384]; 32 bits for its scale. Larger: closer to uniform, slower.
-        fraction: of the coordinates that are sent, in (0, 1], rounded up to a multiple of 16, or of the group, in each
-            block.
-        scaled: see above.
+        fraction: share of the coordinates that are sent, in (0, 1], rounded up to a multiple of 16, or of the group, in
+            each block.
+        scaled: true: decode C(x) / (1 + omega), as above.
 
     Raises:
         ConfigError: a parameter is outside its range.

@@ -14,10 +14,10 @@ from gradwire.compressors.transforms._thc import coordinates, hadamard
 from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.checks import float32
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.levels import TINY, norms_of, pack_levels, uniform, unpack_levels
 from gradwire.ops.units import exponent_of, power_of_two
+from gradwire.ops.validation import float32
 
 __all__ = [
     "block_norms",
@@ -89,10 +89,10 @@ def thc_encode(
         codes: int32: a byte for each coordinate, four to a word, and then the number 1. Words of up to
             255 // levels ranks may be added.
         block: a power of two from 16 to 16384; the last one is padded to the next power of two, at least 16.
-        levels: from 1 to 255; more mean less noise and fewer ranks.
-        clip: in standard deviations of the coordinates.
+        levels: number of steps of the grid, 1 to 255; more mean less noise and fewer ranks.
+        clip: bound in standard deviations of the coordinates.
         key: the stream of random numbers, a signed 64-bit integer; different on ranks.
-        step: of the stream.
+        step: step of the random stream.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -144,8 +144,8 @@ def thc_add_decoded(
             everything becomes NaN: the sums may have run over.
         out: float32, n elements.
         block: a power of two from 16 to 16384, as encoded.
-        levels: from 1 to 255, as encoded.
-        clip: as encoded.
+        levels: number of steps of the grid, 1 to 255, as encoded.
+        clip: bound in standard deviations of the coordinates, as encoded.
         scale: 1 to decode, -1 to subtract; rounded to float32.
 
     Raises:
@@ -218,7 +218,7 @@ def eden_encode(
         codes: uint8; code i in bits i * bits .. of the stream, lowest first: which magnitude, or which word, and above
             it the sign.
         block: a power of two from 64 to 16384.
-        bits: of a code, from 1 to 4, or 8 for groups; more mean less noise and more bytes.
+        bits: bits of a code, 1 to 4, or 8 for groups; more mean less noise and more bytes.
         sent: coordinates of a whole block, a multiple of 16 and of the group; fewer mean fewer bytes and more noise.
         group: coordinates that share a code: 1, or 16, 32 or 64.
 
@@ -300,7 +300,7 @@ def eden_add_decoded(
         codes: uint8, as ``eden_encode`` writes them; any bytes stand for something.
         out: float32, n elements.
         block: a power of two from 64 to 16384, as encoded.
-        bits: of a code, as encoded.
+        bits: bits of a code, as encoded.
         sent: coordinates of a whole block, as encoded.
         scale: 1 to decode, -1 to subtract; rounded to float32.
         group: coordinates that share a code, as encoded.

@@ -38,11 +38,12 @@ class THC(MultiRound):
     how the rank differs from the others.
 
     Args:
-        levels: at most 255 / W, so 17 ranks at the default: the sum of a code over the ranks must fit into 8 bits. A
-            larger group is refused when it is set up. More levels: less noise, 1 / levels^2 of it.
+        levels: number of steps of the grid, at most 255 / W, so 17 ranks at the default: the sum of a code over the
+            ranks must fit into 8 bits. A larger group is refused when it is set up. More levels: less noise, 1 /
+            levels^2 of it.
         block: B, a power of two in [16, 16384]; 32 bits for its norm. The last block of a tensor is padded to a power
             of two.
-        clip: in standard deviations. Lower: less noise, more is cut off.
+        clip: bound in standard deviations. Lower: less noise, more is cut off.
 
     Raises:
         ConfigError: a parameter is outside its range.

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.validation import float32
 
 __all__ = ["waves_add_decoded"]
 

@@ -13,7 +13,7 @@ def declare_as(inner: Compressor, code: Compressor, *names: str) -> None:
     Args:
         inner: the method inside.
         code: around it.
-        names: of class attributes of ``Compressor``.
+        names: names of class attributes of ``Compressor``.
     """
     for name in names:
         object.__setattr__(code, name, getattr(inner, name))

@@ -13,7 +13,7 @@ from gradwire import registry
 from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.compressors.wrappers._declared import declare_as
-from gradwire.compressors.wrappers._together import groups
+from gradwire.compressors.wrappers._rank_groups import groups
 from gradwire.errors import require
 from gradwire.types import Field, Key, Layout, Payload, State, tensor_id
 
@@ -203,7 +203,7 @@ def compose(outer: Compressor, inner: Compressor) -> Compose:
         inner: any compressor of one round.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: the two do not fit together.
 
     Example:
         >>> from gradwire.compressors.casts.bf16 import BF16

@@ -13,7 +13,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.compressors.wrappers._coders import CODERS, read_section, write_section
 from gradwire.compressors.wrappers._declared import declare_as
-from gradwire.compressors.wrappers._together import groups
+from gradwire.compressors.wrappers._rank_groups import groups
 from gradwire.errors import WireError, require
 from gradwire.types import Field, Key, Layout, Payload, State, align
 

@@ -18,7 +18,7 @@ def load(folder: Path, kinds: Sequence[str]) -> Any:
     """Load the data in a folder, whichever data set it holds.
 
     Args:
-        folder: of the user.
+        folder: folder that the user named.
         kinds: names of files here.
 
     Raises:

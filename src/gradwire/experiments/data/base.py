@@ -99,9 +99,9 @@ class Interactions:
     """Interactions: which user chose which item.
 
     Args:
-        name: of the data.
-        users: their number.
-        items: their number.
+        name: name of the data.
+        users: number of users.
+        items: number of items.
         train: int64 pairs, shape ``(n, 2)``.
         held_out: int64, shape ``(users,)``: each user's last item, which is not in ``train``.
     """
@@ -158,7 +158,7 @@ def file_of(folder: Path, name: str, expected: str) -> Path:
     """The path of a file that must exist.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the file does not exist.
     """
     path = folder / name
     if not path.is_file():
@@ -170,6 +170,6 @@ def refuse(path: Path, found: str, expected: str) -> NoReturn:
     """Raise the error that describes what is wrong with a file.
 
     Raises:
-        ConfigError: always.
+        ConfigError: every call raises it.
     """
     raise ConfigError(f"{path} must be {expected}, found {found}")

@@ -58,7 +58,7 @@ def load(folder: Path) -> Images:
     """Load 50,000 images for training and 10,000 for testing.
 
     Args:
-        folder: of the files, or the one above it.
+        folder: folder of the files, or the one above it.
 
     Raises:
         ConfigError: a file is missing, is of another size, has a label that there is not, or is a pickle.

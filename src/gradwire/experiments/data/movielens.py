@@ -19,7 +19,7 @@ _HEADER = "userId,movieId,rating,timestamp"
 _LEAST = 20
 _IDS = 2**31
 _TIMES = 2**53
-"""Up to here a number that is read as a float is exact."""
+"""Bound up to which a number that is read as a float is exact."""
 
 _ROWS = 1_000_000
 

@@ -27,7 +27,7 @@ def load_stdlib(words: int = 1000, train: int = 100_000, others: int = 10_000) -
     Words, punctuation and ``N`` for every number are tokens; a line that has any ends with ``<eos>``.
 
     Args:
-        words: of the vocabulary, the most frequent of the training text and ``<unk>``.
+        words: size of the vocabulary: the most frequent words of the training text and ``<unk>``.
         train: tokens to train with.
         others: tokens of each of the other two parts.
 

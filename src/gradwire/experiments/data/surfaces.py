@@ -35,10 +35,10 @@ def pictures(count: int, side: int, seed: int, *, defective: bool = True) -> tup
     """Generate images and masks of 0 and 255, both of shape ``(count, side, side)``.
 
     Args:
-        count: of images.
-        side: in pixels.
-        seed: of all that is random.
-        defective: whether they have a defect; the masks are empty otherwise.
+        count: number of images.
+        side: side of an image, in pixels.
+        seed: seed of all random choices.
+        defective: true: each image has a defect; else the masks are empty.
     """
     rng = np.random.default_rng(seed)
     made = [_picture(rng, side, defective=defective) for _ in range(count)]

@@ -73,10 +73,10 @@ def build(
     """Build a new model.
 
     Args:
-        name: as ``find`` has it.
+        name: name of the model, one that ``find`` knows.
         small: the small variant.
-        device: where it is made; on ``meta`` it has shapes and no memory.
-        sizes: that follow from the data, for a model that has any: a vocabulary, users, items.
+        device: device on which the model is made; on ``meta`` it has shapes and no memory.
+        sizes: sizes that follow from the data, for a model that has any: a vocabulary, users, items.
 
     Raises:
         ConfigError: no such model.

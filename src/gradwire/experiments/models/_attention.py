@@ -13,10 +13,10 @@ class TransformerBlock(nn.Module):
     """x + attention(norm(x)), and then x + mlp(norm(x)): twelve tensors.
 
     Args:
-        width: of the stream.
-        heads: of attention; they share the width evenly.
+        width: width of the stream.
+        heads: number of heads of attention; they share the width evenly.
         causal: a token sees only those before it.
-        epsilon: of the norms.
+        epsilon: epsilon of the norms.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool, epsilon: float = 1e-5) -> None:
@@ -50,9 +50,9 @@ class Decoder(nn.Module):
     Args:
         vocabulary: words.
         context: positions.
-        width: of the stream.
+        width: width of the stream.
         depth: blocks.
-        heads: of attention in each block.
+        heads: number of heads of attention in each block.
     """
 
     def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int) -> None:

@@ -49,8 +49,8 @@ class DenseNet(nn.Module):
     meant the network would have a million parameters, and would not be the one of the benchmarks.
 
     Args:
-        channels: of the input images.
-        layers: in each block; every block but the first halves the resolution.
+        channels: channels of the input images.
+        layers: number of layers in each block; every block but the first halves the resolution.
         growth: channels that a layer adds.
         stem: channels of the first convolution.
         logits: outputs of the head.

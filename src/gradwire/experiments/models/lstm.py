@@ -38,7 +38,7 @@ class LSTMLayer(nn.Module):
 
     Args:
         inputs: width of what comes in.
-        hidden: of the state.
+        hidden: size of the state.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -71,8 +71,8 @@ class LSTMLanguageModel(nn.Module):
     Args:
         vocabulary: words.
         hidden: width of everything between.
-        layers: of LSTM.
-        dropout: on the embedding and behind each layer.
+        layers: number of LSTM layers.
+        dropout: probability of dropout on the embedding and behind each layer.
         spread: parameters are drawn from [-spread, spread].
     """
 

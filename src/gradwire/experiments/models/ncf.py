@@ -28,7 +28,7 @@ class NeuMF(nn.Module):
         items: rows of theirs.
         factors: width of the first part of both tables, which are multiplied.
         hidden: widths of the layers above the second parts, the two of them together first.
-        dropout: after each of these layers.
+        dropout: probability of dropout after each of these layers.
     """
 
     def __init__(self, users: int, items: int, factors: int, hidden: Sequence[int], dropout: float) -> None:

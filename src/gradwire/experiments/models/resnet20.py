@@ -65,8 +65,8 @@ class ResNetV2(nn.Module):
     """Stem, stages of pre-activation blocks, global mean, linear head.
 
     Args:
-        channels: of the input images.
-        blocks: in each stage; every stage but the first halves the resolution.
+        channels: channels of the input images.
+        blocks: number of blocks in each stage; every stage but the first halves the resolution.
         widths: channels of each stage; each divides into the next by an even difference.
         logits: outputs of the head.
     """

@@ -43,9 +43,9 @@ class ResNetV1(nn.Module):
     """Stem, stages of bottlenecks, global mean, linear head.
 
     Args:
-        stem: everything before the first stage.
+        stem: module that is everything before the first stage.
         inputs: channels that the stem gives.
-        blocks: in each stage; every stage but the first halves the resolution.
+        blocks: number of blocks in each stage; every stage but the first halves the resolution.
         inner: channels inside the first stage's bottlenecks; they double from stage to stage.
         logits: outputs of the head.
     """

@@ -43,8 +43,8 @@ class ResNet9(nn.Module):
     bias.
 
     Args:
-        channels: of the input images.
-        width: of the first convolution; it doubles three times.
+        channels: channels of the input images.
+        width: width of the first convolution; it doubles three times.
         logits: outputs of the head.
     """
 

@@ -23,7 +23,7 @@ class CifarVGG(nn.Module):
     The last pool looks at one pixel of each 2x2, the upper left: a slip of the original that is part of its results.
 
     Args:
-        channels: of the input images.
+        channels: channels of the input images.
         groups: convolutions in each group.
         widths: channels of each group.
         hidden: width of the first linear layer.

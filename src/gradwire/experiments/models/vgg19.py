@@ -24,13 +24,13 @@ class VGG(nn.Module):
     """VGG: groups of convolutions, each followed by 2x2 max pooling, and three linear layers with dropout.
 
     Args:
-        channels: of the input images.
-        side: of the input images, in pixels; halved by each group.
+        channels: channels of the input images.
+        side: side of the input images, in pixels; halved by each group.
         groups: convolutions in each group.
         widths: channels of each group.
         hidden: width of the first two linear layers.
         logits: outputs of the third.
-        dropout: between the linear layers.
+        dropout: probability of dropout between the linear layers.
     """
 
     def __init__(

@@ -22,12 +22,12 @@ class ViT(nn.Module):
     """A vision transformer: patch and position embeddings, blocks of attention, and a linear head on the class token.
 
     Args:
-        channels: of the input images.
-        side: of the input images, in pixels.
+        channels: channels of the input images.
+        side: side of the input images, in pixels.
         patch: side of a patch; it divides ``side``.
-        width: of the stream.
+        width: width of the stream.
         depth: blocks.
-        heads: of attention in each block.
+        heads: number of heads of attention in each block.
         logits: outputs of the head.
     """
 

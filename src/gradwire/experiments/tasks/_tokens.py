@@ -105,7 +105,7 @@ def unigram(train: Tensor, size: int, targets: Tensor) -> float:
 
     Args:
         train: int64 tokens.
-        size: of the vocabulary.
+        size: size of the vocabulary.
         targets: int64 tokens.
     """
     counts = torch.bincount(train, minlength=size).double() + 1
@@ -118,7 +118,7 @@ def bigram(train: Tensor, size: int, before: Tensor, targets: Tensor) -> float:
 
     Args:
         train: int64 tokens.
-        size: of the vocabulary.
+        size: size of the vocabulary.
         before: int64 tokens, the one before each target.
         targets: int64 tokens.
     """

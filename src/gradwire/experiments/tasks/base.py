@@ -29,8 +29,8 @@ class Task(ABC):
     """Base of every task; each is in a file with its own name.
 
     Args:
-        model: of those in ``MODELS``; None: the first of them.
-        folder: of real data; None: the data that is embedded, and the small variant of the model.
+        model: name of one of the models in ``MODELS``; None: the first of them.
+        folder: folder of real data; None: the data that is embedded, and the small variant of the model.
         recipe: None: the model's own.
 
     Raises:
@@ -39,7 +39,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     measure: ClassVar[str]
-    """What ``quality`` returns, in words for a table's head."""
+    """Name of the measure that ``quality`` returns, in words for a table's head."""
 
     data: Any
     """The data, which have a ``name``."""
@@ -71,7 +71,7 @@ class Task(ABC):
         """Make a new model, initialised from torch's global generator.
 
         Args:
-            device: where it is made; on ``meta`` it has shapes and no memory.
+            device: device on which the model is made; on ``meta`` it has shapes and no memory.
 
         Raises:
             ConfigError: micro-batches of a model that goes on in a batch where the one before it ended.

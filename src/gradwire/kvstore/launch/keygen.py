@@ -19,7 +19,7 @@ def make_keys(folder: str | Path, workers: int) -> list[Path]:
 
     Args:
         folder: must not exist yet.
-        workers: how many pairs, >= 1.
+        workers: number of pairs of keys, >= 1.
 
     Returns:
         The folders: the servers' first, then the workers'.

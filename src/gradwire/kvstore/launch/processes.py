@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.errors import GroupError
-from gradwire.kvstore.launch.machines import Here, Machine, end_all
+from gradwire.kvstore.launch.remote import LocalMachine, Machine, end_all
 from gradwire.kvstore.protocol.environment import KEYS, SERVERS
 
 __all__ = ["Group", "start_server"]
@@ -27,14 +27,14 @@ def start_server(
     """Start ``gradwire server`` and wait for its endpoint.
 
     Args:
-        arguments: of the command.
-        machine: where; None: here.
-        label: before what it prints.
+        arguments: arguments of the command.
+        machine: machine that runs the server; None: this one.
+        label: label before each line that the server prints.
 
     Raises:
-        GroupError: it ended instead, or did not say it in time.
+        GroupError: the server ended instead, or did not print its endpoint in time.
     """
-    machine = machine or Here()
+    machine = machine or LocalMachine()
     process, first = machine.serve([machine.python, "-m", "gradwire_command", "server", *arguments], label)
     try:
         line = first.get(timeout=PATIENCE)
@@ -51,12 +51,12 @@ class Group:
     """The processes of one run; leaving the context ends those that still run.
 
     Args:
-        command: of a worker.
-        workers: how many.
-        servers: how many.
+        command: command of a worker.
+        workers: number of workers.
+        servers: number of servers.
         server_arguments: more of them for ``gradwire server``.
         keys: folder made by ``gradwire keygen`` for at least so many workers; None: no encryption.
-        machines: of the workers, one for each; None: all of them here.
+        machines: machines of the workers, one for each; None: all of them run here.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Group:
         machines: Sequence[Machine] | None = None,
     ) -> None:
         self.command, self.count, self.keys = list(command), workers, keys
-        self.machines = list(machines or [Here()] * workers)
+        self.machines = list(machines or [LocalMachine()] * workers)
         self.hosts = list({id(machine): machine for machine in self.machines}.values())
         self.server_arguments = ["--workers", str(workers), *server_arguments]
         if keys is not None:

@@ -49,7 +49,7 @@ class Reaper:
 
     def _say(self, process: "subprocess.Popen[bytes]", number: int) -> None:
         assert process.stdin is not None
-        # Who killed it wants nothing to be ended.
+        # If the reaper was killed, nothing is to be ended.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(b"%d\n" % number)
             process.stdin.flush()

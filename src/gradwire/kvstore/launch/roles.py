@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gradwire.errors import ConfigError
 from gradwire.kvstore.launch.scheduler import join, schedule
-from gradwire.kvstore.launch.torchrun import servers_beside_rank_0
+from gradwire.kvstore.launch.torchrun import start_servers_on_rank_0
 from gradwire.kvstore.protocol.environment import (
     INSECURE,
     KEYS,
@@ -44,22 +44,22 @@ def take_role(environment: Mapping[str, str] | None = None) -> None:
 
     Raises:
         ConfigError: a variable is missing or has no such value.
-        SystemExit: what was to be done here is done.
+        SystemExit: the work of the role is done.
     """
-    told = os.environ if environment is None else environment
-    role = told.get(ROLE, "worker")
+    variables = os.environ if environment is None else environment
+    role = variables.get(ROLE, "worker")
     if role not in ROLES:
         raise ConfigError(f"{ROLE} must be one of {', '.join(ROLES)}, got {role!r}")
     if role == "server":
-        _become_server(told)
+        _become_server(variables)
     if role == "scheduler":
         schedule(
-            _scheduler(told),
-            number(told, "DMLC_NUM_WORKER", 1),
-            number(told, "DMLC_NUM_SERVER", 1),
-            timeout=start_timeout(told),
-            keys=own_keys(told, "servers"),
-            insecure=flag(told, INSECURE),
+            _scheduler(variables),
+            number(variables, "DMLC_NUM_WORKER", 1),
+            number(variables, "DMLC_NUM_SERVER", 1),
+            timeout=start_timeout(variables),
+            keys=own_keys(variables, "servers"),
+            insecure=flag(variables, INSECURE),
         )
         sys.exit(0)
 
@@ -68,70 +68,70 @@ def find_place() -> WorkerPlace:
     """Find this worker's place: in the environment, or by asking the scheduler that the environment names.
 
     Raises:
-        ConfigError: it names nobody.
+        ConfigError: the environment names neither a place nor a scheduler.
         GroupError: the others did not come in time.
     """
-    told = os.environ
-    if told.get(SERVERS):
+    variables = os.environ
+    if variables.get(SERVERS):
         return read_place()
-    if ROLE in told and "DMLC_PS_ROOT_URI" in told:
-        return _joined(told)
-    if "MASTER_ADDR" in told and "RANK" in told:
-        return servers_beside_rank_0(told)
+    if ROLE in variables and "DMLC_PS_ROOT_URI" in variables:
+        return _joined(variables)
+    if "MASTER_ADDR" in variables and "RANK" in variables:
+        return start_servers_on_rank_0(variables)
     return read_place()
 
 
-def _joined(told: Mapping[str, str]) -> WorkerPlace:
-    wanted = next((number(told, name) for name in RANKS if name in told), -1)
-    keys = own_keys(told, f"worker-{max(wanted, 0)}")
-    if wanted < 0 and keys is not None and not (Path(told[KEYS]) / "worker-0").is_dir():
+def _joined(variables: Mapping[str, str]) -> WorkerPlace:
+    wanted = next((number(variables, name) for name in RANKS if name in variables), -1)
+    keys = own_keys(variables, f"worker-{max(wanted, 0)}")
+    if wanted < 0 and keys is not None and not (Path(variables[KEYS]) / "worker-0").is_dir():
         # A key is that of one rank.
         wanted = next((int(file.stem[7:]) for file in keys.glob("worker-*.key_secret")), -1)
-    scheduler = _scheduler(told)
-    # As the scheduler and the servers do: where they refuse, workers need not wait for them.
-    check_exposure(scheduler, keys is not None, flag(told, INSECURE))
-    rank, servers = join(scheduler, wanted, keys, start_timeout(told))
-    return WorkerPlace(servers, rank, number(told, "DMLC_NUM_WORKER", 1), own_keys(told, f"worker-{rank}"))
+    scheduler = _scheduler(variables)
+    # The scheduler and the servers check the same: if they refuse, workers need not wait for them.
+    check_exposure(scheduler, keys is not None, flag(variables, INSECURE))
+    rank, servers = join(scheduler, wanted, keys, start_timeout(variables))
+    return WorkerPlace(servers, rank, number(variables, "DMLC_NUM_WORKER", 1), own_keys(variables, f"worker-{rank}"))
 
 
-def _scheduler(told: Mapping[str, str]) -> str:
+def _scheduler(variables: Mapping[str, str]) -> str:
     """The scheduler's endpoint, as an IP address, because a socket cannot listen at a host name."""
-    root, port = told.get("DMLC_PS_ROOT_URI", ""), number(told, "DMLC_PS_ROOT_PORT", 1)
+    root, port = variables.get("DMLC_PS_ROOT_URI", ""), number(variables, "DMLC_PS_ROOT_PORT", 1)
     try:
         return f"tcp://{socket.gethostbyname(root)}:{port}" if root else ""
     except OSError:
         raise ConfigError(f"DMLC_PS_ROOT_URI must be the address of the scheduler, got {root!r}") from None
 
 
-def _become_server(told: Mapping[str, str]) -> NoReturn:
+def _become_server(variables: Mapping[str, str]) -> NoReturn:
     """Become ``gradwire server`` in this process, so that whoever started the process can end the server."""
-    scheduler, keys = _scheduler(told), own_keys(told, "servers")
+    scheduler, keys = _scheduler(variables), own_keys(variables, "servers")
     command = [
         sys.executable,
         "-m",
         "gradwire_command",
         "server",
         "--workers",
-        str(number(told, "DMLC_NUM_WORKER", 1)),
+        str(number(variables, "DMLC_NUM_WORKER", 1)),
         "--bind",
-        f"tcp://{_own_address(told, scheduler)}:0",
+        f"tcp://{_own_address(variables, scheduler)}:0",
         "--scheduler",
         scheduler,
         "--until-finished",
         *(("--keys", str(keys)) if keys else ()),
-        *(("--insecure",) if flag(told, INSECURE) else ()),
-        *shlex.split(told.get("GRADWIRE_SERVER_OPTIONS", "")),
+        *(("--insecure",) if flag(variables, INSECURE) else ()),
+        *shlex.split(variables.get("GRADWIRE_SERVER_OPTIONS", "")),
     ]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)
 
 
-def _own_address(told: Mapping[str, str], scheduler: str) -> str:
+def _own_address(variables: Mapping[str, str], scheduler: str) -> str:
     """The address at which other machines reach this one: the given one, or that from which it
     speaks to the scheduler.
     """
-    host = told.get("DMLC_NODE_HOST")
+    host = variables.get("DMLC_NODE_HOST")
     if host:
         try:
             return socket.gethostbyname(host)

@@ -45,21 +45,21 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "ping": {},
     "leave": {},
 }
-"""What it is sent. A worker's "endpoint" is empty; rank -1 is any."""
+"""Messages that the scheduler receives. A worker's "endpoint" is empty; rank -1 is any."""
 
 ANSWERS: Mapping[str, Mapping[str, Any]] = {
     "group": {"rank": lambda value: is_int(value, -1), "servers": lambda value: isinstance(value, list)},
     "error": {"text": _text},
 }
-"""What it sends."""
+"""Messages that the scheduler sends."""
 
 
 class Rendezvous:
     """The state of a rendezvous: who has joined; it has no sockets.
 
     Args:
-        workers: that are to come.
-        servers: that are to come.
+        workers: number of workers that are to come.
+        servers: number of servers that are to come.
     """
 
     def __init__(self, workers: int, servers: int) -> None:
@@ -152,15 +152,15 @@ def schedule(
 
     Args:
         endpoint: "tcp://ADDRESS:PORT".
-        workers: that are to come.
-        servers: that are to come.
+        workers: number of workers that are to come.
+        servers: number of servers that are to come.
         timeout: seconds in which they must.
         keys: the servers' folder of ``gradwire keygen``.
         insecure: allow an address that others can reach without keys.
 
     Raises:
         ConfigError: an address that cannot be bound, or that others can reach, without keys.
-        GroupError: somebody did not come.
+        GroupError: a worker or server did not come.
     """
     check_exposure(endpoint, keys is not None, insecure)
     context = zmq.Context()
@@ -202,10 +202,10 @@ class Member:
     """A process that has joined, or is about to join.
 
     Args:
-        scheduler: its endpoint.
-        endpoint: at which this process listens, if it is a server.
-        rank: of a worker; -1: any.
-        keys: this process's folder.
+        scheduler: endpoint of the scheduler.
+        endpoint: endpoint at which this process listens, if it is a server.
+        rank: rank of a worker; -1: any.
+        keys: key folder of this process.
         timeout: seconds in which the group must be complete.
     """
 
@@ -250,7 +250,7 @@ class Member:
             raise GroupError(f"the scheduler at {self.scheduler} gave no group within {self.timeout:g} s{reason}")
         if now - self._pinged > PING:
             self._pinged = now
-            # Where it has ended nobody needs to know that this server lives.
+            # If the scheduler has ended nobody needs to know that this server lives.
             with suppress(zmq.Again):
                 self._socket.send(pack("ping"), zmq.NOBLOCK)
 

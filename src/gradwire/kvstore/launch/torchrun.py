@@ -19,52 +19,52 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from gradwire.errors import ConfigError, GradwireError, GroupError
-from gradwire.kvstore.launch.machines import Host, tied
 from gradwire.kvstore.launch.processes import start_server
+from gradwire.kvstore.launch.remote import Host, local_agent
 from gradwire.kvstore.protocol.environment import INSECURE, WorkerPlace, flag, number, own_keys, ranked, start_timeout
 
-__all__ = ["servers_beside_rank_0"]
+__all__ = ["start_servers_on_rank_0"]
 
 _KEPT: list[Any] = []
 """Stores of torch that this process may be the host of."""
 
 
-def servers_beside_rank_0(told: Mapping[str, str]) -> WorkerPlace:
+def start_servers_on_rank_0(variables: Mapping[str, str]) -> WorkerPlace:
     """Start the servers on rank 0, and return this worker's place once they listen.
 
     Args:
-        told: the environment, as torchrun makes it.
+        variables: environment variables, as torchrun makes them.
 
     Raises:
         ConfigError: a variable is missing or has no such value.
         GroupError: the servers do not start, or rank 0 did not come in time.
     """
-    rank, world = ranked(told)
-    timeout = timedelta(seconds=start_timeout(told))
+    rank, world = ranked(variables)
+    timeout = timedelta(seconds=start_timeout(variables))
     try:
         store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
         _KEPT.append(store)
-        attempt = f"{told.get('TORCHELASTIC_RUN_ID', '')}/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        attempt = f"{variables.get('TORCHELASTIC_RUN_ID', '')}/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         mine = PrefixStore(f"gradwire/{attempt}", store)
         if rank == 0:
-            _start(told, world, mine)
+            _start(variables, world, mine)
         text = mine.get("servers").decode()
     except (RuntimeError, ValueError, TimeoutError) as error:
         if isinstance(error, GradwireError):
             raise
-        where = f"{told.get('MASTER_ADDR')}:{told.get('MASTER_PORT')}, MASTER_ADDR and MASTER_PORT"
+        where = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}, MASTER_ADDR and MASTER_PORT"
         raise GroupError(f"rank {rank} could not learn from rank 0 where its servers are ({where}): {error}") from error
     if text.startswith("!"):
         raise GroupError(f"rank 0 could not start the servers: {text[1:]}")
-    return WorkerPlace(tuple(text.split(",")), rank, world, own_keys(told, f"worker-{rank}"))
+    return WorkerPlace(tuple(text.split(",")), rank, world, own_keys(variables, f"worker-{rank}"))
 
 
-def _start(told: Mapping[str, str], world: int, store: Store) -> None:
+def _start(variables: Mapping[str, str], world: int, store: Store) -> None:
     processes: list[subprocess.Popen[Any]] = []
     try:
         endpoints = []
-        for index in range(number(told, "GRADWIRE_NUM_SERVERS", 1) if "GRADWIRE_NUM_SERVERS" in told else 1):
-            process, endpoint = start_server(_arguments(told, world), tied(Host("here")), f"server {index}")
+        for index in range(number(variables, "GRADWIRE_NUM_SERVERS", 1) if "GRADWIRE_NUM_SERVERS" in variables else 1):
+            process, endpoint = start_server(_arguments(variables, world), local_agent(Host("here")), f"server {index}")
             processes.append(process)
             endpoints.append(endpoint)
     except GradwireError as error:
@@ -76,25 +76,25 @@ def _start(told: Mapping[str, str], world: int, store: Store) -> None:
     atexit.register(lambda: [process.wait() for process in processes])
 
 
-def _arguments(told: Mapping[str, str], world: int) -> list[str]:
-    keys, options = own_keys(told, "servers"), shlex.split(told.get("GRADWIRE_SERVER_OPTIONS", ""))
+def _arguments(variables: Mapping[str, str], world: int) -> list[str]:
+    keys, options = own_keys(variables, "servers"), shlex.split(variables.get("GRADWIRE_SERVER_OPTIONS", ""))
     return [
         "--workers",
         str(world),
         "--bind",
-        f"tcp://{_address(told, world)}:0",
+        f"tcp://{_address(variables, world)}:0",
         "--until-finished",
         *(("--keys", str(keys)) if keys else ()),
-        *(("--insecure",) if flag(told, INSECURE) else ()),
+        *(("--insecure",) if flag(variables, INSECURE) else ()),
         *options,
     ]
 
 
-def _address(told: Mapping[str, str], world: int) -> str:
+def _address(variables: Mapping[str, str], world: int) -> str:
     """The address of the servers: loopback if all workers are on this machine, else that at which rank 0 is reached."""
-    if told.get("LOCAL_WORLD_SIZE") == str(world):
+    if variables.get("LOCAL_WORLD_SIZE") == str(world):
         return "127.0.0.1"
-    host = told.get("GRADWIRE_HOST") or told["MASTER_ADDR"]
+    host = variables.get("GRADWIRE_HOST") or variables["MASTER_ADDR"]
     try:
         address = socket.gethostbyname(host)
     except OSError:

@@ -15,8 +15,8 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.mxnet.callback import BatchEndParam, EpochEnd
 from gradwire.kvstore.mxnet.eval_metric import EvalMetric, Measure
 from gradwire.kvstore.mxnet.eval_metric import create as create_metric
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["RATE", "BaseModule", "as_list", "gathered", "input_of", "pieces", "sample_count"]
 
@@ -31,8 +31,8 @@ class BaseModule(ABC):
 
     Args:
         symbol: the torch module.
-        device: of its inputs.
-        logger: for the lines of ``fit``.
+        device: device of its inputs.
+        logger: logger for the lines of ``fit``.
     """
 
     def __init__(self, symbol: nn.Module, device: torch.device, logger: logging.Logger | None) -> None:
@@ -45,8 +45,6 @@ class BaseModule(ABC):
     def symbol(self) -> nn.Module:
         """The torch module."""
         return self._symbol
-
-    # Training ----------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -77,17 +75,18 @@ class BaseModule(ABC):
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params); one or several.
             batch_end_callback: called with a ``BatchEndParam``.
             kvstore: a store, its type, or None. "local" and "device" are left out on one context without compression.
-            optimizer: as for ``KVStore.set_optimizer``.
-            optimizer_params: its numbers; ``rescale_grad`` is 1 / samples of the first batch (of all workers in sync)
-                if it is not there, and ``lr_scheduler`` a function from the number of the update, from 1, to the rate.
+            optimizer: optimizer, as for ``KVStore.set_optimizer``.
+            optimizer_params: parameters of the optimizer; ``rescale_grad`` is 1 / samples of the first batch (of all
+                workers in sync) if it is not there, and ``lr_scheduler`` a function from the number of the update, from
+                1, to the rate.
             eval_end_callback: called after the score of an epoch.
             eval_batch_end_callback: called after each batch of it.
             arg_params: parameters to start from, by name.
             aux_params: buffers to start from, by name.
-            allow_missing: whether some may be left out of these.
+            allow_missing: true: some of these may be left out.
             begin_epoch: number of the first epoch, where training goes on.
             num_epoch: epochs end before this number.
-            validation_metric: for ``eval_data``; None is ``eval_metric``.
+            validation_metric: metric for ``eval_data``; None is ``eval_metric``.
 
         Raises:
             ConfigError: a bad argument, or data without batches.
@@ -118,8 +117,6 @@ class BaseModule(ABC):
                 )
                 self._log(epoch, "Validation-", scores)
 
-    # Using -------------------------------------------------------------------------------------------------------
-
     def score(
         self,
         eval_data: Iterable[Any],
@@ -133,11 +130,11 @@ class BaseModule(ABC):
 
         Args:
             eval_data: batches, each (data, label).
-            eval_metric: as for ``fit``.
+            eval_metric: metric, as for ``fit``.
             num_batch: use so many of them; None: all.
             batch_end_callback: called after each batch.
             score_end_callback: called at the end.
-            epoch: for the callbacks.
+            epoch: number of the epoch, for the callbacks.
 
         Returns:
             Names and values.
@@ -163,8 +160,8 @@ class BaseModule(ABC):
         Args:
             eval_data: a tensor, or batches of (data, label) or of data alone.
             num_batch: use so many of them; None: all.
-            merge_batches: whether they become one (True), or a list by batch.
-            always_output_list: also where the module has one output.
+            merge_batches: true: the outputs of the batches become one; false: a list by batch.
+            always_output_list: true: the result is a list even where the module has one output.
 
         Raises:
             ConfigError: data without batches.
@@ -186,8 +183,6 @@ class BaseModule(ABC):
             self.symbol.eval()
             output = self.symbol(*(each.to(self._device) for each in input_of(batch)))
             yield as_list(output), number, batch
-
-    # For the Module ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def init_optimizer(

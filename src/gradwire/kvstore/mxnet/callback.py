@@ -23,9 +23,9 @@ class BatchEndParam(NamedTuple):
     """Arguments of a callback after a batch.
 
     Args:
-        epoch: from 0, or from where training went on.
-        nbatch: of this epoch, from 0.
-        eval_metric: with this batch in it.
+        epoch: number of the epoch, from 0, or from where training went on.
+        nbatch: number of the batch in this epoch, from 0.
+        eval_metric: metric with this batch in it.
         locals: "module" and "data_batch".
     """
 
@@ -41,7 +41,7 @@ class Speedometer:
     Args:
         batch_size: samples of a batch of this worker.
         frequent: batches from one line to the next.
-        auto_reset: whether each line has the metrics of its own batches (True), or of all of the epoch.
+        auto_reset: true: each line has the metrics of its own batches; false: of all of the epoch.
     """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
@@ -73,7 +73,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> EpochEnd:
     """Make a callback that writes ``PREFIX-0001.safetensors`` after the first epoch, and so on.
 
     Args:
-        prefix: of the files.
+        prefix: prefix of the files.
         period: epochs from one to the next, >= 1.
     """
     require(is_int(period, 1), "period", "an integer >= 1", period)

@@ -27,7 +27,7 @@ class EvalMetric(ABC):
     """The interface of a metric, as ``Module`` uses it.
 
     Args:
-        name: under which it is reported.
+        name: name under which the metric is reported.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class EvalMetric(ABC):
         """Measure a batch.
 
         Args:
-            labels: what is right, one tensor for each output.
+            labels: right answers, one tensor for each output.
             preds: the outputs.
 
         Raises:
@@ -193,7 +193,7 @@ def create(metric: Measure, **options: Any) -> EvalMetric:
     Args:
         metric: "acc", "top_k_accuracy", "ce" (cross-entropy of outputs before the softmax), "mae", "mse", "rmse"; a
             function of a label and an output; an ``EvalMetric``; or a list of any of these.
-        options: of the metric, such as ``top_k=5``.
+        options: options of the metric, such as ``top_k=5``.
 
     Raises:
         ConfigError: an unknown name or option.

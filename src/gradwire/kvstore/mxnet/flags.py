@@ -33,7 +33,7 @@ def add_fit_args(parser: argparse.ArgumentParser) -> Any:
     """Add the flags, by MXNet's names and with its defaults.
 
     Args:
-        parser: of the script.
+        parser: parser of the script.
 
     Returns:
         The group of flags.
@@ -78,10 +78,10 @@ def fit(
     """Train with the settings of the flags.
 
     Args:
-        args: what a parser with ``add_fit_args`` read.
+        args: namespace that a parser with ``add_fit_args`` read.
         network: a torch module.
-        data_loader: is called with ``args`` and the store, and gives training and evaluation batches.
-        loss: as for ``Module``.
+        data_loader: function that is called with ``args`` and the store, and gives training and evaluation batches.
+        loss: loss, as for ``Module``.
 
     Returns:
         The trained Module.
@@ -148,7 +148,7 @@ def _optimizer_params(args: argparse.Namespace, kv: KVStore, train: Any, begin: 
     if args.optimizer in WITH_MOMENTUM:
         numbers["momentum"] = args.mom
     epochs = _numbers("--lr-step-epochs", args.lr_step_epochs)
-    # Where training goes on, the steps of the epochs before have been made.
+    # If training is resumed, the rate's steps of earlier epochs have been made.
     numbers["learning_rate"] *= args.lr_factor ** sum(epoch <= begin for epoch in epochs)
     later = [epoch - begin for epoch in epochs if epoch > begin]
     if later:

@@ -23,8 +23,8 @@ from gradwire.kvstore.mxnet.base_module import RATE, BaseModule, as_list, gather
 from gradwire.kvstore.mxnet.checkpoint import load_symbol, save_symbol, states_file
 from gradwire.kvstore.mxnet.eval_metric import EvalMetric
 from gradwire.kvstore.mxnet.trainer import Trainer
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["Module"]
 
@@ -36,12 +36,12 @@ class Module(BaseModule):
 
     Args:
         symbol: the torch module. Its parameters and buffers are those that are trained.
-        logger: for the lines of ``fit``.
+        logger: logger for the lines of ``fit``.
         context: a device or several; each of them is a sender, also where several are the same device. The module
             moves to the first one, and the others get copies.
         fixed_param_names: parameters that are not trained.
-        compression_params: as for ``KVStore.set_gradient_compression``.
-        loss: of outputs and labels, a sum over the samples; the default is the cross-entropy of a softmax.
+        compression_params: argument of ``KVStore.set_gradient_compression``.
+        loss: function of outputs and labels, a sum over the samples; the default is the cross-entropy of a softmax.
 
     Raises:
         ConfigError: a bad argument.
@@ -91,9 +91,9 @@ class Module(BaseModule):
         """Prepare the optimizer, before the first update.
 
         Args:
-            kvstore: as for ``fit``.
-            optimizer: as for ``fit``.
-            optimizer_params: as for ``fit``.
+            kvstore: store or its type, as for ``fit``.
+            optimizer: optimizer, as for ``fit``.
+            optimizer_params: parameters of the optimizer, as for ``fit``.
             force_init: begin with a new state where there is one; without it, ``fit`` goes on with what there is.
         """
         if self._trainer is not None and not force_init:
@@ -157,8 +157,6 @@ class Module(BaseModule):
         """Return the outputs of the last batch of ``forward_backward``."""
         return self._outputs
 
-    # Keeping -----------------------------------------------------------------------------------------------------
-
     def get_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return copies of the parameters and of the buffers, by name."""
         named = self.symbol.named_parameters(), self.symbol.named_buffers()
@@ -178,8 +176,8 @@ class Module(BaseModule):
         Args:
             arg_params: parameters by name.
             aux_params: buffers by name.
-            allow_missing: whether some may be left as they are.
-            allow_extra: whether names may be there that the module has not.
+            allow_missing: true: parameters that are not named stay as they are.
+            allow_extra: true: names that the module does not have are left out.
 
         Raises:
             ConfigError: a name is missing or unknown, or training with a store that keeps the weights has begun.
@@ -211,9 +209,10 @@ class Module(BaseModule):
         """Write ``PREFIX-0003.safetensors``, and ``PREFIX-0003.states`` if asked for.
 
         Args:
-            prefix: of the files.
-            epoch: that have been made.
-            save_optimizer_states: whether training can go on as if it had not stopped.
+            prefix: prefix of the files.
+            epoch: number of epochs that have been made.
+            save_optimizer_states: true: write the optimizer's states, so that training can go on as if it had not
+                stopped.
         """
         self._sync_buffers()
         save_symbol(self.symbol, prefix, epoch)
@@ -227,11 +226,12 @@ class Module(BaseModule):
         """Make a Module from the files of ``save_checkpoint``.
 
         Args:
-            prefix: as it was given there.
-            epoch: as it was given there.
-            load_optimizer_states: also those, when training goes on; one worker reads them for all.
+            prefix: prefix that ``save_checkpoint`` was given.
+            epoch: number of epochs that ``save_checkpoint`` was given.
+            load_optimizer_states: true: read the optimizer's states, too, when training goes on; one worker reads them
+                for all.
             symbol: a torch module of the same shape: a file has tensors in it and no code.
-            kwargs: for ``Module``.
+            kwargs: further arguments of ``Module``.
         """
         load_symbol(symbol, prefix, epoch)
         module = Module(symbol, **kwargs)

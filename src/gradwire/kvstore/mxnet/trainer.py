@@ -12,8 +12,8 @@ from gradwire.errors import ConfigError, GroupError, is_int, require
 from gradwire.kvstore._create import create
 from gradwire.kvstore.protocol.merge import add_dense
 from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 
 __all__ = ["Trainer"]
 
@@ -27,12 +27,12 @@ class Trainer:
         params: parameters, or a mapping from names to them such as ``dict(model.named_parameters())``. In place of a
             parameter a list of its copies may stand, one for each device: each is a sender, and all get the new value.
         optimizer: "sgd", "adam", ..., or an ``OptimizerConfig``.
-        optimizer_params: its numbers, such as ``{"learning_rate": 0.1, "momentum": 0.9}``.
+        optimizer_params: parameters of the optimizer, such as ``{"learning_rate": 0.1, "momentum": 0.9}``.
         kvstore: a store, its type, or None for none. MXNet leaves the store out on one device; here it is always used
             where compression is asked for, so that what was asked for happens.
-        compression_params: as for ``KVStore.set_gradient_compression``.
-        update_on_kvstore: whether the store keeps the weights and updates them (True), or sums the gradients and each
-            worker updates its own (False). None: True with a distributed store.
+        compression_params: argument of ``KVStore.set_gradient_compression``.
+        update_on_kvstore: true: the store keeps the weights and updates them; false: it sums the gradients and each
+            worker updates its own. None: true with a distributed store.
 
     Raises:
         ConfigError: a bad argument, or compression without a store.
@@ -78,7 +78,7 @@ class Trainer:
         require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
         self._updater = Updater(self._config)
         self._started = self._told = False
-        """Whether the store has the weights, and the optimizer's numbers."""
+        """True once the store has the weights; and once it has the optimizer's numbers."""
         self._steps = 0
         self._ahead: set[int] = set()
         """Keys of which one step more had been made than of the others when this worker came."""
@@ -88,7 +88,7 @@ class Trainer:
         """The optimizer's learning rate; with an ``lr_scheduler`` the rate of the last step.
 
         Raises:
-            ConfigError: it was never told one and uses its default.
+            ConfigError: the optimizer was never told a rate and uses its default.
         """
         if self._config.scheduler is not None:
             return self._config.scheduler(max(1, self._steps))
@@ -167,7 +167,7 @@ class Trainer:
         """Sum the gradients over all workers, divide by ``batch_size`` and update.
 
         Args:
-            batch_size: of all workers together, if losses are sums over samples; 1 leaves the sum as it is.
+            batch_size: samples of all workers together, if losses are sums over samples; 1 leaves the sum as it is.
             ignore_stale_grad: skip parameters without a gradient in place of an error.
 
         Raises:
@@ -230,7 +230,7 @@ class Trainer:
         """Load the file of ``save_states``.
 
         Args:
-            fname: of the file.
+            fname: path of the file.
             numbers: False: the optimizer's state alone, and not its numbers.
         """
         self.start()

@@ -53,7 +53,7 @@ class Pool:
         """Lease ``nbytes`` bytes of uninitialised memory; uint8, at a multiple of 64 bytes.
 
         Raises:
-            MemoryError: there are not so many.
+            MemoryError: there is not so much memory.
         """
         if nbytes < LEAST:
             return torch.empty(nbytes, dtype=torch.uint8)
@@ -66,7 +66,7 @@ class Pool:
         start = -block.ctypes.data % ALIGNED
         # All views lead to this array, and not past it to the block: a memoryview stands between the two.
         root = np.frombuffer(block.data[start : start + size], np.uint8)
-        # Whatever thread lets the last view go, also the collector in the middle of a lease, need not wait.
+        # The callback takes no lock: any thread may drop the last view, even the collector in the middle of a lease.
         weakref.finalize(root, self._back.append, (size, block)).atexit = False
         return torch.from_numpy(root)[:nbytes]
 

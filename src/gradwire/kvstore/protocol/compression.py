@@ -31,9 +31,9 @@ class Compression:
     """The compression of a store.
 
     Args:
-        push: of what workers send; None: float32 as it is.
-        memory: what a sender does with the rest; None with ``push`` None.
-        pull: of what the store answers; None: the value as it is.
+        push: compression of what workers send; None: float32 as it is.
+        memory: memory of a sender for what is not sent; None with ``push`` None.
+        pull: compressor of what the store answers; None: the value as it is.
     """
 
     push: Compressor | None = None
@@ -78,7 +78,7 @@ def parse(params: Any) -> Compression:
             the store answers.
 
     Raises:
-        ConfigError: something else, with what is allowed.
+        ConfigError: the dictionary has another form; the message says what is allowed.
 
     Example:
         >>> parse({"type": "2bit", "threshold": "0.25"}).push.threshold

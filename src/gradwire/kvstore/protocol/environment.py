@@ -48,8 +48,8 @@ class WorkerPlace:
 
     Args:
         servers: endpoints, in their order.
-        rank: of this worker.
-        world: how many workers there are.
+        rank: rank of this worker.
+        world: number of workers.
         keys: folder with this worker's key; None: no encryption.
     """
 
@@ -72,29 +72,29 @@ def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
         >>> read_place({"GRADWIRE_SERVERS": "tcp://127.0.0.1:7000", "RANK": "1", "WORLD_SIZE": "2"}).rank
         1
     """
-    told = os.environ if environment is None else environment
-    servers = tuple(part.strip() for part in told.get(SERVERS, "").split(",") if part.strip())
+    variables = os.environ if environment is None else environment
+    servers = tuple(part.strip() for part in variables.get(SERVERS, "").split(",") if part.strip())
     if not servers:
         raise ConfigError(
             f"a dist store needs {SERVERS}, the servers' endpoints as tcp://ADDRESS:PORT,...: "
             "start the script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
         )
-    rank, world = ranked(told)
-    return WorkerPlace(servers, rank, world, own_keys(told, f"worker-{rank}"))
+    rank, world = ranked(variables)
+    return WorkerPlace(servers, rank, world, own_keys(variables, f"worker-{rank}"))
 
 
-def ranked(told: Mapping[str, str]) -> tuple[int, int]:
+def ranked(variables: Mapping[str, str]) -> tuple[int, int]:
     """Read the rank and the number of workers.
 
     >>> ranked({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"})
     (3, 4)
 
     Raises:
-        ConfigError: they are not told, or do not fit each other.
+        ConfigError: the variables are missing, or do not fit each other.
     """
     for rank_name, world_name in RANKS:
-        if rank_name in told:
-            rank, world = number(told, rank_name), number(told, world_name)
+        if rank_name in variables:
+            rank, world = number(variables, rank_name), number(variables, world_name)
             if not 0 <= rank < world:
                 raise ConfigError(f"{rank_name} must be in [0, {world}), got {rank}")
             return rank, world
@@ -105,47 +105,47 @@ def ranked(told: Mapping[str, str]) -> tuple[int, int]:
     )
 
 
-def own_keys(told: Mapping[str, str], name: str) -> Path | None:
+def own_keys(variables: Mapping[str, str], name: str) -> Path | None:
     """The folder with the keys of this process: the given one, or ``name`` in it if it holds several."""
-    if not told.get(KEYS):
+    if not variables.get(KEYS):
         return None
-    folder = Path(told[KEYS])
+    folder = Path(variables[KEYS])
     return folder / name if (folder / name).is_dir() else folder
 
 
-def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
+def number(variables: Mapping[str, str], name: str, least: int = 0) -> int:
     """Read a variable that is an integer.
 
     Raises:
-        ConfigError: it is missing, or something else.
+        ConfigError: the variable is missing, or something else.
     """
     try:
-        value = int(told[name])
+        value = int(variables[name])
     except KeyError:
         raise ConfigError(f"{name} is missing in the environment") from None
     except ValueError:
-        raise ConfigError(f"{name} must be an integer, got {told[name]!r}") from None
+        raise ConfigError(f"{name} must be an integer, got {variables[name]!r}") from None
     if value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
     return value
 
 
-def flag(told: Mapping[str, str], name: str) -> bool:
+def flag(variables: Mapping[str, str], name: str) -> bool:
     """Read a variable that is 1 for true, or 0, empty or unset for false.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the variable has another value.
     """
-    if told.get(name, "") not in ("", "0", "1"):
-        raise ConfigError(f"{name} must be 0 or 1, got {told[name]!r}")
-    return told.get(name) == "1"
+    if variables.get(name, "") not in ("", "0", "1"):
+        raise ConfigError(f"{name} must be 0 or 1, got {variables[name]!r}")
+    return variables.get(name) == "1"
 
 
 def bigarray_bound(default: int) -> int:
     """The number of elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
 
     Raises:
-        ConfigError: it is no integer >= 1.
+        ConfigError: the variable is no integer >= 1.
     """
     name = "MXNET_KVSTORE_BIGARRAY_BOUND"
     return number(os.environ, name, 1) if name in os.environ else default
@@ -155,7 +155,7 @@ def start_timeout(environment: Mapping[str, str] | None = None) -> float:
     """The seconds within which all processes of a run must have come: GRADWIRE_START_TIMEOUT, or 120.
 
     Raises:
-        ConfigError: it is no positive number.
+        ConfigError: the variable is no positive number.
     """
     return _seconds((os.environ if environment is None else environment).get(START_TIMEOUT, "120"), START_TIMEOUT)
 
@@ -164,7 +164,7 @@ def server_timeout(environment: Mapping[str, str] | None = None) -> float | None
     """The seconds for which a server may be away: GRADWIRE_SERVER_TIMEOUT, or None if it is not set.
 
     Raises:
-        ConfigError: it is no positive number.
+        ConfigError: the variable is no positive number.
     """
     text = (os.environ if environment is None else environment).get(SERVER_TIMEOUT, "")
     return _seconds(text, SERVER_TIMEOUT) if text else None

@@ -44,9 +44,9 @@ def place(key: StoreKey, numel: int, servers: int, *, bound: int = BIGARRAY_BOUN
     """Place the parts of a key on servers; in order, the parts are the whole key.
 
     Args:
-        key: its name.
+        key: name of the key.
         numel: elements, >= 0.
-        servers: how many there are, >= 1.
+        servers: number of servers, >= 1.
         bound: elements from which on the key is cut, >= 1.
         alignment: parts start at multiples of so many elements: 16 for a 2-bit code, 32 for a 1-bit code, 1 for
             float32; 0: the key cannot be cut.
@@ -100,7 +100,7 @@ def key_list(key: Any) -> list[StoreKey]:
     (['w'], [3, 5])
 
     Raises:
-        ConfigError: not an int of 64 bits or a string, or both kinds in one call.
+        ConfigError: a key is neither an int of 64 bits nor a string, or one call has both kinds.
     """
     keys = list(key) if isinstance(key, list | tuple) else [key]
     for each in keys:
@@ -119,8 +119,8 @@ def grouped(key: Any, value: Any, name: str) -> Pairs:
 
     Args:
         key: one key, or a list of them.
-        value: for one key a tensor or a list of them; for several keys a list with as many of either.
-        name: of the argument ``value``, for the error.
+        value: tensor or list of them for one key; for several keys a list with as many of either.
+        name: name of the argument ``value``, for the error.
 
     Raises:
         ConfigError: lengths that do not fit, or something that is no tensor.

@@ -65,11 +65,11 @@ class FactorScheduler(LRScheduler):
 
     Args:
         step: updates, >= 1.
-        factor: in (0, 1].
+        factor: factor of the rate, in (0, 1].
         stop_factor_lr: the least rate, >= 0.
-        base_lr: before the first of them; the optimizer's ``learning_rate`` takes its place where it is given.
+        base_lr: rate before the first of them; the optimizer's ``learning_rate`` takes its place where it is given.
         warmup_steps: updates in which the rate comes from ``warmup_begin_lr`` to ``base_lr``, >= 0.
-        warmup_begin_lr: at the start of the warm-up.
+        warmup_begin_lr: rate at the start of the warm-up.
         warmup_mode: "linear", or "constant": it stays at ``warmup_begin_lr``.
 
     Example:
@@ -99,11 +99,11 @@ class MultiFactorScheduler(LRScheduler):
 
     Args:
         step: numbers of updates, each larger than the one before it.
-        factor: in (0, 1].
-        base_lr: before the first of them; the optimizer's ``learning_rate`` takes its place where it is given.
-        warmup_steps: as for ``FactorScheduler``.
-        warmup_begin_lr: as for ``FactorScheduler``.
-        warmup_mode: as for ``FactorScheduler``.
+        factor: factor of the rate, in (0, 1].
+        base_lr: rate before the first of them; the optimizer's ``learning_rate`` takes its place where it is given.
+        warmup_steps: number of updates of the warm-up, as for ``FactorScheduler``.
+        warmup_begin_lr: rate at the start of the warm-up.
+        warmup_mode: form of the warm-up, as for ``FactorScheduler``.
 
     Raises:
         ConfigError: steps that do not grow, or a factor outside its range.
@@ -135,12 +135,12 @@ class PolyScheduler(LRScheduler):
 
     Args:
         max_update: updates, >= 1, more than ``warmup_steps``.
-        pwr: of the polynomial, > 0.
-        final_lr: at the end.
-        base_lr: as for ``FactorScheduler``.
-        warmup_steps: as for ``FactorScheduler``.
-        warmup_begin_lr: as for ``FactorScheduler``.
-        warmup_mode: as for ``FactorScheduler``.
+        pwr: power of the polynomial, > 0.
+        final_lr: rate at the end.
+        base_lr: rate at the begin, as for ``FactorScheduler``.
+        warmup_steps: number of updates of the warm-up, as for ``FactorScheduler``.
+        warmup_begin_lr: rate at the start of the warm-up.
+        warmup_mode: form of the warm-up, as for ``FactorScheduler``.
 
     Example:
         >>> scheduler = PolyScheduler(4, pwr=1, base_lr=1.0)
@@ -169,11 +169,11 @@ class CosineScheduler(LRScheduler):
 
     Args:
         max_update: updates, >= 1, more than ``warmup_steps``.
-        final_lr: at the end.
-        base_lr: as for ``FactorScheduler``.
-        warmup_steps: as for ``FactorScheduler``.
-        warmup_begin_lr: as for ``FactorScheduler``.
-        warmup_mode: as for ``FactorScheduler``.
+        final_lr: rate at the end.
+        base_lr: rate at the begin, as for ``FactorScheduler``.
+        warmup_steps: number of updates of the warm-up, as for ``FactorScheduler``.
+        warmup_begin_lr: rate at the start of the warm-up.
+        warmup_mode: form of the warm-up, as for ``FactorScheduler``.
 
     Example:
         >>> scheduler = CosineScheduler(4, base_lr=1.0)
@@ -207,7 +207,7 @@ def scheduler_of(told: Any, base_lr: float | None = None) -> LRScheduler:
         base_lr: takes the place of its own; None: it stays.
 
     Raises:
-        ConfigError: something else, or numbers that it refuses.
+        ConfigError: the argument is no schedule of these, or has numbers that the schedule refuses.
     """
     config = told.to_config() if isinstance(told, LRScheduler) else told
     name = config.get("name") if isinstance(config, Mapping) else config

@@ -27,8 +27,8 @@ class Merger:
     """A merger that sums the payloads of one key, and holds the memory of the mean.
 
     Args:
-        shape: of the key's tensor.
-        device: of the sums.
+        shape: shape of the key's tensor.
+        device: device of the sums.
     """
 
     def __init__(self, shape: torch.Size, device: torch.device | str = "cpu") -> None:
@@ -39,7 +39,7 @@ class Merger:
         """Sum the decoded payloads: float32, of the key's shape.
 
         Args:
-            compression: with which all of them were made.
+            compression: compression with which all of them were made.
             payloads: uint8, one for each sender, in their order.
         """
         compressor, memory = compression.push, compression.memory
@@ -68,7 +68,7 @@ class Merger:
         """Sum payloads that hold only some rows.
 
         Args:
-            compression: with which all of them were made.
+            compression: compression with which all of them were made.
             payloads: uint8, one for each sender, in their order.
             rows: int64, those of each sender.
         """
@@ -108,7 +108,7 @@ def row_sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     Args:
         rows: int64 (R,), growing.
         values: (R, ...), any dtype.
-        shape: of the whole.
+        shape: shape of the whole tensor.
     """
     # Rows were checked: without a word on it, torch warns that it does not check them again.
     return torch.sparse_coo_tensor(rows[None], values, tuple(shape), is_coalesced=True, check_invariants=False)

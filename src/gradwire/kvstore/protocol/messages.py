@@ -183,7 +183,7 @@ REPLIES: Mapping[str, Mapping[str, Check]] = {
     "error": {"seq": count(0), "kind": text, "text": text},
     "pong": {"dead": lambda value: isinstance(value, list) and all(count(0)(rank) for rank in value)},
 }
-"""What a server may send."""
+"""Messages that a server may send, with their fields."""
 
 Outgoing: TypeAlias = tuple[bytes, list[Any]]
 """The peer to whom a message goes, and its frames."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.protocol.keys import StoreKey, key_list
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 
 __all__ = ["by_server", "from_bytes", "load_states", "of_server", "save_states", "to_bytes"]
 
@@ -28,9 +28,9 @@ def save_states(
     """Write states by key, and the optimizer's name and numbers if given.
 
     Args:
-        path: is replaced when everything is on the disk, and stays as it is if writing fails.
-        states: what ``Updater.state_dict`` gave.
-        config: of the optimizer.
+        path: file to write. It is replaced when everything is on the disk, and stays as it is if writing fails.
+        states: result of ``Updater.state_dict``.
+        config: name and numbers of the optimizer; None: they are not written.
     """
     data = to_bytes(states, config)
     replace_file(Path(path), lambda temporary: Path(temporary).write_bytes(data))

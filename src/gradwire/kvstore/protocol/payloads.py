@@ -66,8 +66,8 @@ def views(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Payload
     """The fields of received payloads; fields that do not travel are empty, and no decoder reads them.
 
     Args:
-        compressor: that made them.
-        shape: of what they say.
+        compressor: compressor that made them.
+        shape: shape of the decoded tensor.
         data: uint8, shape ``(nbytes,)`` or ``(senders, nbytes)``, as long as ``sent_layout`` says.
     """
     travels = sent_layout(compressor, shape)
@@ -83,8 +83,8 @@ def received(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Tens
     """Check the bytes of one payload that came from outside, and return them in the length that ``views`` expects.
 
     Args:
-        compressor: that made it.
-        shape: of what it says.
+        compressor: compressor that made it.
+        shape: shape of the decoded tensor.
         data: uint8, of a number that ``sizes`` allows.
 
     Raises:
@@ -100,7 +100,7 @@ def require_alone(compressor: Compressor | None) -> None:
     """Refuse a method of several rounds that saves nothing when a worker runs its rounds alone.
 
     Raises:
-        ConfigError: its payload is not smaller than the gradient.
+        ConfigError: the method's payload is not smaller than the gradient.
     """
     if isinstance(compressor, MultiRound) and sizes(compressor, TRIED).start >= 4 * TRIED[0] * TRIED[1]:
         raise ConfigError(

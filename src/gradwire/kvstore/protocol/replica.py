@@ -36,7 +36,7 @@ from gradwire.memory.residual import Residual
 __all__ = ["Held", "Replica", "follows", "is_payload", "whole"]
 
 PREFIX = struct.Struct("<qq")
-"""What an answer begins with: its form, and the number of the replica that it leads to."""
+"""Beginning of an answer: its form, and the number of the replica that it leads to."""
 
 WHOLE, CHANGE, VALUE, SAME = range(4)
 """All elements as they are; a payload to add to the replica before; a payload to decode alone; nothing new."""
@@ -51,10 +51,10 @@ class Replica:
     """The store's copy of what the workers that pull a value hold of it.
 
     Args:
-        key: of the value.
-        value: that they hold now.
-        number: of this state; each later one has the next.
-        rank: of the worker, where each has a replica of its own.
+        key: key of the value.
+        value: value that the workers hold now.
+        number: number of this state; each later one has the next.
+        rank: rank of the worker, where each has a replica of its own.
     """
 
     def __init__(self, key: StoreKey, value: Tensor, number: int = 0, rank: int = 0) -> None:
@@ -73,9 +73,9 @@ class Replica:
         """Move towards a value by as much as one payload can carry.
 
         Args:
-            value: of the store.
+            value: value of the store.
             compressor: Q.
-            replaced: whether the step replaced the value, or updated it.
+            replaced: true: the step replaced the value; false: it updated it.
         """
         self._use(compressor, replaced)
         self._next()
@@ -84,7 +84,7 @@ class Replica:
             refuse_nonfinite(self.sender.key, target)
             payload = self.sender.encode(target)
         except ConfigError:
-            # Not finite, or not with what was left over: the sender kept that.
+            # The value is not finite, alone or with the residual, which the sender kept.
             self.held.copy_(value)
             return
         self._payload = sent(compressor, value.shape, payload)
@@ -100,7 +100,7 @@ class Replica:
 
         Args:
             have: number of the replica that it holds, -1 for none.
-            compressor: of which it can read payloads.
+            compressor: compressor whose payloads the worker can read.
         """
         form = SAME if have == self.number else WHOLE
         readable = self._payload is not None and compressor == self.compressor
@@ -151,8 +151,8 @@ class Held:
     """The value as one worker holds it.
 
     Args:
-        shape: of the value.
-        dtype: of the value.
+        shape: shape of the value.
+        dtype: dtype of the value.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -164,8 +164,8 @@ class Held:
         """Apply an answer, and return the new value.
 
         Args:
-            answer: from the store.
-            compressor: that was asked for.
+            answer: answer of the store.
+            compressor: compressor that the worker asked for.
 
         Raises:
             WireError: bytes that are no answer to this worker.

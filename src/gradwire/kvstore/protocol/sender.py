@@ -29,12 +29,12 @@ class Sender:
     """One sender's residual (or whatever its memory keeps) and method state, for one key.
 
     Args:
-        key: of the store.
-        shape: of the key's tensor.
-        seed: of all random streams.
-        rank: of this sender among the senders of the key.
-        phase: of the random streams: 0 where gradients are sent, 1 where a store answers.
-        device: of its gradients.
+        key: key of the store.
+        shape: shape of the key's tensor.
+        seed: seed of all random streams.
+        rank: rank of this sender among the senders of the key.
+        phase: phase of the random streams: 0 where gradients are sent, 1 where a store answers.
+        device: device of its gradients.
     """
 
     def __init__(

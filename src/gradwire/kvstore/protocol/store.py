@@ -17,8 +17,8 @@ from gradwire.errors import ConfigError, require
 from gradwire.integrations.adaptive import keeps_much, warn
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import StoreKey, grouped, key_list
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.ops.native import warn_without_kernels
 
 __all__ = ["KVStore", "UpdaterFunction", "check_priority"]
@@ -98,7 +98,7 @@ class KVStore(ABC):
 
         Args:
             key: one or several that were given a value by ``init``.
-            value: for each key a tensor, or a list of them: each place in the list is a sender with its own residual.
+            value: a tensor for each key, or a list of them: each place in the list is a sender with its own residual.
             priority: larger ones are served first where keys wait for each other.
 
         Raises:
@@ -115,8 +115,8 @@ class KVStore(ABC):
 
         Args:
             key: one or several.
-            out: for each key a tensor, or a list of them, which are overwritten.
-            priority: as for ``push``.
+            out: a tensor for each key, or a list of them, which are overwritten.
+            priority: an integer, as for ``push``.
             ignore_sparse: leave keys alone whose value is row-sparse, as MXNet does; False pulls them too.
 
         Raises:
@@ -136,9 +136,9 @@ class KVStore(ABC):
 
         Args:
             key: one or several.
-            value: as for ``push``.
-            out: as for ``pull``; None: the pushed tensors are overwritten with the result.
-            priority: as for ``push``.
+            value: gradients, as for ``push``.
+            out: tensors to overwrite, as for ``pull``; None: the pushed tensors are overwritten with the result.
+            priority: an integer, as for ``push``.
         """
         self.push(key, value, priority)
         self.pull(key, value if out is None else out, priority, ignore_sparse=False)
@@ -153,9 +153,9 @@ class KVStore(ABC):
 
         Args:
             key: one or several.
-            out: for each key a tensor, or a list of them; a sparse one gets the rows, a dense one zeros elsewhere.
-            priority: as for ``push``.
-            row_ids: for each of ``out`` an integer tensor, in any order, repeated or not; one is for all of them.
+            out: a tensor for each key, or a list of them; a sparse one gets the rows, a dense one zeros elsewhere.
+            priority: an integer, as for ``push``.
+            row_ids: an integer tensor for each of ``out``, in any order, repeated or not; one is for all of them.
 
         Raises:
             ConfigError: an unknown key, a row that does not exist, or no ``row_ids``.
@@ -223,7 +223,7 @@ class KVStore(ABC):
 
         Args:
             optimizer: "sgd", "adam", ... or "test"; or an ``OptimizerConfig``.
-            numbers: its parameters, such as ``learning_rate=0.1, momentum=0.9``.
+            numbers: parameters of the optimizer, such as ``learning_rate=0.1, momentum=0.9``.
 
         Raises:
             ConfigError: an unknown name or parameter.
@@ -267,8 +267,8 @@ class KVStore(ABC):
         """Write the optimizer's state to a safetensors file.
 
         Args:
-            fname: is replaced at once when all is written.
-            dump_optimizer: also write its name and numbers.
+            fname: path of the file, which is replaced at once when all is written.
+            dump_optimizer: true: write the optimizer's name and numbers, too.
         """
 
     @abstractmethod
@@ -279,7 +279,7 @@ class KVStore(ABC):
         """The number of a key's steps before this worker came, and that it has pushed since: where to continue.
 
         Args:
-            key: that was given a value by ``init``; a store of this process counts none, as it ends with it.
+            key: key that was given a value by ``init``; a store of this process counts none, as it ends with it.
         """
         return 0
 
@@ -373,6 +373,6 @@ def check_priority(priority: Any) -> None:
     """Refuse a priority that is not an integer.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the priority is no integer.
     """
     require(isinstance(priority, int), "priority", "an int", priority)

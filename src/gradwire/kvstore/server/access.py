@@ -53,7 +53,7 @@ class Guard:
 
     Args:
         socket: a ROUTER, not bound yet.
-        workers: how many connections are to be expected.
+        workers: number of connections that are to be expected.
 
     Attributes:
         monitor: readable when a connection was made or ended: call ``admit`` then.
@@ -167,15 +167,15 @@ def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path
     """Restrict a socket to peers whose key is in the servers' folder.
 
     Args:
-        context: of the socket.
+        context: context of the socket.
         socket: not bound yet.
         folder: the servers'.
 
     Returns:
-        What must be stopped at the end.
+        The authenticator, which must be stopped at the end.
 
     Raises:
-        ConfigError: it is not the servers' folder.
+        ConfigError: the folder is not the servers' one.
     """
     secret = folder / "server.key_secret"
     require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))

@@ -24,12 +24,12 @@ from torch import Tensor
 from gradwire.errors import GradwireError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
 from gradwire.kvstore.server.members import Barriers, Members, StrangerError, WorkerSession
-from gradwire.kvstore.server.parts import Contribution, StoredPart
+from gradwire.kvstore.server.pending import PendingRequest, RequestQueue, Topic
 from gradwire.kvstore.server.requests import FIELDS, REQUESTS
 from gradwire.kvstore.server.rules import Counters, Rules
 from gradwire.kvstore.server.settings import OptimizerSettings
+from gradwire.kvstore.server.stored_part import Contribution, StoredPart
 from gradwire.kvstore.server.values import Progress, ValueFrames, Values
-from gradwire.kvstore.server.waiting import Topic, Waiting, Waits
 
 __all__ = ["ServerCore"]
 
@@ -38,7 +38,7 @@ class ServerCore:
     """One server: its state, and its answers to messages.
 
     Args:
-        rules: how it behaves.
+        rules: settings of its behaviour.
         parts: restored from a snapshot; None: it starts empty.
     """
 
@@ -47,11 +47,11 @@ class ServerCore:
         self.epoch = os.urandom(16)
         self.restored = parts is not None
         self.counters = Counters()
-        self.waits = Waits()
-        self.members = Members(rules, self.waits)
-        self.barriers = Barriers(self.waits)
+        self.pending = RequestQueue()
+        self.members = Members(rules, self.pending)
+        self.barriers = Barriers(self.pending)
         self.progress = Progress(rules, self.members)
-        self.values = Values(rules, self.waits, self.counters, parts or ())
+        self.values = Values(rules, self.pending, self.counters, parts or ())
         self.frames = ValueFrames()
         self.optimizers = OptimizerSettings(self.values.alone)
         self.now = 0.0
@@ -64,7 +64,7 @@ class ServerCore:
         """Take one message, and return the messages to send because of it.
 
         Args:
-            peer: who sent it, as the transport names it.
+            peer: name of the sender in the transport.
             frames: the header and at most one frame.
             now: seconds, from any start.
             owner: the rank whose key the sender has; None: keys are not used, or are nobody's alone.
@@ -85,7 +85,7 @@ class ServerCore:
         except GradwireError as error:
             return [self.error(peer, seq, "config", error)]
         except Exception as error:
-            # Of a message that got through all checks and should not have: it must not end the server for everybody.
+            # A message that got through all checks and should not have must not end the server for everybody.
             traceback.print_exc()
             return self._break_off(peer, seq, WireError(type(error).__name__))
 
@@ -97,7 +97,7 @@ class ServerCore:
             self.members.lose(session)
             if self.rules.on_dead_worker == "error":
                 # Every wait that only the dead could end.
-                out += [self._dead(each.peer, each.seq, each.what) for each in self.waits.take_stuck()]
+                out += [self._dead(each.peer, each.seq, each.what) for each in self.pending.take_stuck()]
         return [*out, *self._progress()]
 
     # Answers -----------------------------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ class ServerCore:
         """Answer with bytes.
 
         Args:
-            session: whose request it is.
-            seq: of the request.
+            session: session that sent the request.
+            seq: number of the request.
             data: uint8.
-            parts: that the bytes are of.
-            method: that made them.
+            parts: parts to which the bytes belong.
+            method: method that made the bytes.
         """
         version, durable = self.progress.reached(session.rank, parts)
         return self.pieces(session, seq, "value", data, method, version=version, durable=durable)
@@ -158,7 +158,7 @@ class ServerCore:
             fresh = part.apply_one(session.rank, step, push, self.optimizers.updaters)
             self.counters.steps += fresh * part.count
         self.counters.repeated += part.count * (not fresh)
-        self.waits.touched.add(part.topic)
+        self.pending.touched.add(part.topic)
 
     # Waiting -----------------------------------------------------------------------------------------------------
 
@@ -174,18 +174,18 @@ class ServerCore:
         """Answer now, or later when a condition holds.
 
         Args:
-            topic: at whose changes it is looked again.
-            session: whose request it is.
-            seq: of the request.
-            what: it waits for, in words.
-            ready: whether it can be answered.
+            topic: topic whose changes make the server look again.
+            session: session that sent the request.
+            seq: number of the request.
+            what: function that says what the request waits for, in words.
+            ready: function that is true when the request can be answered.
             answer: makes the answer.
         """
         if ready():
             return answer()
         if self.members.dead and self.rules.on_dead_worker == "error":
             return [self._dead(session.peer, seq, what)]
-        self.waits.add(topic, Waiting(session.peer, seq, what, ready, answer))
+        self.pending.add(topic, PendingRequest(session.peer, seq, what, ready, answer))
         return []
 
     def when_there(
@@ -206,10 +206,11 @@ class ServerCore:
         """Answer when a condition holds for each of several keys.
 
         Args:
-            session: whose request it is.
-            seq: of the request.
-            units: what has the keys' steps, and the step; asked anew whenever one of them was waited for.
-            holds: what has to.
+            session: session that sent the request.
+            seq: number of the request.
+            units: function that gives each key's part or list with the step; called anew whenever one of them was
+                waited for.
+            holds: condition on a part and a step.
             answer: makes the answer.
         """
         for part, step in units():
@@ -223,15 +224,15 @@ class ServerCore:
     def _progress(self) -> list[Outgoing]:
         """Apply steps that are complete, and answer requests that waited for them; an answer may separate keys."""
         if self.members.changed:
-            self.waits.touched |= self.waits.topics() | {each.topic for each in self.values.units() if each.pending}
+            self.pending.touched |= self.pending.topics() | {each.topic for each in self.values.units() if each.pending}
             self.members.changed = False
         out: list[Outgoing] = []
-        while self.waits.touched or self.waits.again:
+        while self.pending.touched or self.pending.again:
             out += self._progress_once()
         return out
 
     def _progress_once(self) -> list[Outgoing]:
-        touched, self.waits.touched = self.waits.touched, set()
+        touched, self.pending.touched = self.pending.touched, set()
         live = self.members.live
         # All steps first: a pull of many keys would find one after the other.
         for topic in touched:
@@ -239,9 +240,9 @@ class ServerCore:
             while self.progress.sync and part is not None and (pushes := part.ready(live)) is not None:
                 part.apply(pushes, self.optimizers.updaters)
                 self.counters.complete(part.topic, part.version, self.now, part.count)
-        again, self.waits.again = self.waits.again, []
+        again, self.pending.again = self.pending.again, []
         out = [out for each in again for out in each.answer()]
-        return out + [out for topic in touched for each in self.waits.take_ready(topic) for out in each.answer()]
+        return out + [out for topic in touched for each in self.pending.take_ready(topic) for out in each.answer()]
 
     def _dead(self, peer: bytes, seq: int, what: Callable[[], str]) -> Outgoing:
         return peer, [pack("error", seq=seq, kind="dead", text=f"{self.members.silence()}: {what()}")]

@@ -18,11 +18,11 @@ from gradwire.errors import WireError
 from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
-from gradwire.kvstore.protocol.optimizers import Updater
 from gradwire.kvstore.protocol.payloads import layout_of
 from gradwire.kvstore.protocol.small_keys import Patience, joinable, named, side_by_side
-from gradwire.kvstore.server.parts import Contribution, StoredPart, raw
-from gradwire.kvstore.server.waiting import Topic
+from gradwire.kvstore.protocol.updater import Updater
+from gradwire.kvstore.server.pending import Topic
+from gradwire.kvstore.server.stored_part import Contribution, StoredPart, raw
 
 __all__ = ["KeyList"]
 

@@ -13,7 +13,7 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import DTYPES, Outgoing
 from gradwire.kvstore.protocol.replica import is_payload
 from gradwire.kvstore.server.members import WorkerSession
-from gradwire.kvstore.server.parts import StoredPart, expected_nbytes, raw
+from gradwire.kvstore.server.stored_part import StoredPart, expected_nbytes, raw
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore
@@ -52,7 +52,7 @@ def init(
         values.add(StoredPart(key, data.view(kind).view(shape), start, total, sparse))
     elif chunk + 1 < chunks:
         return []
-    core.waits.touched.add(key)
+    core.pending.touched.add(key)
 
     def answer() -> list[Outgoing]:
         # A worker may have asked before rank 0 said what the key is.

@@ -17,7 +17,7 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import Outgoing, pack
 from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle, Unit
 from gradwire.kvstore.server.members import WorkerSession
-from gradwire.kvstore.server.parts import StoredPart
+from gradwire.kvstore.server.stored_part import StoredPart
 from gradwire.types import align
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, chunk_count
 from gradwire.kvstore.server.key_list import KeyList
+from gradwire.kvstore.server.pending import RequestQueue
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.waiting import Waits
 
 __all__ = ["MAX_CONFIGS", "MAX_UNSAVED", "Barriers", "Members", "StrangerError", "WorkerSession", "workers"]
 
@@ -45,14 +45,14 @@ class WorkerSession:
     """The session of one worker process.
 
     Args:
-        peer: its name in the transport.
-        rank: among the workers.
-        token: that it chose; another process has another one.
-        seen: when something last came from it, in seconds.
-        configs: its compressions, by number; 0 is none.
-        barriers: that were passed before it came: its own first one is the one after them.
-        joined: its rank had another process before, so its settings are numbered anew.
-        reachable: nothing that was sent to it has failed since it was heard of.
+        peer: name of the worker in the transport.
+        rank: rank among the workers.
+        token: token that the process chose; another process has another one.
+        seen: time at which something last came from it, in seconds.
+        configs: compressions of the worker, by number; 0 is none.
+        barriers: number of barriers that were passed before it came: its own first one is the one after them.
+        joined: true: its rank had another process before, so its settings are numbered anew.
+        reachable: true: nothing that was sent to it has failed since it was heard of.
         given: number of the replica of a key that the newest compressed answer led to.
         lists: lists of keys that it names together, by its numbers.
     """
@@ -73,7 +73,7 @@ class WorkerSession:
         """Find a compression by its number.
 
         Raises:
-            WireError: there is none.
+            WireError: there is no such compression.
         """
         if number not in self.configs:
             raise WireError(f"a push names compression {number}, which was never sent")
@@ -83,7 +83,7 @@ class WorkerSession:
         """Find a list of keys by its number.
 
         Raises:
-            WireError: there is none.
+            WireError: there is no such list.
         """
         if number not in self.lists:
             raise WireError(f"a request names list {number} of keys, which was never sent")
@@ -99,7 +99,7 @@ class WorkerSession:
         """Take a piece of a message; return the whole message, uint8, when its last piece is here.
 
         Args:
-            seq: of the message.
+            seq: number of the message.
             chunk: place of the piece.
             chunks: pieces of the message.
             rest: the frame.
@@ -156,17 +156,17 @@ class Members:
     """A server's sessions, and the ranks that are dead, have finished or have left.
 
     Args:
-        rules: how the server behaves.
-        waits: what those who go do not wait for any more.
+        rules: settings of the server's behaviour.
+        pending: waiting requests, which are released by workers that go.
     """
 
-    def __init__(self, rules: Rules, waits: Waits) -> None:
-        self.rules, self._waits = rules, waits
+    def __init__(self, rules: Rules, pending: RequestQueue) -> None:
+        self.rules, self._pending = rules, pending
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self.left: set[int] = set()
         self.changed = False
-        """Who lives is not what it was: any step or wait may be complete; the core looks, and says that it did."""
+        """True: a worker came or went, so any step or wait may be complete; the core looks, and sets it to false."""
         self.offsets: dict[bytes, int] = {}
         """Barriers passed before each process came that the server knew when its snapshot was made, by token."""
         self._sessions: dict[bytes, WorkerSession] = {}
@@ -200,7 +200,7 @@ class Members:
         """Find the session of a worker that has introduced itself, and note that it is alive.
 
         Raises:
-            StrangerError: he has not.
+            StrangerError: the worker has not introduced itself.
         """
         session = self._sessions.get(peer)
         if session is None:
@@ -266,7 +266,7 @@ class Members:
     def close(self, peer: bytes) -> None:
         """Close a session, also that of a worker that does not read its messages."""
         if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
+            self._pending.drop(peer)
 
     def silent(self, now: float) -> list[WorkerSession]:
         """Find the ranks that have been silent for too long."""
@@ -308,12 +308,12 @@ class Barriers:
     """Barriers by their numbers: which worker has come to which, and which are passed.
 
     Args:
-        waits: what waits at them.
+        pending: requests that wait at barriers.
     """
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, pending: RequestQueue) -> None:
         self.passed = 0
-        self._waits = waits
+        self._pending = pending
         self._arrived: dict[int, set[int]] = {}
         self._saved, self._unheard = 0, frozenset[int]()
 
@@ -322,7 +322,7 @@ class Barriers:
 
         Args:
             passed: barriers that were behind all workers when the snapshot was made.
-            ranks: of all workers.
+            ranks: ranks of all workers.
         """
         self.passed = self._saved = passed
         self._unheard = frozenset(ranks)
@@ -331,8 +331,8 @@ class Barriers:
         """Note that a worker is at a barrier; return all workers that are.
 
         Raises:
-            WireError: it is not the next one; or it is the first that a worker names after a restart, and more than
-                ``MAX_UNSAVED`` away from those in the snapshot.
+            WireError: the number is not the next one; or it is the first that a worker names after a restart, and more
+                than ``MAX_UNSAVED`` away from those in the snapshot.
         """
         if rank in self._unheard:
             if number > self._saved + MAX_UNSAVED:
@@ -341,7 +341,7 @@ class Barriers:
                     f"be at most {MAX_UNSAVED} apart; start the server from the newest snapshot of this run"
                 )
             self._unheard -= {rank}
-            # Who comes to one has passed those before it.
+            # A worker at a barrier has passed those before it.
             self.pass_to(number - 1)
         if number > self.passed + 1:
             raise WireError(f"barrier {number} is not the next one, {self.passed + 1}")
@@ -354,7 +354,7 @@ class Barriers:
         """Mark barriers up to this one as passed by all workers."""
         if number > self.passed:
             self.passed = number
-            self._waits.touched |= {("barrier", each) for each in self._arrived if each <= number}
+            self._pending.touched |= {("barrier", each) for each in self._arrived if each <= number}
 
     def forget(self, rank: int) -> None:
         """Forget the barriers of a rank that another process has taken."""

@@ -39,7 +39,7 @@ class ServerCollector(Collector):
             counters.steps,
             counters.waited,
         )
-        yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=len(self.core.waits))
+        yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=len(self.core.pending))
         yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.members.dead))
 
 
@@ -47,7 +47,7 @@ def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:
     """Serve scrapes at ``http://address:port/metrics`` from a thread of its own.
 
     Args:
-        core: whose counters.
+        core: core whose counters are served.
         port: 0 takes a free one.
         address: loopback, unless others may read them.
 

@@ -112,6 +112,6 @@ REQUESTS: dict[str, Row] = {
     "leave": Row(run_requests.leave, {}),
     "ping": Row(run_requests.ping, {}),
 }
-"""What a worker may send."""
+"""Messages that a worker may send, with their handlers and fields."""
 
 FIELDS: Mapping[str, Mapping[str, Check]] = {op: row.fields for op, row in REQUESTS.items()}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gradwire.kvstore.server.waiting import Topic
+from gradwire.kvstore.server.pending import Topic
 
 __all__ = ["Counters", "Rules"]
 
@@ -16,13 +16,13 @@ class Rules:
     """The settings of a server's behaviour.
 
     Args:
-        workers: how many there are.
+        workers: number of workers.
         on_dead_worker: "error": the others are told; "continue": steps are made without it.
         dead_after: seconds of silence after which a worker counts as dead, > 0.
-        staleness: in async, how many steps a worker may be ahead of the slowest; None: any number.
-        max_bytes: of a key's part.
+        staleness: steps that a worker may be ahead of the slowest, in async; None: any number.
+        max_bytes: most bytes of a key's part.
         max_memory: bytes of all values; as much as the machine has.
-        max_keys: that a server keeps.
+        max_keys: most keys that a server keeps.
         snapshots: workers keep what they pushed until ``mark_durable`` was called after it.
     """
 
@@ -50,7 +50,7 @@ class Counters:
     refused: int = 0
     repeated: int = 0
     begun: dict[tuple[Topic, int], float] = field(default_factory=dict)
-    """When the first push of a step came that is not complete."""
+    """Times at which the first push of each step came that is not complete."""
 
     def take(self, method: str, nbytes: int, count: int) -> None:
         """Count a push of so many keys."""

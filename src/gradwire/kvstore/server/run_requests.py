@@ -9,8 +9,8 @@ import torch
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.payloads import require_alone
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.server.members import WorkerSession, workers
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def hello(
     holder = members.holder(peer, rank, session, core.now)
     if holder is not None:
         text = f"rank {rank} is taken by a worker that was heard of {core.now - holder.seen:.1f} s ago"
-        # Whether that one can still be reached is known when something is sent to it.
+        # A message to the holder shows whether it can still be reached.
         return [(holder.peer, [core.pong()]), (peer, [pack("error", seq=0, kind="taken", text=text)])]
     progress.sync = sync
     fresh, another = members.take_in(peer, rank, session, core.now)
@@ -117,7 +117,7 @@ def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> 
         return core.done(session, seq)
 
     topic = ("barrier", number)
-    core.waits.touched.add(topic)
+    core.pending.touched.add(topic)
     return core.when(
         topic, session, seq, lambda: f"barrier {number} waits for {workers(core.members.live - arrived)}", ready, answer
     )
@@ -125,7 +125,7 @@ def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> 
 
 def why(core: ServerCore, session: WorkerSession, seq: int, of: int) -> list[Outgoing]:
     """Say what another request of this worker waits for, because its deadline has passed."""
-    text = core.waits.reason(session.peer, of)
+    text = core.pending.reason(session.peer, of)
     return core.value(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8), [])
 
 

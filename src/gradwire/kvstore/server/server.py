@@ -41,7 +41,7 @@ class Outbox:
     """A queue of messages to send on a ROUTER socket with ``ROUTER_MANDATORY``.
 
     Args:
-        socket: of the server.
+        socket: socket of the server.
         stored: bytes of all values, now.
     """
 
@@ -50,9 +50,9 @@ class Outbox:
         self._waiting: dict[bytes, deque[list[Any]]] = {}
         self._nbytes: dict[bytes, int] = {}
         self.unreachable: set[bytes] = set()
-        self.deaf: set[bytes] = set()
-        """Whom a message could not be sent to, and who has more waiting than it can have asked for; the caller empties
-        both."""
+        """Workers to which a message could not be sent; the caller empties it."""
+        self.overfull: set[bytes] = set()
+        """Workers that have more waiting than they can have asked for; the caller empties it."""
 
     def __bool__(self) -> bool:
         """Return whether a message waits."""
@@ -66,7 +66,7 @@ class Outbox:
         self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
         if self._nbytes[peer] > ROOM + 2 * self._stored():
             self._drop(peer)
-            self.deaf.add(peer)
+            self.overfull.add(peer)
             return
         self._waiting.setdefault(peer, deque()).append(frames)
 
@@ -85,7 +85,7 @@ class Outbox:
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
-            # Whom it cannot reach comes again and asks again.
+            # A worker that cannot be reached connects again and asks again.
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self.unreachable.add(peer)
@@ -125,7 +125,7 @@ class Server:
     """A server that answers workers until it is told to stop.
 
     Args:
-        core: what it knows.
+        core: state of the server.
         endpoint: "tcp://ADDRESS:PORT"; port 0 takes a free one.
         keys: folder made by ``gradwire keygen``: traffic is encrypted and only workers with a key of it may speak.
         insecure: allow an address that others can reach without keys.
@@ -227,10 +227,10 @@ class Server:
         """Tell the core which workers are gone, and which do not read."""
         for peer in self._outbox.unreachable:
             self.core.members.unreachable(peer)
-        for peer in self._outbox.deaf:
+        for peer in self._outbox.overfull:
             self.core.members.close(peer)
         self._outbox.unreachable.clear()
-        self._outbox.deaf.clear()
+        self._outbox.overfull.clear()
 
     def _owner(self, frame: zmq.Frame) -> int | None:
         """The rank whose key the sender of a message has."""
@@ -241,7 +241,7 @@ class Finished:
     """A condition that is checked at intervals: every worker has left, or none has been there for ``quiet`` seconds.
 
     Args:
-        core: of the server.
+        core: state of the server.
         quiet: seconds > 0.
     """
 

@@ -8,8 +8,8 @@ from typing import Any
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.optimizer_states import from_bytes, to_bytes
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
-from gradwire.kvstore.server.parts import AHEAD, StoredPart
+from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
+from gradwire.kvstore.server.stored_part import AHEAD, StoredPart
 
 __all__ = ["OptimizerSettings"]
 
@@ -34,7 +34,7 @@ class OptimizerSettings:
         """Refuse a push that names an unknown setting.
 
         Raises:
-            WireError: it does.
+            WireError: the setting is unknown.
         """
         if number and number not in self.updaters:
             raise WireError(f"a push names optimizer setting {number}, which was never sent")
@@ -44,8 +44,8 @@ class OptimizerSettings:
 
         Args:
             number: the worker's.
-            config: of the setting.
-            joined: whether the worker came later, and counts its settings from 1.
+            config: name and numbers of the optimizer.
+            joined: true: the worker came later, and counts its settings from 1.
 
         Returns:
             The number by which pushes name it.

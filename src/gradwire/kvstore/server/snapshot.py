@@ -23,15 +23,15 @@ from gradwire.kvstore.protocol.keys import key_list
 from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.replica import Replica
 from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.server.parts import StoredPart
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.stored_part import StoredPart
 
 __all__ = ["Snapshots", "load_core", "save_core"]
 
 FORMAT = "gradwire server 1"
 
 TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
-"""What is told of a key, besides what is told of its workers."""
+"""Fields of a key in a snapshot, besides those of its workers."""
 
 
 def save_core(core: ServerCore, path: Path) -> None:
@@ -149,7 +149,7 @@ class Snapshots:
     """A writer of snapshots: after the first step, and whenever the newest key is so many steps further.
 
     Args:
-        path: of the file.
+        path: path of the file.
         every: steps, >= 1.
     """
 

@@ -17,9 +17,9 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle
 from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.members import Members, WorkerSession, workers
-from gradwire.kvstore.server.parts import StoredPart, raw
+from gradwire.kvstore.server.pending import RequestQueue, Topic
 from gradwire.kvstore.server.rules import Counters, Rules
-from gradwire.kvstore.server.waiting import Topic, Waits
+from gradwire.kvstore.server.stored_part import StoredPart, raw
 
 __all__ = ["Progress", "ValueFrames", "Values"]
 
@@ -28,8 +28,8 @@ class Progress:
     """The rules of when a step counts as made, as in the value, and as too far ahead.
 
     Args:
-        rules: how the server behaves.
-        members: who is there.
+        rules: settings of the server's behaviour.
+        members: sessions and ranks of the workers.
     """
 
     def __init__(self, rules: Rules, members: Members) -> None:
@@ -85,17 +85,17 @@ class Values:
     """The keys by their names, and the lists of them.
 
     Args:
-        rules: how the server behaves.
-        waits: what waits for keys and lists.
-        counters: that know when a step was begun.
+        rules: settings of the server's behaviour.
+        pending: requests that wait for keys and lists.
+        counters: counters that know when a step was begun.
         parts: restored from a snapshot.
     """
 
-    def __init__(self, rules: Rules, waits: Waits, counters: Counters, parts: Iterable[StoredPart]) -> None:
+    def __init__(self, rules: Rules, pending: RequestQueue, counters: Counters, parts: Iterable[StoredPart]) -> None:
         self.parts: dict[StoreKey, StoredPart] = {part.key: part for part in parts}
         self.nbytes = sum(part.value.nbytes for part in self.parts.values())
         self.lists: dict[tuple[StoreKey, ...], KeyList] = {}
-        self._rules, self._waits, self._counters = rules, waits, counters
+        self._rules, self._pending, self._counters = rules, pending, counters
         self._within: dict[StoreKey, KeyList] = {}
         self._together: dict[Topic, KeyList] = {}
         self._numbers = 0
@@ -106,7 +106,7 @@ class Values:
         """Refuse one key too many, or a key that is too large.
 
         Raises:
-            ConfigError: it is.
+            ConfigError: there is no room for the key.
         """
         if len(self.parts) >= self._rules.max_keys:
             raise ConfigError(f"this server keeps at most {self._rules.max_keys} keys")
@@ -164,8 +164,8 @@ class Values:
         """Find or make a list of keys, one for all workers that name the same keys.
 
         Args:
-            keys: of the list.
-            sessions: that may name lists; those that none of them does are forgotten when there are many.
+            keys: keys of the list.
+            sessions: sessions that may name lists; lists that none of them names are forgotten when there are many.
 
         Raises:
             ConfigError: there is no such key.
@@ -186,7 +186,7 @@ class Values:
         for other in {self._within[key] for key in unit.keys if key in self._within}:
             other.patience.lose()
             self._part(other)
-        if unit.alike() and not self._waits.topics() & set(unit.keys):
+        if unit.alike() and not self._pending.topics() & set(unit.keys):
             unit.join()
             self._within |= dict.fromkeys(unit.keys, unit)
             self._together[unit.topic] = unit
@@ -220,8 +220,8 @@ class Values:
         del self._together[whole.topic]
         for key in whole.keys:
             del self._within[key]
-        self._waits.touched |= {each.key for each in whole.members if each.pending}
-        self._waits.again += self._waits.take_all(whole.topic)
+        self._pending.touched |= {each.key for each in whole.members if each.pending}
+        self._pending.again += self._pending.take_all(whole.topic)
 
 
 class ValueFrames:

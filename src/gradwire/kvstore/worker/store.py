@@ -31,11 +31,11 @@ from gradwire.kvstore.protocol.environment import server_timeout as told_timeout
 from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, KeyPart, StoreKey, place
 from gradwire.kvstore.protocol.merge import as_row_sparse, row_sparse
 from gradwire.kvstore.protocol.optimizer_states import by_server, from_bytes, load_states, of_server, to_bytes
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.payloads import require_alone, sent
 from gradwire.kvstore.protocol.sender import refuse_nonfinite
 from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, joinable
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.worker.client import LASTING, Client, finish_at_exit
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.lanes import Lane, Lanes, Roster

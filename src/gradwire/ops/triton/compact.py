@@ -74,7 +74,7 @@ def place_parts(
         starts: int64, one for each part: receives how many are kept in the parts before it.
         equals: int64, one for each part: receives how many equal ones, kept or not, the parts before it have.
         counts: int32, one for each segment: receives how many are kept there.
-        parts: of the tensor.
+        parts: number of parts of the tensor.
     """
     found = larger, equal, ties, starts, equals, counts
     launch(_place_parts, (1,), *found, parts, SEGMENT_PARTS=_PARTS, STEP=_AT_ONCE)

@@ -41,7 +41,7 @@ class Recording:
     """The launches that a wrapper would make.
 
     Attributes:
-        steps: its launches, in order.
+        steps: launches of the wrapper, in order.
         end: the byte behind the scratch memory that it asked for.
     """
 

@@ -39,7 +39,7 @@ class Merged:
     """The launches of a wrapper for several pieces, merged into one for each kernel.
 
     Args:
-        wrapper: is called with the arguments of each piece, and launches nothing while it is recorded.
+        wrapper: function that is called with the arguments of each piece, and launches nothing while it is recorded.
         calls: the arguments of each piece; those that are no tensors and no piece's own are the same for all.
 
     Raises:
@@ -107,7 +107,7 @@ def differences(values: Sequence[Any]) -> list[int] | None:
     equal.
 
     Raises:
-        ValueError: it is another kind of thing, and not the same for all.
+        ValueError: the argument is another kind of thing, and not the same for all.
     """
     first = values[0]
     if isinstance(first, Tensor):
@@ -132,11 +132,11 @@ def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) ->
 
     Args:
         varying: the parameters of which each piece has its own, in the order of the table's columns.
-        addresses: those of them that are addresses; the others are whole numbers.
+        addresses: names of the arguments that are addresses; the others are whole numbers.
     """
     parameters = [name for name in inspect.signature(kernel.fn).parameters if name != "program"]
     constants = [name for name in parameters if name.isupper()]
-    # What is found here has names that no kernel gives to its parameters.
+    # The new names begin with an underscore, which no kernel gives to its parameters.
     lines = ["def many(", "    _owners,", "    _firsts,", "    _table,"]
     lines += [f"    {name}: tl.constexpr," if name in constants else f"    {name}," for name in parameters]
     lines += ["):", "    _number = tl.program_id(0)", "    _piece = tl.load(_owners + _number).to(tl.int64)"]

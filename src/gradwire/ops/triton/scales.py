@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.sums import SUM_BLOCK
 from gradwire.ops.triton.launch import BLOCK, launch, scratch
 from gradwire.ops.triton.signs import blocks, total_of_32
 from gradwire.ops.triton.tile import elements
+from gradwire.ops.validation import float32
 
 __all__ = ["follow"]
 
@@ -64,7 +64,7 @@ def _add_sums(
             low = tl.load(row + i, mask=(i < half) & (i < left), other=0.0)
             high = tl.load(row + half + i, mask=(i < half) & (half + i < left), other=0.0)
             tl.store(row + i, low + high, mask=(i < half) & (i < left))
-        # What one thread has written another one reads.
+        # Threads read here what other threads have written.
         tl.debug_barrier()
         left = tl.minimum(left, half)
         half = half // 2

@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.checks import float32
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.levels import blocks, groups, largest, load
@@ -17,6 +16,7 @@ from gradwire.ops.triton.scales import follow
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.stored import code_scale, write_rows
 from gradwire.ops.triton.tile import elements, number
+from gradwire.ops.validation import float32
 
 __all__ = [
     "accumulate",

@@ -35,7 +35,7 @@ def write_rows(
     Args:
         values: a tile of ``gradwire.ops.triton.levels``, zeros beyond the end.
         block: the indices of the blocks of the tile, of ``count``.
-        when: whether anything is written.
+        when: true: the rows are written.
     """
     byte = tl.arange(0, 4)[None, :]
     row = block[:, None] * (GROUPS * 8 + 4)

@@ -3,7 +3,7 @@
 Law: this file imports the standard library alone. It is a module of the package, and also the script of the process
 that watches over a lab: that one must be there within milliseconds and stay small, and importing torch takes seconds.
 
-    python -I -S _warden.py ID FD       wait until the process of the descriptor has ended, then remove the lab
+    python -I -S _watchdog.py ID FD       wait until the process of the descriptor has ended, then remove the lab
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def remove(lab: str) -> None:
     error.
 
     Raises:
-        OSError: something is still there after 10 seconds.
+        OSError: a part of the lab is still there after 10 seconds.
     """
     deadline = time.monotonic() + _DEADLINE
     while there := namespaces(lab):

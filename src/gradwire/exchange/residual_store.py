@@ -19,16 +19,16 @@ from gradwire.group.part import Piece, Unit
 from gradwire.ops.stored import add_to, copy_into, multiply, part_of, read
 from gradwire.types import Key, State, align, tensor_id
 
-__all__ = ["Residuals", "used_here"]
+__all__ = ["ResidualStore", "used_here"]
 
 APART = 16
 """Elements to a multiple of which units that share a tensor begin: vectors are loaded faster from there."""
 
 Shard = tuple[str, str, int, int]
-"""What an owner keeps: parameter, buffer, first element and number of elements."""
+"""A part that an owner keeps: parameter, buffer, first element and number of elements."""
 
 
-class Residuals:
+class ResidualStore:
     """The memories of one rank, by parameter name."""
 
     def __init__(self, world: int, device: torch.device, seed: int) -> None:
@@ -121,7 +121,7 @@ class Residuals:
         """Multiply all tensors kept for elements by the change of the gradients' unit.
 
         Args:
-            names: of the parameters; None: all.
+            names: names of the parameters; None: all.
         """
         for buffer, tensors in self.worker.items():
             for name, tensor in tensors.items():

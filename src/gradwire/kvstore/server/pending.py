@@ -11,18 +11,18 @@ from gradwire.errors import WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import Outgoing
 
-__all__ = ["MAX_WAITING", "Topic", "Waiting", "Waits"]
+__all__ = ["MAX_WAITING", "PendingRequest", "RequestQueue", "Topic"]
 
 
 Topic: TypeAlias = StoreKey | tuple[str, int]
-"""What a request can wait for: something about a key, or a numbered barrier."""
+"""Topics that a request can wait for: something about a key, or a numbered barrier."""
 
 MAX_WAITING = 2**16
 """Requests of one worker that wait: it has one for each key that it pulls at a time."""
 
 
 @dataclass(eq=False)
-class Waiting:
+class PendingRequest:
     """A waiting request: its sender, what it waits for in words, its condition, and its answer."""
 
     peer: bytes
@@ -32,15 +32,15 @@ class Waiting:
     answer: Callable[[], list[Outgoing]]
 
 
-class Waits:
+class RequestQueue:
     """All waiting requests; the cost of looking at one topic is that of its requests, however many keys there are."""
 
     def __init__(self) -> None:
-        self._by_topic: dict[Topic, dict[tuple[bytes, int], Waiting]] = {}
+        self._by_topic: dict[Topic, dict[tuple[bytes, int], PendingRequest]] = {}
         self._count: Counter[bytes] = Counter()
         self.touched: set[Topic] = set()
         """Topics about which something has changed; the core looks at what waits for them."""
-        self.again: list[Waiting] = []
+        self.again: list[PendingRequest] = []
         """Requests that waited for something that is no more: they are looked at anew."""
 
     def __len__(self) -> int:
@@ -50,11 +50,11 @@ class Waits:
         """The topics that a request waits for."""
         return set(self._by_topic)
 
-    def add(self, topic: Topic, waiting: Waiting) -> None:
+    def add(self, topic: Topic, waiting: PendingRequest) -> None:
         """Add a request; one that comes again waits once.
 
         Raises:
-            WireError: its worker has too many.
+            WireError: the request's worker has too many.
         """
         those = self._by_topic.setdefault(topic, {})
         if (waiting.peer, waiting.seq) in those:
@@ -64,15 +64,15 @@ class Waits:
         those[waiting.peer, waiting.seq] = waiting
         self._count[waiting.peer] += 1
 
-    def take_ready(self, topic: Topic) -> list[Waiting]:
+    def take_ready(self, topic: Topic) -> list[PendingRequest]:
         """Take out the requests that can be answered."""
         return self._take(topic, lambda each: each.ready())
 
-    def take_all(self, topic: Topic) -> list[Waiting]:
+    def take_all(self, topic: Topic) -> list[PendingRequest]:
         """Take out the requests that wait for a topic."""
         return self._take(topic, lambda _: True)
 
-    def take_stuck(self) -> list[Waiting]:
+    def take_stuck(self) -> list[PendingRequest]:
         """Take out all requests that cannot be answered."""
         return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]
 
@@ -88,7 +88,7 @@ class Waits:
         self._count.pop(peer, None)
         self.again = [each for each in self.again if each.peer != peer]
 
-    def _take(self, topic: Topic, which: Callable[[Waiting], bool]) -> list[Waiting]:
+    def _take(self, topic: Topic, which: Callable[[PendingRequest], bool]) -> list[PendingRequest]:
         those = self._by_topic.get(topic, {})
         taken = [each for each in those.values() if which(each)]
         for each in taken:

@@ -39,11 +39,11 @@ class Loss:
     """The record of an exchange that failed.
 
     Args:
-        rank: of this process in the group.
+        rank: rank of this process in the group.
         world: ranks of the group.
-        doing: what was exchanged.
+        doing: name of what was exchanged.
         peers: ranks that did not answer, where that is known.
-        silent: they are connected and said nothing until the timeout; else the connection is gone.
+        silent: true: the ranks are connected and said nothing until the timeout; else the connection is gone.
     """
 
     rank: int
@@ -58,7 +58,7 @@ def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = No
 
     Args:
         group: None is the default group.
-        device: of the tensors, where the group has a backend for each kind; None: any.
+        device: device of the tensors, where the group has a backend for each kind; None: any.
     """
     asked = group if group is not None else dist.group.WORLD
     if asked is None:
@@ -109,9 +109,9 @@ def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callabl
     """Say which ranks this one waits for, while inside ranks wait for each other to make the same call.
 
     Args:
-        call: what they all must call, equally often.
-        place: of which group.
-        members: its ranks in the default group.
+        call: name of the call that all of them must make, equally often.
+        place: name of the group.
+        members: ranks of the group in the default group.
 
     Yields:
         A function that gives the ranks that have not come, as far as the store says so in time.
@@ -157,7 +157,7 @@ def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | 
     """Return the result of ``ask`` from the store, or None if that fails or takes longer.
 
     Args:
-        apart: over a connection of its own, because another thread waits on that of the store.
+        apart: true: use another connection to the store, because another thread waits on the first.
     """
     answers: list[T] = []
 

@@ -11,7 +11,7 @@ from gradwire.compressors.base import Compressor
 __all__ = ["PARALLEL", "Method"]
 
 PARALLEL = ("ddp", "fsdp2")
-"""How a model is distributed: whole on each worker, or in shards."""
+"""Ways to distribute a model: whole on each worker, or in shards."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,17 @@ class Method:
 
     Args:
         label: names it in tables and on progress bars.
-        compressor: with its parameters.
-        options: for ``compress_ddp``.
+        compressor: compressor with its parameters.
+        options: further arguments of ``compress_ddp``.
         loss_scale: the loss is multiplied by it before backward, and the averaged gradients are divided by it; for
             codes whose steps have a size of their own.
-        recipe: what the method needs changed in the task's own recipe.
-        optimizer: of ``gradwire.optim``, its name under "name", with parameters: it exchanges what the compressor
-            makes of its steps, and there is no hook. None: gradients are exchanged.
+        recipe: changes of the task's own recipe that the method needs.
+        optimizer: optimizer of ``gradwire.optim``, its name under "name", with parameters: it exchanges what the
+            compressor makes of its steps, and there is no hook. None: gradients are exchanged.
         auto: "auto", with its parameters, in place of a compressor that is chosen beforehand; None: the compressor.
-        hook: of torch, its name under "name", with parameters, in place of the compressor; None: ours.
+        hook: hook of torch, its name under "name", with parameters, in place of the compressor; None: ours.
         parallel: a key of ``PARALLEL``: "ddp", or "fsdp2", where the options are for ``compress_fsdp``.
-        weights: with "fsdp2" the method for the all-gather of the weights; None: it is FSDP's own.
+        weights: method for the all-gather of the weights with "fsdp2"; None: FSDP's own.
     """
 
     label: str

@@ -21,7 +21,7 @@ from gradwire.report._families import PLAIN, family_of, named
 from gradwire.report._look import rate_text
 from gradwire.report._results import Results
 
-__all__ = ["Crossing", "Exchanges", "crossing", "exchange_title", "exchanges", "link_text", "repeated"]
+__all__ = ["Crossing", "ReplayedExchanges", "crossing", "exchange_title", "exchanges", "link_text", "repeated"]
 
 Row = dict[str, Any]
 
@@ -29,13 +29,13 @@ _WORDS = {"ddp": "plain DDP", "none": "none, our own exchange without compressio
 
 
 @dataclass(frozen=True)
-class Exchanges:
+class ReplayedExchanges:
     """Replayed exchanges that may be compared.
 
     Args:
-        title: what is the same for all of it.
-        links: as text, the slowest first.
-        rows: by method and link; the last one of those with equal settings, and none that failed.
+        title: settings that are the same for all of it.
+        links: links as text, the slowest first.
+        rows: rows by method and link; the last one of those with equal settings, and none that failed.
     """
 
     title: str
@@ -110,12 +110,12 @@ class Crossing:
     everywhere: bool = False
 
 
-def exchanges(results: Results) -> list[Exchanges]:
+def exchanges(results: Results) -> list[ReplayedExchanges]:
     """The replayed rows that did not fail, in groups, in the order of their first rows."""
     groups: dict[str, dict[tuple[str, str], Row]] = {}
     for (title, method, link), row in _keyed(results.replays):
         groups.setdefault(title, {})[method, link] = row
-    return [Exchanges(title, _slowest_first(link for _, link in rows), rows) for title, rows in groups.items()]
+    return [ReplayedExchanges(title, _slowest_first(link for _, link in rows), rows) for title, rows in groups.items()]
 
 
 def repeated(rows: Iterable[Row]) -> int:
@@ -124,7 +124,7 @@ def repeated(rows: Iterable[Row]) -> int:
     return len(keys) - len(set(keys))
 
 
-def crossing(found: Exchanges, method: str) -> Crossing | None:
+def crossing(found: ReplayedExchanges, method: str) -> Crossing | None:
     """The break-even of a method; None where it or the baseline has no link, or all links are delayed.
 
     Between two links the time of a step is taken for ``a + b / rate``, so that the difference of two methods is a
@@ -154,7 +154,7 @@ def link_text(link: str) -> str:
     return f"{shown} + {1e3 * parsed.delay:g} ms" if parsed.delay else shown
 
 
-def _differences(found: Exchanges, method: str) -> Iterable[tuple[float, float]]:
+def _differences(found: ReplayedExchanges, method: str) -> Iterable[tuple[float, float]]:
     """Bandwidth, and seconds above the baseline, for each link without a delay of its own."""
     for link in found.links:
         mine, plain, parsed = found.rows.get((method, link)), found.baseline(link), _parsed(link)

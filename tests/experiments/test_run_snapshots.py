@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from gradwire.experiments.launch import launch
 from gradwire.experiments.method_text import method_of
-from gradwire.experiments.snapshots import RunSnapshots, steps_in
+from gradwire.experiments.run_snapshots import RunSnapshots, steps_in
 from gradwire.experiments.train import train
 from tests.experiments.resume_jobs import brief, flip, one_full_disk, past_damage
 from tests.once import once

@@ -34,17 +34,17 @@ from gradwire.kvstore.launch.reaper import Reaper
 
 __all__ = [
     "GRACE",
-    "Here",
+    "AgentMachine",
     "Host",
     "Lines",
+    "LocalMachine",
     "Machine",
     "Piped",
-    "Watched",
     "end_all",
+    "local_agent",
+    "over_ssh",
     "placed",
     "read_hosts",
-    "there",
-    "tied",
 ]
 
 Lines: TypeAlias = "queue.SimpleQueue[str]"
@@ -104,7 +104,7 @@ class Machine(ABC):
         """Start a server; its first line is put into the queue, or an empty one if it ended without any."""
 
 
-class Here(Machine):
+class LocalMachine(Machine):
     """The machine of this process. Workers share its terminal."""
 
     @property
@@ -127,15 +127,15 @@ class Here(Machine):
 
 
 @dataclass(frozen=True, eq=False)
-class Watched(Machine):
+class AgentMachine(Machine):
     """A machine where processes end when the one that started them ends: they run under ``agent``.
 
     Args:
-        host: which machine.
+        host: name of the machine.
         launcher: the command that runs ``agent`` there.
-        python: there.
-        folder: there, where processes run.
-        environment: what they have on top of what they find there.
+        python: path of the interpreter there.
+        folder: folder there, in which processes run.
+        environment: variables that processes get on top of those that they find there.
     """
 
     host: Host
@@ -166,39 +166,39 @@ class Watched(Machine):
             "grace": GRACE,
         }
         assert process.stdin is not None
-        # What is wrong if it cannot be written, ssh says on stderr, and ends.
+        # If the write fails, ssh prints the reason on stderr and ends.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(told).encode() + b"\n")
             process.stdin.flush()
         return process
 
 
-def there(
+def over_ssh(
     host: Host,
     ssh: Sequence[str] = ("ssh",),
     python: str = sys.executable,
     folder: str = ".",
     environment: Mapping[str, str] | None = None,
-) -> Watched:
-    """Make another machine, reached over ssh.
+) -> AgentMachine:
+    """Make a machine that is reached over ssh.
 
     Args:
-        host: which.
+        host: name of the machine.
         ssh: the command that gets there, with options if need be.
-        python: there.
-        folder: there.
-        environment: for all processes there.
+        python: path of the interpreter there.
+        folder: folder there.
+        environment: variables of all processes there.
     """
     program = Path(agent.__file__).read_text(encoding="utf-8")
     port = () if host.port is None else ("-p", str(host.port))
     target = f"{host.user}@{host.name}" if host.user else host.name
     remote = f"exec {shlex.quote(python)} -c {shlex.quote(program)}"
-    return Watched(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
+    return AgentMachine(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
 
 
-def tied(host: Host) -> Watched:
-    """Make this machine, for processes that must end with this one, however it ends."""
-    return Watched(host, [sys.executable, agent.__file__])
+def local_agent(host: Host) -> AgentMachine:
+    """Make this machine with an agent, for processes that must end with this one, however it ends."""
+    return AgentMachine(host, [sys.executable, agent.__file__])
 
 
 def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
@@ -212,8 +212,8 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
     deadline = time.monotonic() + GRACE
     try:
         for process in those:
-            # On another machine the grace begins when the request comes there.
-            extra = GRACE if on_a_string(process) else 0.0
+            # The grace on another machine begins when the request comes there.
+            extra = GRACE if lives_by_stdin(process) else 0.0
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline + extra - time.monotonic()))
     finally:
@@ -227,7 +227,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def ask(process: subprocess.Popen[Any]) -> None:
-    if on_a_string(process):
+    if lives_by_stdin(process):
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -235,7 +235,7 @@ def ask(process: subprocess.Popen[Any]) -> None:
         signal_group(process, signal.SIGTERM)
 
 
-def on_a_string(process: subprocess.Popen[Any]) -> bool:
+def lives_by_stdin(process: subprocess.Popen[Any]) -> bool:
     """Return whether a process lives only as long as its stdin, as all that ``agent`` runs."""
     return isinstance(process, Piped) and process.stdin is not None
 
@@ -275,9 +275,9 @@ class Host:
     """A line of a hosts file: a machine and its slots.
 
     Args:
-        name: as ssh takes it.
-        user: for ssh; empty: ssh's own choice.
-        port: of its sshd; None: ssh's own choice.
+        name: host name, as ssh takes it.
+        user: user name for ssh; empty: ssh's own choice.
+        port: port of the machine's sshd; None: ssh's own choice.
         slots: workers that it takes.
         address: IP at which the other machines reach its servers; empty: what its name resolves to.
     """
@@ -292,7 +292,7 @@ class Host:
         """The IP address at which the machine's servers listen.
 
         Raises:
-            ConfigError: its name is known to ssh alone.
+            ConfigError: only ssh knows the machine's name.
         """
         if self.address:
             return self.address

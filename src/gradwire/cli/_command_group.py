@@ -69,9 +69,9 @@ def steps_option(default: int, least: int, text: str) -> Callable[[Command], Com
     """The option ``--steps`` of a command that times steps.
 
     Args:
-        default: where it is not given.
+        default: number of steps where the option is not given.
         least: the fewest steps of which a figure can be made.
-        text: for the help.
+        text: help text of the option.
     """
     return click.option("--steps", default=default, show_default=True, type=Integer(least), help=text)
 
@@ -80,8 +80,8 @@ def budget_option(default: float, text: str) -> Callable[[Command], Command]:
     """The option ``--budget`` of such a command: the seconds that its steps may take, > 0.
 
     Args:
-        default: where it is not given.
-        text: for the help: what is left out where they would take longer.
+        default: seconds where the option is not given.
+        text: end of the help text: what is left out where the steps would take longer.
     """
     seconds = Number(0, min_open=True)
     return click.option("--budget", default=default, show_default=True, type=seconds, metavar="SECONDS", help=text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire.report import Results, markdown, warnings
-from gradwire.report._links import Crossing, crossing, exchanges
+from gradwire.report._replayed_exchanges import Crossing, crossing, exchanges
 from gradwire.report.break_even import codec_marks, link_marks
 from gradwire.report.links_table import blocks
 from gradwire.report.speedup import blocks as speedup_plots

@@ -6,7 +6,7 @@ import torch
 
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.part import Piece, Unit
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21Memory
@@ -20,7 +20,7 @@ def unit(*members: tuple[str, int]) -> Unit:
 
 
 def test_what_was_kept_moves_with_the_name() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     flat = residuals.keep(unit(("a", 3), ("b", 2)))["residual"]
     flat.copy_(torch.arange(5.0))
     again = residuals.keep(unit(("b", 2), ("c", 1), ("a", 3)))["residual"]
@@ -30,7 +30,7 @@ def test_what_was_kept_moves_with_the_name() -> None:
 
 
 def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
-    residuals = Residuals(4, CPU, 0)
+    residuals = ResidualStore(4, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
     worker = residuals.keep(whole)["residual"]
     worker.fill_(1.0)
@@ -46,7 +46,7 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
 
 
 def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
-    residuals = Residuals(4, CPU, 0)
+    residuals = ResidualStore(4, CPU, 0)
     whole = Unit((("a", 32), ("b", 32)), (64,), 0, TwoBit(), EF21Memory())
     local = residuals.keep(whole)["local"]
     local.fill_(1.0)
@@ -59,7 +59,7 @@ def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
 
 
 def test_all_residuals_are_scaled_and_nothing_else() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
     worker = residuals.keep(whole)["residual"].fill_(1.0)
     server = residuals.servers([(Piece(whole, whole.memory, (32,), lo=0, start=16), ("residual",))])[0][
@@ -71,7 +71,7 @@ def test_all_residuals_are_scaled_and_nothing_else() -> None:
 
 
 def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     whole = Unit((("a", 32),), (32,), 0, TwoBit(), EF21Memory())
     local = residuals.keep(whole)["local"].fill_(1.0)
     shard = residuals.servers([(Piece(whole, whole.memory, (16,), lo=0, start=16), ("residual",))])[0][
@@ -84,14 +84,14 @@ def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
 
 
 def test_what_only_takes_a_step_back_is_not_saved() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     kept = residuals.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
     assert sorted(kept) == ["momentum", "residual", "sent", "undo"]
     assert sorted(residuals.state_dict()["worker"]) == ["momentum", "residual"]
 
 
 def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
 
     def of(rank: int) -> Unit:
         return Unit((("w", 64),), (8, 8), 0, PowerSGD(rank=rank), Residual())
@@ -103,7 +103,7 @@ def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:
 
 
 def test_the_norm_is_over_all_residuals() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     assert residuals.norm() == 0.0
     residuals.keep(unit(("a", 1)))["residual"].fill_(3.0)
     residuals.keep(unit(("b", 1)))["residual"].fill_(4.0)
@@ -111,14 +111,14 @@ def test_the_norm_is_over_all_residuals() -> None:
 
 
 def test_a_shard_that_waits_is_saved_beside_one_that_begins_at_the_same_element() -> None:
-    residuals, whole = Residuals(2, CPU, 0), unit(("a", 32))
+    residuals, whole = ResidualStore(2, CPU, 0), unit(("a", 32))
     residuals.load_state_dict({"worker": {}, "owned": {"a": {"residual": {"0": torch.ones(32)}}}})
     residuals.servers([(Piece(whole, whole.memory, (16,), lo=0), ("residual",))])[0]["residual"].fill_(2.0)
     assert residuals.state_dict()["owned"]["a"]["residual"]["0"].tolist() == [3.0] * 16 + [1.0] * 16
 
 
 def test_what_an_exchange_may_change_is_what_these_parameters_keep_and_no_work_space() -> None:
-    residuals = Residuals(2, CPU, 0)
+    residuals = ResidualStore(2, CPU, 0)
     residuals.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
     residuals.keep(unit(("b", 2)))
     assert set(residuals.changing(["a", "b", "dense"])) == {

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.bench.peers._process import Process
+from gradwire.bench.peers._peer_process import Process
 from gradwire.bench.peers._venv import PeerError, python_with
 
 ECHO = """

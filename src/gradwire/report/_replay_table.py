@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gradwire.report._links import Crossing, Exchanges, crossing, exchanges, link_text
 from gradwire.report._look import rate_text
+from gradwire.report._replayed_exchanges import Crossing, ReplayedExchanges, crossing, exchanges, link_text
 from gradwire.report._results import Results
 from gradwire.report._table import UNKNOWN, Cell, Table, Tone, number, words
 
@@ -43,7 +43,7 @@ def crossing_cell(found: Crossing | None) -> Cell:
     return Cell(f"< {rate_text(found.below)}", found.below / 2, "worse")
 
 
-def _row(found: Exchanges, method: str) -> Sequence[Cell]:
+def _row(found: ReplayedExchanges, method: str) -> Sequence[Cell]:
     cells = [words(method)]
     sent: float | None = None
     for link in found.links:
@@ -56,7 +56,7 @@ def _row(found: Exchanges, method: str) -> Sequence[Cell]:
     return [*cells, break_even, number(sent and sent / 1e6, "{:,.3f}"), words(found.family(method))]
 
 
-def _tone(found: Exchanges, method: str, link: str) -> Tone:
+def _tone(found: ReplayedExchanges, method: str, link: str) -> Tone:
     """The tone of a cell; there is no judgement if the quartiles overlap."""
     speedup = found.speedup(method, link)
     if speedup is None or not found.apart(method, link):

@@ -21,10 +21,10 @@ from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import Merger, merged_rows
-from gradwire.kvstore.protocol.optimizers import Updater
 from gradwire.kvstore.protocol.payloads import received, sizes
 from gradwire.kvstore.protocol.replica import Replica, follows, whole
-from gradwire.kvstore.server.waiting import Topic
+from gradwire.kvstore.protocol.updater import Updater
+from gradwire.kvstore.server.pending import Topic
 
 __all__ = ["AHEAD", "Contribution", "StoredPart", "expected_nbytes", "raw"]
 
@@ -41,7 +41,7 @@ class Contribution:
 
     Args:
         data: uint8; a payload, or the elements themselves.
-        compression: that made the payload; its ``push`` is None where the elements are sent as they are.
+        compression: compression that made the payload; its ``push`` is None where the elements are sent as they are.
         optimizer: number of the optimizer's setting that the worker had when it pushed.
         rows: int64, of a row-sparse push; else None.
     """
@@ -57,8 +57,8 @@ class StoredPart:
     """The stored part of a key: its value, its pending pushes, and its replica.
 
     Args:
-        key: of the store.
-        value: of the part, in its shape.
+        key: key of the store.
+        value: value of the part, in its shape.
         start: first element in the whole key.
         total: elements of the whole key.
         sparse: the value was initialised as a row-sparse one.
@@ -78,11 +78,11 @@ class StoredPart:
     last: dict[int, int] = field(default_factory=dict)
     """The last step of each worker that is in the value."""
     lent: bool = False
-    """Somebody may still read the value's memory: it is not written any more."""
+    """True: an answer may still read the value's memory, so it is not written any more."""
     replicas: dict[int, Replica] = field(default_factory=dict)
-    """What workers hold where answers are compressed: in sync one for all, ``SHARED``; in async each worker's own."""
+    """Replicas where answers are compressed: in sync one for all workers, ``SHARED``; in async each worker's own."""
     replaced: bool = True
-    """Whether the newest step replaced the value, or updated it."""
+    """True: the newest step replaced the value; false: it updated it."""
 
     def __post_init__(self) -> None:
         self.merger = Merger(self.value.shape)
@@ -131,7 +131,7 @@ class StoredPart:
         """Refuse a worker that has this key with another shape or dtype.
 
         Raises:
-            ConfigError: it has.
+            ConfigError: the shape or the dtype is another one.
         """
         ours = (self.value.shape, self.value.dtype, self.start, self.total)
         if ours != (shape, dtype, start, total):
@@ -144,9 +144,9 @@ class StoredPart:
         """Make a contribution from a push, checked before anything is decoded.
 
         Args:
-            compression: of the worker.
+            compression: compression of the worker.
             data: uint8, of a size that ``expected_nbytes`` allows, after the rows of a row-sparse push.
-            rows: how many; -1 of a dense push.
+            rows: number of rows; -1 for a dense push.
             optimizer: number of the setting.
 
         Raises:
@@ -166,7 +166,7 @@ class StoredPart:
         """Take a push; return False if it came before.
 
         Raises:
-            ConfigError: as ``is_new``.
+            ConfigError: the push is refused, as by ``is_new``.
         """
         fresh = self.is_new(rank, step, contribution)
         if fresh:
@@ -228,10 +228,10 @@ class StoredPart:
         holds.
 
         Args:
-            rank: of the worker.
+            rank: rank of the worker.
             have: number of the replica that it holds, -1 for none.
-            compressor: that it asks for.
-            shared: whether all workers hold the same.
+            compressor: compressor that the worker asks for.
+            shared: true: all workers hold the same value.
         """
         compressed = compressor is not None and follows(compressor, self.value.shape, self.value.dtype)
         if not compressed or (shared and SHARED not in self.replicas):
@@ -255,7 +255,7 @@ class StoredPart:
         updater = updaters.get(max(push.optimizer for push in ordered))
         self.replaced = updater is None
         if updater is None:
-            # Not copied into the old value, which may still be on its way to a worker.
+            # The old value may still be on its way to a worker, so it is replaced and not overwritten.
             self.value = merged.to(self.value.dtype).view(self.value.shape)
         else:
             if self.lent:
@@ -281,7 +281,7 @@ class StoredPart:
         A short push, or a more urgent one, may overtake the pieces of a long one of the same key.
 
         Raises:
-            ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
+            ConfigError: the push is ``AHEAD`` steps further than the newest of the worker's that could be applied.
         """
         self.check_distance(rank, step)
         newest = self.last.get(rank, 0)
@@ -300,7 +300,7 @@ class StoredPart:
         """Refuse a push in async mode that is too far from the worker's last one; nothing changes.
 
         Raises:
-            ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
+            ConfigError: the push is ``AHEAD`` steps further than the newest of the worker's that could be applied.
         """
         newest = self.last.get(rank, 0)
         if step > newest + AHEAD:
@@ -361,9 +361,9 @@ def expected_nbytes(entry: StoredPart, compression: Compression, rows: int) -> r
     """The allowed numbers of bytes for a push: exactly those of its layout, and fewer only if its size varies.
 
     Args:
-        entry: that it is for.
-        compression: that made it.
-        rows: of a row-sparse push, -1 of a dense one.
+        entry: part to which the push goes.
+        compression: compression that made it.
+        rows: number of rows of a row-sparse push, -1 for a dense one.
     """
     shape = tuple(entry.value.shape) if rows < 0 else (rows, *entry.value.shape[1:])
     if compression.push is None:

@@ -83,7 +83,7 @@ class Process:
         """Wait for the peer's answer to the request that ``tell`` made.
 
         Raises:
-            PeerError: as for ``ask``.
+            PeerError: the peer failed or did not answer, as for ``ask``.
         """
         request = self._told
         try:

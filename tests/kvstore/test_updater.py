@@ -9,7 +9,7 @@ from torch import nn
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore.protocol.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from gradwire.kvstore.protocol.optimizer_states import by_server
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, SignumOptimizer, optimizer_names
+from gradwire.kvstore.protocol.updater import OptimizerConfig, SignumOptimizer, optimizer_names
 
 SHAPE = (5, 3)
 CASES = {

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, Told, nearest, require
+from gradwire.errors import ConfigError, Verbatim, nearest, require
 from gradwire.experiments.recipe import Recipe
 from gradwire.optim.compressed_step import CompressedStep
 from gradwire.optim.diloco import DiLoCo
@@ -49,12 +49,12 @@ _OTHERS = (
 """Arguments that the task's recipe, the method or the run gives."""
 
 
-def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
+def check_exchanging(config: Mapping[str, Any], recipe: Recipe) -> None:
     """Refuse an unknown optimizer, an unknown parameter of it or one out of range, or a recipe that it cannot follow.
 
     Args:
-        told: the name under "name", and parameters.
-        recipe: of the task.
+        config: name of the optimizer under "name", and parameters.
+        recipe: recipe of the task.
 
     Raises:
         ConfigError
@@ -65,16 +65,16 @@ def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
         Traceback (most recent call last):
         gradwire.errors.ConfigError: recipe.optimizer must be adam or adamw with onebit_adam, got 'sgd'
     """
-    name = told.get("name")
+    name = config.get("name")
     if name not in OPTIMIZERS:
         raise ConfigError(f"no optimizer {name!r} of gradwire: {nearest(str(name), OPTIMIZERS)}")
     known = _parameters(name)
-    for given in told:
+    for given in config:
         if given != "name" and given not in known:
             raise ConfigError(f"{given!r} is no parameter of {name}: {nearest(given, known)}")
-    for missing in (each for each, needed in known.items() if needed and each not in told):
-        require(False, f"{name}.{missing}", "given", Told("nothing"))
-    OPTIMIZERS[name].check_parameters(told)
+    for missing in (each for each, needed in known.items() if needed and each not in config):
+        require(False, f"{name}.{missing}", "given", Verbatim("nothing"))
+    OPTIMIZERS[name].check_parameters(config)
     if not issubclass(OPTIMIZERS[name], LocalSteps):
         require(
             recipe.optimizer in ("adam", "adamw"), "recipe.optimizer", f"adam or adamw with {name}", recipe.optimizer
@@ -85,7 +85,7 @@ def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
 
 
 def build_optimizer(
-    told: Mapping[str, Any],
+    config: Mapping[str, Any],
     recipe: Recipe,
     params: Sequence[tuple[str, nn.Parameter]],
     compressor: Compressor,
@@ -94,18 +94,18 @@ def build_optimizer(
     """Build an optimizer that exchanges, with the learning rate, betas and decay of a recipe. All workers must call it.
 
     Args:
-        told: as ``check_exchanging``.
-        recipe: of the task; one that takes local steps gets the recipe's own optimizer inside.
-        params: by name.
-        compressor: of what is exchanged.
-        options: as for ``compress_ddp``.
+        config: name and parameters of the optimizer, as for ``check_exchanging``.
+        recipe: recipe of the task; an optimizer that takes local steps gets the recipe's own optimizer inside.
+        params: names and parameters of the model.
+        compressor: compressor of what is exchanged.
+        options: further arguments, as for ``compress_ddp``.
 
     Raises:
-        ConfigError, GroupError: as the optimizer.
+        ConfigError, GroupError: the optimizer refuses the arguments, or the ranks differ.
     """
-    check_exchanging(told, recipe)
-    kind: Any = OPTIMIZERS[told["name"]]
-    own = {name: value for name, value in told.items() if name != "name"}
+    check_exchanging(config, recipe)
+    kind: Any = OPTIMIZERS[config["name"]]
+    own = {name: value for name, value in config.items() if name != "name"}
     made: Exchanged
     if issubclass(kind, LocalSteps):
         made = kind(recipe.build(params), compressor, **own, **options)

@@ -42,7 +42,7 @@ class RunSnapshots:
     """The checkpoints of a run in a folder, which it writes and finds again.
 
     Args:
-        folder: that all workers see.
+        folder: folder that all workers see.
         settings: plain JSON values: what the run is.
         every: steps after which it is saved within an epoch, too; None: at the end of an epoch only.
         resume: go on from the newest checkpoint, or begin where there is none.
@@ -61,7 +61,7 @@ class RunSnapshots:
         """Check the folder and make it; to be called once, by the process that starts the run.
 
         Raises:
-            ConfigError: see the class.
+            ConfigError: the folder cannot hold this run's checkpoints; see the class.
         """
         there, note = steps_in(self.folder), self.folder / "settings.json"
         if there and not self.resume:
@@ -165,7 +165,7 @@ def settings_in(note: Path) -> dict[str, Any]:
     """Read the settings of the run whose checkpoints a folder holds.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the note cannot be read.
     """
     try:
         found = json.loads(note.read_text(encoding="utf-8"))
@@ -195,7 +195,7 @@ def parameters_in(path: Path) -> dict[str, Tensor]:
         path: the folder of the run, of which the newest checkpoint is taken; one checkpoint in it; or its common.pt.
 
     Raises:
-        ConfigError: it is none of these, or its bytes are not those that were written.
+        ConfigError: the path holds no saved parameters, or its bytes are not those that were written.
     """
     place = path if path.is_file() or (path / _COMMON).is_file() else newest(path)
     if place is None:
@@ -238,7 +238,7 @@ def everywhere(work: Callable[[], object]) -> tuple[list[Any], str]:
     try:
         mine = work(), ""
     except Exception as error:
-        # Whatever it is, the others must not wait for this worker. torch hides a full disk behind an error of its own.
+        # The others must not wait for this worker after any error. torch hides a full disk behind an error of its own.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         mine = None, f"worker {dist.get_rank()}: {type(cause).__name__}: {cause}"
     found: list[Any] = [None] * dist.get_world_size()
@@ -280,7 +280,8 @@ def read(path: Path, sums: Mapping[str, str] | None) -> dict[str, Any]:
     """Read a file, and refuse it if its bytes are not those that were written.
 
     Raises:
-        ValueError: they are not. Whatever else is raised says so, too, of a file without a sum.
+        ValueError: the bytes are not those that were written. Any other exception means the same for a file without a
+            sum.
     """
     if sums is not None:
         with path.open("rb") as file:

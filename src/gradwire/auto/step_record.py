@@ -23,7 +23,7 @@ from torch import Tensor
 from gradwire.exchange.plan import Named
 from gradwire.group.channel import Channel
 
-__all__ = ["BucketRun", "Moment", "Seen", "StepRecord", "between", "gathered", "moment", "reduced"]
+__all__ = ["BucketRun", "Moment", "StepRecord", "StepWindow", "between", "gathered", "moment", "reduced"]
 
 Moment = Any
 """A point in time: seconds of this process's clock, or an event on a device."""
@@ -53,8 +53,9 @@ class BucketRun:
 
     Args:
         params: names and shapes.
-        ready: when its gradients were there.
-        begun: when the thread took it; None: it was reduced by DDP itself, beside the buckets before it.
+        ready: time at which its gradients were there.
+        begun: time at which the thread took it; None: it was reduced by DDP itself, at the same time as the buckets
+            before it.
         communicating: seconds in messages up to then.
     """
 
@@ -83,8 +84,8 @@ class StepRecord:
     """The record of one step.
 
     Args:
-        begun: when its first bucket was ready.
-        runs: in their order.
+        begun: time at which its first bucket was ready.
+        runs: records of the buckets, in their order.
         disturbed: something else was done in it, so its times do not count.
     """
 
@@ -99,19 +100,19 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepWindow:
     """A window as all ranks see it, with the same numbers on each of them.
 
     Args:
         buckets: names and shapes.
-        steps: that counted.
+        steps: number of steps that counted.
         period: seconds from one step to the next, of the slowest rank.
         ready: seconds from the first bucket's to each bucket's gradients, of the slowest rank.
         total: seconds that the thread was busy with each bucket, of the rank that came last.
-        communicated: of them, in messages.
+        communicated: number of those steps that were communicated in messages.
         own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
         mean: the squared norm of the mean gradient; not finite: not known.
-        told: what each rank told beside, the most of each number.
+        numbers: the other numbers of the ranks: of each number the largest.
         uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
             standard error of their median.
     """
@@ -124,7 +125,7 @@ class Seen:
     communicated: tuple[float, ...]
     own: tuple[float, ...]
     mean: tuple[float, ...]
-    told: tuple[float, ...] = ()
+    numbers: tuple[float, ...] = ()
     uncertain: float = 0.0
 
     @property
@@ -160,17 +161,17 @@ def gathered(
     steps: Sequence[StepRecord],
     channel: Channel,
     device: torch.device,
-    told: Sequence[float] = (),
+    numbers: Sequence[float] = (),
     *,
     parted: bool = False,
-) -> Seen | None:
+) -> StepWindow | None:
     """Gather the records of all ranks. All ranks must call it alike.
 
     Args:
         steps: one after the other, all but the last of which count: a step lasts until the next one begins.
-        channel: over which they are brought together.
-        device: that the channel serves.
-        told: numbers of this rank, of each of which the most is wanted; as many on all ranks.
+        channel: channel over which the records are brought together.
+        device: device that the channel serves.
+        numbers: numbers of this rank, of each of which the most is wanted; as many on all ranks.
         parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
 
     Returns:
@@ -188,7 +189,7 @@ def gathered(
     for each, following in pairs:
         row = [between(each.begun, following.begun)]
         row += [between(each.begun, run.ready) for run in each.runs]
-        # What counts is the least, so it is told with its sign changed. A thread takes a bucket when it is there.
+        # The least of these counts, so its sign is changed. A thread takes a bucket when it is there.
         busy = [taken(run, before) for run, before in zip(each.runs, [None, *each.runs], strict=False)]
         row += [-seconds for seconds in busy]
         row += [
@@ -197,7 +198,7 @@ def gathered(
         rows.append(row)
     count = len(wanted)
     flat = [number for row in rows for number in row]
-    everything = reduced([*flat, *told], channel, device, "max")
+    everything = reduced([*flat, *numbers], channel, device, "max")
     found = everything[: len(flat)]
     runs = steps[-1].runs
     norms = reduced(
@@ -207,7 +208,7 @@ def gathered(
     width = 1 + 3 * count
     table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
     columns = [median(column) for column in zip(*table, strict=True)]
-    return Seen(
+    return StepWindow(
         tuple(wanted),
         len(rows),
         columns[0],

@@ -28,9 +28,10 @@ class Meeting:
 
     Args:
         place: "HOST:PORT" or, where several meetings share a place, "HOST:PORT/NAME"; or a store.
-        name: of this worker, different for each; the same when it comes again. 1 to 64 characters. Numbers are best:
-            what workers sent is summed in their order.
-        workers: how many must have come before the first round begins, >= 1; the same for all. More may come later.
+        name: name of this worker, different for each; the same when it comes again. 1 to 64 characters. Numbers are
+            best: what workers sent is summed in their order.
+        workers: number of workers that must have come before the first round begins, >= 1; the same for all. More may
+            come later.
         deadline: seconds that a round stays open after its first worker has handed in, > 0. Shorter: a slow worker
             holds up the others less, and is left behind more often.
         timeout: seconds for which a worker that comes waits for the others, > 0; longer than a round takes.
@@ -66,7 +67,7 @@ class Meeting:
         """Open the board of this place.
 
         Raises:
-            GroupError: nobody answers there.
+            GroupError: no store answers at the address.
         """
         if isinstance(self.place, Store):
             return Board(self.place, type(self.place).__name__)

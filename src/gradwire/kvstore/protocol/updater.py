@@ -31,9 +31,9 @@ class SignumOptimizer(torch.optim.Optimizer):
         momentum = 0:                                          w = (1 - lr weight_decay) w - lr sign(g)
 
     Args:
-        params: as for torch's optimizers.
+        params: parameters, as for torch's optimizers.
         lr: the learning rate, >= 0.
-        momentum: in [0, 1).
+        momentum: weight of the old momentum, in [0, 1).
         weight_decay: added to the gradient, >= 0.
         wd_lh: decay of the weights themselves, >= 0; only with a momentum, as in MXNet.
 
@@ -135,7 +135,7 @@ LIMITS = {
 """The smallest and the largest value of parameters that torch and MXNet do not check, and the same in words."""
 
 FIXED = {"nag": {"nesterov": True}}
-"""What a name implies."""
+"""Arguments that a name implies."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,11 @@ class OptimizerConfig:
 
     Args:
         name: one of ``optimizer_names()``.
-        numbers: its parameters by MXNet's names or torch's; besides those, ``rescale_grad`` >= 0 multiplies every
-            gradient (default 1; that of "test" may be negative) and ``clip_gradient`` > 0 then limits each element to
-            [-c, c] (default: no limit);
-            ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside them;
-            ``lazy_update=True`` of "sgd" and "adam" leaves the rows alone that a row-sparse gradient does not name;
-            ``lr_scheduler`` is one of ``gradwire.kvstore.mxnet.lr_scheduler``, whose rate takes the place of the
+        numbers: parameters by MXNet's names or torch's; besides those, ``rescale_grad`` >= 0 multiplies every gradient
+            (default 1; that of "test" may be negative) and ``clip_gradient`` > 0 then limits each element to [-c, c]
+            (default: no limit); ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside
+            them; ``lazy_update=True`` of "sgd" and "adam" leaves the rows alone that a row-sparse gradient does not
+            name; ``lr_scheduler`` is one of ``gradwire.kvstore.mxnet.lr_scheduler``, whose rate takes the place of the
             learning rate in the n-th update of each key. "signum" is MXNet's, with ``wd_lh``.
 
     Raises:
@@ -174,7 +173,7 @@ class OptimizerConfig:
             if name != "lr_scheduler":
                 self._check(name, value)
         if self.numbers.get("lr_scheduler") is not None:
-            # As it travels: a scheduler may be changed later by whoever has it.
+            # The configuration keeps the form that travels: a scheduler object may be changed later by its owner.
             told = scheduler_of(self.numbers["lr_scheduler"], self.learning_rate).to_config()
             object.__setattr__(self, "numbers", {**self.numbers, "lr_scheduler": told})
         self._try()
@@ -229,12 +228,12 @@ class OptimizerConfig:
         """Refuse a state that this optimizer cannot continue from.
 
         Args:
-            key: whose state, for the error.
+            key: key that the state belongs to, for the error.
             state: tensors and numbers by name; empty before the first step.
-            value: of the key.
+            value: value of the key.
 
         Raises:
-            ConfigError: something is missing, is not known, or has another shape or type.
+            ConfigError: an entry is missing, is not known, or has another shape or type.
         """
         got = {name: torch.as_tensor(each) for name, each in state.items() if each is not None}
         count, wide = got.pop(COUNT, torch.tensor(0)), self.is_wide(value.dtype)
@@ -284,7 +283,7 @@ class OptimizerConfig:
         """Refuse a value of another type than the parameter's default has.
 
         Raises:
-            ConfigError: it has.
+            ConfigError: the value has another type.
         """
         if name in ("multi_precision", "lazy_update"):
             default: Any = False
@@ -332,7 +331,7 @@ class Updater:
         """Update ``stored`` by the summed gradient ``merged``, which may be overwritten.
 
         Args:
-            key: of the store.
+            key: key of the store.
             merged: float32 or wider, of the value's shape.
             stored: the value.
             rows: int64, those that a row-sparse gradient names; None: it is dense.
@@ -404,7 +403,7 @@ class Updater:
         """Continue from a ``state_dict``, for keys that exist already and for those that will.
 
         Raises:
-            ConfigError: it is of another optimizer, or of tensors of another shape.
+            ConfigError: the states belong to another optimizer, or to tensors of another shape.
         """
         for key in states.keys() & self._optimizers.keys():
             (param,) = self._optimizers[key].param_groups[0]["params"]
@@ -441,9 +440,9 @@ def step_rows(optimizer: torch.optim.Optimizer, param: Tensor, grad: Tensor, row
     """Update some rows of a parameter, and of its state; the others stay unchanged.
 
     Args:
-        optimizer: of this parameter alone.
-        param: of any shape with rows.
-        grad: of its shape.
+        optimizer: optimizer of this parameter alone.
+        param: parameter of any shape with rows.
+        grad: gradient of the parameter's shape.
         rows: int64, each once.
     """
     group, whole = optimizer.param_groups[0], optimizer.state.pop(param, {})

@@ -19,7 +19,7 @@ def by_method(rows: Sequence[Row], size: int, figure: str) -> dict[str, dict[str
     """Map each method that has both operations at a size to its two rows.
 
     Args:
-        rows: of ``gradwire.bench.codec.rows``; those that lack the figure are left out.
+        rows: rows of ``gradwire.bench.codec.rows``; those that lack the figure are left out.
         size: elements.
         figure: a column, "seconds" or "samples".
     """
