@@ -32,7 +32,7 @@ class GatheringStrategy(Strategy):
         """Fill the rows of the other ranks with their messages.
 
         Args:
-            channel: to the other ranks.
+            channel: channel to the other ranks.
             rows: uint8 of shape (W, bytes); this rank's own row holds its message.
         """
 
