@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Session, Site
+from gradwire.group.agree import DIGEST as HEAD
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
@@ -20,27 +21,40 @@ class GatheredSession(Session):
     """A session that encodes into its own row, moves the rows, and decodes them all.
 
     Memory and traffic grow with the number of workers: W messages are held, W-1 received.
+
+    Args:
+        units: of one bucket.
+        site: where it runs.
+        move: sends the own row and receives the others; it is also given the rows with room in front of each for what
+            ranks compare, or None where there is none.
     """
 
-    def __init__(self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor], None]) -> None:
+    def __init__(
+        self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor, Tensor | None], None]
+    ) -> None:
         self.channel, self.move = site.channel, move
         self.part = Part(site.pieces(units), site.scale)
-        self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
+        self._make(site.device, self.part.packing.nbytes)
+
+    def _make(self, device: torch.device, nbytes: int) -> None:
+        """Make rows of so many bytes; on the CPU with room in front."""
+        before = HEAD if device.type == "cpu" else 0
+        room = torch.zeros((self.channel.world, before + nbytes), dtype=torch.uint8, device=device)
+        self.headed = room if before else None
+        self.rows = Message.on(self.part.packing, room[:, before:])
         self.own = self.rows.row(self.channel.rank)
 
     def carry(self, numel: int) -> Tensor:
-        packing, world = self.part.packing, self.channel.world
+        packing = self.part.packing
         end = packing.nbytes + 4 * numel
-        room = torch.zeros((world, align(end)), dtype=torch.uint8, device=self.rows.buffer.device)
-        self.rows = Message.on(packing, room)
-        self.own = self.rows.row(self.channel.rank)
-        return room[:, packing.nbytes : end].view(torch.float32)
+        self._make(self.rows.buffer.device, align(end))
+        return self.rows.buffer[:, packing.nbytes : end].view(torch.float32)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)
-        self.move(self.channel, self.rows.buffer)
+        self.move(self.channel, self.rows.buffer, self.headed)
         with metrics.timed("decode"):
             # It says the same on all ranks, so each may note it in its own row.
             dense.flag(self.own.status)

@@ -32,4 +32,4 @@ class Broadcast(Strategy):
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         if not all(unit.compressor.fixed_size for unit in units):
             return VariableSession(units, site)
-        return GatheredSession(units, site, lambda channel, rows: channel.broadcast(rows))
+        return GatheredSession(units, site, lambda channel, rows, _: channel.broadcast(rows))
