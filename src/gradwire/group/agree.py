@@ -23,7 +23,7 @@ from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
 from gradwire.group.notes import named, roll_call
 
-__all__ = ["Opening", "agree"]
+__all__ = ["DIGEST", "Opening", "agree"]
 
 DIGEST = hashlib.sha256().digest_size
 
