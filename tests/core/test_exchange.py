@@ -113,8 +113,8 @@ def test_a_scheduled_threshold_keeps_the_plan_and_a_scheduled_ratio_makes_a_new_
         for _ in range(3):
             exchange.begin_step()
             exchange.run(torch.randn(1024), [("w", (32, 32))])
-            made.add(id(exchange._plans[("w",)].sessions[0]))
-            last = exchange._plans[("w",)]
+            made.add(id(exchange._plans["w"].sessions[0]))
+            last = exchange._plans["w"]
         assert last.units[0].compressor == exchange.policy.at(2, compressor)
         assert len(made) <= plans
         assert (plans > 1) == (len(made) > 1)

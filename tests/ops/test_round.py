@@ -6,6 +6,7 @@ import torch
 from gradwire.compressors.levels.ops import (
     moments,
     moments_feedback,
+    moments_norm,
     qsgd_add_decoded,
     qsgd_encode,
     qsgd_encode_feedback,
@@ -50,6 +51,23 @@ def test_moments_feedback(n, threads, offset, watched):
         else:
             arguments["status"] = None
         check_against_reference(Case(moments_feedback, {}, written, arguments), threads, offset)
+
+
+@together
+@pytest.mark.parametrize("n", [1, 17, 4096, 4097, 3 * 4096 + 5, 70000])
+@pytest.mark.parametrize(("kind", "factor"), [("largest", 0.5), ("length", 1.0), ("clipped", 2.5), ("clipped", 0.0)])
+def test_the_norm_of_all_segments(n, kind, factor):
+    for number, scale in enumerate((1.0, 1e-30, 1e30, 0.0)):
+        x, rows = gradient(n, number + 1) * scale, torch.empty(4 * -(-n // 4096))
+        moments(x, rows, kind == "clipped" and factor > 0)
+        for value in (None, float("inf"), float("nan")):
+            if value is not None:
+                x[n // 2] = value
+                moments(x, rows, kind == "clipped" and factor > 0)
+            arguments = {"kind": kind, "factor": factor, "n": n}
+            check_against_reference(
+                Case(moments_norm, {"table": rows}, {"norm": ((1,), torch.float32)}, arguments), 1, 0
+            )
 
 
 @pairwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -65,9 +65,9 @@ class Workload:
         self.rows = rows.to(self.device)[:, : self.layout.nbytes]
         self.payloads: Payload = self.layout.views(self.rows)
 
-    @property
+    @cached_property
     def payload(self) -> Payload:
-        """The payload of the first rank."""
+        """The payload of the first rank: views that are made once, as those of an exchange are."""
         return self.of_rank(0)
 
     def of_rank(self, rank: int) -> Payload:

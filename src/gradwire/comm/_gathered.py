@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.comm._variable import VariableSession
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
+from gradwire.group.agree import DIGEST as HEAD
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
@@ -28,12 +29,13 @@ class GatheringStrategy(Strategy):
 
     @staticmethod
     @abstractmethod
-    def move(channel: Channel, rows: Tensor) -> None:
+    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:
         """Fill the rows of the other ranks with their messages.
 
         Args:
             channel: channel to the other ranks.
             rows: uint8 of shape (W, bytes); this rank's own row holds its message.
+            headed: the same memory with room in front of each row for what ranks compare; None where there is none.
         """
 
     def check(self, compressor: Compressor) -> None:
@@ -49,27 +51,39 @@ class GatheredSession(Session):
     """A session that encodes into its own row, moves the rows, and decodes them all.
 
     Memory and traffic grow with the number of workers: W messages are held, W-1 received.
+
+    Args:
+        units: of one bucket.
+        site: where it runs.
+        move: as that of ``GatheringStrategy``.
     """
 
-    def __init__(self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor], None]) -> None:
+    def __init__(
+        self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor, Tensor | None], None]
+    ) -> None:
         self.channel, self.move = site.channel, move
         self.part = Part(site.pieces(units), site.scale)
-        self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
+        self._make(site.device, self.part.packing.nbytes)
+
+    def _make(self, device: torch.device, nbytes: int) -> None:
+        """Make rows of so many bytes; on the CPU with room in front."""
+        before = HEAD if device.type == "cpu" else 0
+        room = torch.zeros((self.channel.world, before + nbytes), dtype=torch.uint8, device=device)
+        self.headed = room if before else None
+        self.rows = Message.on(self.part.packing, room[:, before:])
         self.own = self.rows.row(self.channel.rank)
 
     def carry(self, numel: int) -> Tensor:
-        packing, world = self.part.packing, self.channel.world
+        packing = self.part.packing
         end = packing.nbytes + 4 * numel
-        room = torch.zeros((world, align(end)), dtype=torch.uint8, device=self.rows.buffer.device)
-        self.rows = Message.on(packing, room)
-        self.own = self.rows.row(self.channel.rank)
-        return room[:, packing.nbytes : end].view(torch.float32)
+        self._make(self.rows.buffer.device, align(end))
+        return self.rows.buffer[:, packing.nbytes : end].view(torch.float32)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)
-        self.move(self.channel, self.rows.buffer)
+        self.move(self.channel, self.rows.buffer, self.headed)
         with metrics.timed("decode"):
             # It says the same on all ranks, so each may note it in its own row.
             dense.flag(self.own.status)

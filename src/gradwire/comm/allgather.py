@@ -24,5 +24,5 @@ class AllGather(GatheringStrategy):
     name = "allgather"
 
     @staticmethod
-    def move(channel: Channel, rows: Tensor) -> None:
-        channel.all_gather(rows)
+    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:
+        channel.all_gather(rows, headed)

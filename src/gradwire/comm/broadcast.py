@@ -24,5 +24,5 @@ class Broadcast(GatheringStrategy):
     name = "broadcast"
 
     @staticmethod
-    def move(channel: Channel, rows: Tensor) -> None:
+    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:  # noqa: ARG004
         channel.broadcast(rows)

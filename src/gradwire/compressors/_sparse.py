@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -159,8 +160,16 @@ class Sparsifier(Compressor):
     def _apart(self, payload: Payload, n: int) -> tuple[Tensor, Payload]:
         """Split a payload into values and indices."""
         # The order is that of the items' sizes, and the same for all pieces.
-        values, *places = ordered(payload, arranged(self._fields(ops.Each.first(n))))
+        first = ops.Each.first(n)
+        if first not in self._orders:
+            self._orders[first] = arranged(self._fields(first))
+        values, *places = ordered(payload, self._orders[first])
         return values, tuple(places)
+
+    @cached_property
+    def _orders(self) -> dict[int, list[int]]:
+        """The order in which the fields of so many elements travel."""
+        return {}
 
     def _full(self, values: Tensor) -> Tensor:
         """A float32 buffer for the values: the payload's own field if it holds float32."""

@@ -95,6 +95,11 @@ class Pilot(Protocol):
         ...
 
 
+def first_of(params: Sequence[Named]) -> str:
+    """The name of the first parameter of a bucket; "" of an empty one."""
+    return params[0][0] if params else ""
+
+
 def plain(value: object) -> object:
     """Convert a value that JSON does not know: a number of numpy's to Python's, anything else to its text."""
     python = as_python(value)
@@ -153,7 +158,7 @@ class Exchange:
         self.residuals = ResidualStore(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
-        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._plans: dict[str, Plan] = {}  # By the first of their parameters, of which no two share one.
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
@@ -356,9 +361,11 @@ class Exchange:
         if bad:
             # The flags are added on the device, so that counting never waits for it.
             spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
-            self._nonfinite += spoilt
+            if self.device.type != "cpu" or bool(spoilt):
+                self._nonfinite += spoilt
             self._undo.end(spoilt)
-            self._end_draining(spoilt)
+            if self._drained:
+                self._end_draining(spoilt)
             if self.second_moment is not None:
                 self.second_moment.end_step()
 
@@ -400,7 +407,7 @@ class Exchange:
                 self.pilot.after(flat)
             return
         plan = self.plan(params)
-        self.remember([name for name, _ in params])
+        self.remember(plan.names if self.skips_steps else ())
         drained = self._drain(flat, params) if self._draining else []
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
         key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
@@ -644,40 +651,44 @@ class Exchange:
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
         require(self.step > 0, "run", "called after begin_step", Verbatim("a call before it"))
-        numel = sum(torch.Size(shape).numel() for _, shape in params)
+        known = self._known(params)
+        numel = sum(torch.Size(shape).numel() for _, shape in params) if known is None else known.numel
         fits = flat.dtype == torch.float32 and flat.is_contiguous() and flat.shape == (numel,)
         form = f"contiguous float32 of shape ({numel},), as params say"
         require(fits, "flat", form, Verbatim(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
         """Find or make the plan of a bucket for the compressor of this step; all ranks must call it alike."""
-        names = tuple(name for name, _ in params)
         main = self.policy.at(self.step - 1, self.compressor)
-        plan = self._plans.get(names)
+        plan = self._known(params)
         if plan is not None and (
-            plan.main == main or (same_choices(plan, main, self.policy) and try_retune(plan, main))
+            plan.main is main or plan.main == main or (same_choices(plan, main, self.policy) and try_retune(plan, main))
         ):
             return plan
         if plan is not None and self.second_moment is not None:
             self.second_moment.changed(self.step)
-        self._forget(names)
-        self._plans[names] = self._build(params, main)
-        return self._plans[names]
+        self._forget([name for name, _ in params])
+        plan = self._plans[first_of(params)] = self._build(params, main)
+        return plan
+
+    def _known(self, params: Sequence[Named]) -> Plan | None:
+        """Find the plan that was made for these parameters, of whatever compressor."""
+        plan = self._plans.get(first_of(params))
+        return plan if plan is not None and plan.params == tuple(params) else None
 
     def forget_plans(self) -> None:
         """Make new plans in the next step; kept tensors stay."""
         self.epoch += 1
         if self.second_moment is not None:
             self.second_moment.restart(self.step)
-        for names in list(self._plans):
-            self._forget(names)
+        for plan in list(self._plans.values()):
+            self._forget(plan.names)
 
     def _forget(self, names: Sequence[str]) -> None:
         """Drop the plans that share a parameter with ``names``, because the buckets were rebuilt or a size changed."""
-        gone = [old for old in self._plans if set(old) & set(names)]
-        for old in gone:
-            del self._plans[old]
-            self.residuals.retire(old)
+        gone = [first for first, plan in self._plans.items() if not set(plan.names).isdisjoint(names)]
+        for first in gone:
+            self.residuals.retire(self._plans.pop(first).names)
 
     def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
         main.check_world(self.channel.world)  # A schedule may have passed what fits, in a step that was not tried.

@@ -57,13 +57,18 @@ class Moving:
 class Plan:
     """The sessions of one bucket. ``main`` is the compressor it was built for."""
 
-    params: Sequence[Named]
+    params: tuple[Named, ...]
     main: Compressor
     units: list[Unit]
     dense: DenseSession
     sessions: list[Session]
     numel: int
     moving: list[Moving]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its parameters, in order."""
+        return [name for name, _ in self.params]
 
 
 def carries(strategy: Strategy, compressor: Compressor) -> bool:

@@ -34,6 +34,8 @@ class Undo:
 
     def end(self, bad: Tensor) -> None:
         """Restore the tensors remembered since the last call if ``bad``, a bool of one element."""
+        if not self._changed:
+            return
         on_cpu = bad.device.type == "cpu"
         for name, tensor in self._changed.items() if not on_cpu or bool(bad) else ():
             torch.where(bad.to(tensor.device), self._storage[name], tensor, out=tensor)

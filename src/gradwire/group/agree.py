@@ -23,7 +23,7 @@ from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
 from gradwire.group.failures import named, roll_call
 
-__all__ = ["Opening", "agree"]
+__all__ = ["DIGEST", "Opening", "agree"]
 
 DIGEST = hashlib.sha256().digest_size
 
@@ -94,11 +94,11 @@ class Opening:
         self.channel.doing = f"step {number}"
         if self.channel.is_nccl:
             self._look_back()
-        started = _Comparison(self.channel, STEP, describe, self.device)
+        started = _Comparison(self.channel, STEP, describe, self.device, waits=self.channel.opens_with_payload)
         if self.channel.is_nccl:
             self._look_later(started)
         else:
-            self.channel.open(started.end)
+            self.channel.open(started)
 
     def _look_later(self, started: _Comparison) -> None:
         started.wait()
@@ -121,22 +121,48 @@ class Opening:
 
 
 class _Comparison:
-    """One exchange of digests that is under way."""
+    """One exchange of digests: under way, or, if it ``waits``, to be sent in front of the first payload.
 
-    def __init__(self, channel: Channel, call: str, describe: Callable[[], str], device: torch.device) -> None:
+    What fails on this rank is sent at once in any case.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        call: str,
+        describe: Callable[[], str],
+        device: torch.device,
+        waits: bool = False,
+    ) -> None:
         self.channel, self.call, self.device = channel, call, device
         self.failure: Exception | None = None
         try:
             self.text = describe()
         except Exception as error:
             self.failure, self.text = error, json.dumps({"error": f"{type(error).__name__}: {error}"})
+        self.waits = waits and self.failure is None
         self.digest = hashlib.sha256(f"{call} {self.text}".encode()).digest()
-        self.rows, self.wait = _begin(channel, self.digest, device)
+        if not self.waits:
+            self.rows, self.wait = _begin(channel, self.digest, device, opens=True)
+
+    def write(self, heads: Tensor, room: int) -> None:
+        """Write the own digest, which tells how many bytes of payload are behind it."""
+        self.waits = False
+        self.text = f'{self.text[:-1]}, "travels_with": {room}}}'
+        self.digest = hashlib.sha256(f"{self.call} {self.text}".encode()).digest()
+        heads[self.channel.rank].numpy()[:] = memoryview(self.digest)
 
     def end(self) -> None:
         """Wait for the digests of the others, and raise if one differs."""
+        if self.waits:
+            self.waits = False
+            self.rows, self.wait = _begin(self.channel, self.digest, self.device, opens=True)
         self.wait()
-        if any(digest != self.digest for digest in _read(self.rows)):
+        self.check(self.rows)
+
+    def check(self, heads: Tensor) -> None:
+        """Raise if the digest of another rank differs."""
+        if heads.cpu().numpy().tobytes() != self.digest * self.channel.world:
             text = json.dumps({**json.loads(self.text), "call": self.call})
             texts = _texts(self.channel, text, self.device)
             error = GroupError(_difference(texts))
@@ -147,10 +173,12 @@ class _Comparison:
             raise self.failure
 
 
-def _begin(channel: Channel, data: bytes, device: torch.device) -> tuple[Tensor, Callable[[], None]]:
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    rows = own.to(device).repeat(channel.world, 1)
-    return rows, channel.begin_rows(rows)
+def _begin(
+    channel: Channel, data: bytes, device: torch.device, *, opens: bool = False
+) -> tuple[Tensor, Callable[[], None]]:
+    rows = torch.frombuffer(bytearray(data * channel.world), dtype=torch.uint8).view(channel.world, len(data))
+    rows = rows.to(device)
+    return rows, channel.begin_opening(rows) if opens else channel.begin_rows(rows)
 
 
 def _read(rows: Tensor) -> list[bytes]:

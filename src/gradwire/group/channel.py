@@ -11,6 +11,9 @@ Laws, each found by measuring Gloo:
     conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and before these have
     been compared nothing else is posted but messages that only one of their own size can meet, by their tag, and sums
     of whole buckets of DDP's, whose sizes DDP has agreed on;
+    a small payload that all ranks send first in a step, as they did in the last one, has its row of the comparison in
+    front, because on the loopback a message costs more than 30 kB in it. The size of all opening messages stays what it
+    was in that step until the ranks have been compared once more, so that rows without a payload meet those with one;
     what is called when a sum has arrived neither starts a collective nor waits for one.
 On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
 After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first error.
@@ -26,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,14 +40,17 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.group.failures import Loss, explain
 from gradwire.metrics import Metrics
 
-__all__ = ["Channel", "Traffic", "traffic_of"]
+__all__ = ["Channel", "Comparison", "Traffic", "traffic_of"]
 
 _LAST_WORDS = 5.0
 """Seconds in which a rank that has lost a peer still sends to the others: one that reads nothing keeps it no longer."""
 
 
 _TAGS = 2**30
-"""Tags by which messages of different sizes are told from each other."""
+"""Tags by which messages of different sizes are told from each other; those that open a conversation have others."""
+
+_SMALL = 2**18
+"""Bytes of a payload up to which it travels with the comparison of the ranks."""
 
 
 @dataclass
@@ -63,6 +69,28 @@ def traffic_of(group: dist.ProcessGroup | None) -> Traffic:
     return Traffic() if group is None else _traffic.setdefault(group, Traffic())
 
 
+class Comparison(Protocol):
+    """A comparison of the ranks at the beginning of a step, which is under way or waits for a message to travel with.
+
+    Attributes:
+        waits: whether nothing of it was sent yet.
+    """
+
+    waits: bool
+
+    def write(self, heads: Tensor, room: int) -> None:
+        """Write this rank's row, for a message that has a payload of so many bytes behind it."""
+        ...
+
+    def check(self, heads: Tensor) -> None:
+        """Raise the same error on every rank if a row differs."""
+        ...
+
+    def end(self) -> None:
+        """Make the comparison alone: send what was not sent yet, wait for the rows of the others, and do ``check``."""
+        ...
+
+
 class Channel:
     """Collectives on one process group, with the bytes counted; they block unless their name says ``begin``.
 
@@ -77,9 +105,11 @@ class Channel:
         self.world = dist.get_world_size(group) if group is not None else 1
         self.is_nccl = group is not None and dist.get_backend(group) == "nccl"
         self.members = dist.get_process_group_ranks(group) if group is not None else [0]
+        self.peers = [j for j in range(self.world) if j != self.rank]
         self.doing = "its first exchange"
         self.failed: GroupError | None = None
-        self._opening: Callable[[], None] | None = None
+        self._opening: Comparison | None = None
+        self._room = 0  # Bytes that every opening message has behind its row, where a payload may travel.
         self._deferred: list[Callable[[], None]] = []
         self.traffic, self._closed = traffic_of(group), False
         self._lock, self._summed_until = threading.Lock(), 0.0
@@ -221,16 +251,46 @@ class Channel:
             self._summed_until = now
             self.traffic.ended += 1
 
-    def all_gather(self, rows: Tensor) -> None:
+    def all_gather(self, rows: Tensor, headed: Tensor | None = None) -> None:
         """Send row ``rank`` of ``rows`` to every rank. The traffic is (W-1) rows, which grows with the number of
         workers.
+
+        Args:
+            rows: contiguous in each row, as large on all ranks.
+            headed: the same memory with room in front of each row, for the row of a comparison of the ranks that is
+                still to be made; where it is given in every step, small payloads travel with that.
         """
+        if headed is not None and self._opening is not None:
+            if self._opening.waits and rows[0].nbytes == self._room:
+                self._gather_headed(headed)
+                return
+            small = rows[0].nbytes <= _SMALL
+            self._gather(rows)
+            self._room = rows[0].nbytes if small else 0
+            return
+        self._gather(rows)
+
+    def _gather(self, rows: Tensor) -> None:
         own = rows[self.rank]
         self.exchange([own] * self.world, list(rows.unbind(0)))
 
+    def _gather_headed(self, headed: Tensor) -> None:
+        """Exchange the rows of the comparison that is to be made and the payloads behind them, in one message."""
+        self._refuse_after_failure()
+        comparison, self._opening = self._opening, None
+        assert comparison is not None
+        heads = headed[:, : headed.size(1) - self._room]
+        comparison.write(heads, self._room)
+        self._open_with(headed)()
+        comparison.check(heads)
+        self._post_deferred()
+        moved = len(self.peers) * self._room
+        self.metrics.compared_bytes += len(self.peers) * heads.size(1)
+        self._count(moved, moved)
+
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         """Send ``sends[j]`` to rank j, and receive ``receives[j]`` from it; a rank's own entries are left alone."""
-        peers = [j for j in range(self.world) if j != self.rank]
+        peers = self.peers
         if not peers:
             return
         self._begin()
@@ -256,7 +316,7 @@ class Channel:
         moved = (self.world - 1) * rows[0].nbytes
         self._count(moved, moved)
 
-    def begin_rows(self, rows: Tensor) -> Callable[[], None]:
+    def begin_opening(self, rows: Tensor) -> Callable[[], None]:
         """Start the exchange of rows with which a conversation begins: row ``rank`` goes to every rank.
 
         Args:
@@ -265,24 +325,57 @@ class Channel:
         Returns:
             A function that waits until all rows are there.
         """
+        self.settle()
+        if not self._room or self.is_nccl:
+            return self.begin_rows(rows)
+        headed = torch.zeros((self.world, rows.size(1) + self._room), dtype=torch.uint8)
+        headed[:, : rows.size(1)] = rows
+        self.metrics.compared_bytes += len(self.peers) * headed[0].nbytes
+        finish = self._open_with(headed)
+
+        def arrive() -> None:
+            finish()
+            rows.copy_(headed[:, : rows.size(1)])
+
+        return arrive
+
+    def _open_with(self, headed: Tensor) -> Callable[[], None]:
+        """Start the exchange of opening messages that have room for a payload."""
+        self._begin()
+        rows, tag = list(headed.unbind(0)), _TAGS + 1 + headed[0].nbytes % (_TAGS - 1)
+        return partial(self._finish, self._post([rows[self.rank]] * self.world, rows, self.peers, tag))
+
+    def begin_rows(self, rows: Tensor) -> Callable[[], None]:
+        """Start an exchange of rows whose size all ranks know: row ``rank`` goes to every rank.
+
+        Args:
+            rows: uint8 of shape (W, n).
+
+        Returns:
+            A function that waits until all rows are there.
+        """
         self._begin()
         self.settle()
-        peers = [j for j in range(self.world) if j != self.rank]
-        self.metrics.compared_bytes += len(peers) * rows[0].nbytes
+        self.metrics.compared_bytes += len(self.peers) * rows[0].nbytes
         if self.is_nccl:
             with self._communicating():
                 works: list[tuple[int | None, dist.Work | None]] = [
                     (None, dist.all_gather_into_tensor(rows, rows[self.rank].clone(), self.group, async_op=True))
                 ]
         else:
-            return self._move([rows[self.rank]] * self.world, list(rows.unbind(0)), peers)
+            return self._move([rows[self.rank]] * self.world, list(rows.unbind(0)), self.peers)
         return partial(self._finish, works)
 
-    def open(self, compare: Callable[[], None]) -> None:
-        """Register ``compare``, which waits for the rows of a conversation, to be called before its first message is
-        posted.
+    @property
+    def opens_with_payload(self) -> bool:
+        """Return whether the next step's first message is expected to be a small payload, as it was in the last."""
+        return self._room > 0 and self.group is not None and not self.is_nccl
+
+    def open(self, comparison: Comparison) -> None:
+        """Register a comparison of the ranks, which is made before the first message of a conversation is posted, or
+        with it.
         """
-        self._opening = compare
+        self._opening = comparison
 
     def settle(self) -> None:
         """Compare the ranks, if that is still to be done, and post the messages that waited for it.
@@ -291,10 +384,14 @@ class Channel:
             GroupError: the ranks differ, or an earlier exchange failed.
         """
         self._refuse_after_failure()
-        compare, self._opening = self._opening, None
+        comparison, self._opening = self._opening, None
+        if comparison is not None:
+            comparison.end()
+            self._room = 0
+        self._post_deferred()
+
+    def _post_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
-        if compare is not None:
-            compare()
         for post in deferred:
             post()
 
@@ -310,12 +407,13 @@ class Channel:
         Args:
             tagged: Gloo lets only messages of one size meet; else a message of another size ends the process.
         """
+        tag = None if tagged else 0
         if not self._by_host(receives):
-            return partial(self._finish, self._post(sends, receives, peers, tagged))
+            return partial(self._finish, self._post(sends, receives, peers, tag))
         with self.metrics.timed("communicate"):
             copies = {id(each): each.cpu() for each in sends}
             hosts = [torch.empty_like(each, device="cpu") for each in receives]
-        works = self._post([copies[id(each)] for each in sends], hosts, peers, tagged)
+        works = self._post([copies[id(each)] for each in sends], hosts, peers, tag)
 
         def finish() -> None:
             self._finish(works)
@@ -329,9 +427,13 @@ class Channel:
         return not self.is_nccl and any(tensor.is_cuda for tensor in tensors)
 
     def _post(
-        self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tagged: bool
+        self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tag: int | None
     ) -> list[tuple[int | None, dist.Work | None]]:
-        """Post receives from all peers, then sends to them; return each work with its peer."""
+        """Post receives from all peers, then sends to them; return each work with its peer.
+
+        Args:
+            tag: of all of them; None: each has that of its size.
+        """
         incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
         outgoing = [(j, sends[j]) for j in peers if sends[j].numel()]
         if self.is_nccl:
@@ -341,16 +443,16 @@ class Channel:
                 return [(None, work) for work in dist.batch_isend_irecv(ops)] if ops else []
         works: list[tuple[int | None, dist.Work | None]] = []
         lost: list[tuple[int, RuntimeError]] = []
-        received = 0
+        received, began = 0, self.metrics.clock()
         for start, tensors in ((dist.irecv, incoming), (dist.isend, outgoing)):
             received = len(works)
             for j, tensor in tensors:
                 try:
-                    with self.metrics.timed("communicate"):
-                        tag = 1 + tensor.nbytes % _TAGS if tagged else 0
-                        works.append((j, start(tensor, self.members[j], group=self.group, tag=tag)))
+                    of_size = 1 + tensor.nbytes % _TAGS if tag is None else tag
+                    works.append((j, start(tensor, self.members[j], group=self.group, tag=of_size)))
                 except RuntimeError as error:
                     lost.append((j, error))
+        self.metrics.seconds["communicate"] += self.metrics.clock() - began
         if lost:
             # The lost rank is reported after the others got what they wait for: from silence they would learn nothing
             # until the timeout, because they wait for this rank before they come to the one that is lost.
@@ -362,22 +464,24 @@ class Channel:
         return works
 
     def _finish(self, works: Sequence[tuple[int | None, dist.Work | None]]) -> None:
+        began = self.metrics.clock()
         for number, (peer, work) in enumerate(works):
-            if work is not None:
-                with self._communicating(peer, works[number + 1 :]):
+            try:
+                if work is not None:
                     work.wait()
+            except RuntimeError as error:
+                self._fail(error, peer, works[number + 1 :])
+        self.metrics.seconds["communicate"] += self.metrics.clock() - began
         self.traffic.ended += 1
 
     @contextmanager
-    def _communicating(
-        self, peer: int | None = None, rest: Sequence[tuple[int | None, dist.Work | None]] = ()
-    ) -> Iterator[None]:
-        """Time the communication, and name the peer if it fails."""
+    def _communicating(self) -> Iterator[None]:
+        """Time the communication, and explain its failure."""
         try:
             with self.metrics.timed("communicate"):
                 yield
         except RuntimeError as error:
-            self._fail(error, peer, rest)
+            self._fail(error, None, ())
 
     def _fail(
         self, error: RuntimeError, peer: int | None, rest: Sequence[tuple[int | None, dist.Work | None]]

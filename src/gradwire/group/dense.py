@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors.casts.ops import cast_add_decoded, cast_encode
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
+from gradwire.ops import Pieces, Places
+from gradwire.ops.native import kernels
 from gradwire.types import State
 
 __all__ = ["CarriedDense", "DenseMean", "DenseSession", "is_carried", "joined"]
@@ -50,9 +54,16 @@ class DenseSession:
         self.wishes = sum(state["advice"].numel() for state in advised)
         packed = sum(hi - lo for lo, hi in self.ranges) if len(self.ranges) > 1 or self.wishes else 0
         self.buffer = torch.zeros(packed + self.wishes, dtype=torch.float32, device=device)
+        # On a CPU one call takes all ranges; elsewhere torch's own operations on lists do.
+        self._at_once = device.type == "cpu" and kernels is not None and bool(packed) and not self.wishes
+        self._sizes = [hi - lo for lo, hi in self.ranges]
+        self._places: Places | None = None
+        self._packed = Pieces.of(torch.split(self.buffer, self._sizes)) if self._at_once else None
 
     def begin(self, flat: Tensor) -> DenseMean:
         """Start to average the ranges over the ranks, in place. Meanwhile other ranges of ``flat`` may be worked on."""
+        if self._at_once:
+            return self._begin_at_once(flat)
         views = [flat[lo:hi] for lo, hi in self.ranges]
         if not self.buffer.numel():
             packed = views[0] if views else self.buffer
@@ -60,6 +71,24 @@ class DenseSession:
         torch.cat([*views, *(state["advice"] for state in self.advised)], out=self.buffer)
         wait = self._begin(self.buffer)
         return DenseMean(self.buffer[: len(self.buffer) - self.wishes], partial(self._finish, self.buffer, views, wait))
+
+    def _of(self, flat: Tensor) -> Tensor:
+        """Return the ranges of ``flat`` as pieces."""
+        if self._places is None or self._places.length != flat.numel():
+            self._places = Places(flat.numel(), [lo for lo, _ in self.ranges], self._sizes)
+        return cast(Tensor, Pieces(flat, self._places))
+
+    def _begin_at_once(self, flat: Tensor) -> DenseMean:
+        """Do ``begin`` with one call for all ranges."""
+        pieces, packed = self._of(flat), cast(Tensor, self._packed)
+        cast_encode(pieces, packed, 1.0 / self.channel.world)
+        wait = self.channel.begin_all_reduce(self.buffer)
+
+        def finish() -> None:
+            wait()
+            cast_encode(packed, pieces, 1.0)
+
+        return DenseMean(self.buffer, finish)
 
     def _begin(self, packed: Tensor) -> Callable[[], None]:
         return self.channel.begin_all_reduce(packed.mul_(1.0 / self.channel.world))
@@ -88,6 +117,15 @@ class CarriedDense(DenseSession):
     ) -> None:
         super().__init__(ranges, channel, device, advised)
         self.rows, self.buffer = rows, torch.zeros(rows.size(1), dtype=torch.float32, device=device)
+        self._at_once = self._at_once or (device.type == "cpu" and kernels is not None and not self.wishes)
+        if self._at_once:
+            self._packed = Pieces.of(torch.split(rows[channel.rank], self._sizes))
+            self._arrived = cast(Tensor, Pieces.of(torch.split(rows, self._sizes, dim=1)))
+
+    def _begin_at_once(self, flat: Tensor) -> DenseMean:
+        pieces = self._of(flat)
+        cast_encode(pieces, cast(Tensor, self._packed), 1.0 / self.channel.world)
+        return DenseMean(pieces, partial(cast_add_decoded, self._arrived, pieces, 1.0, fresh=True))
 
     def _begin(self, packed: Tensor) -> Callable[[], None]:
         torch.mul(packed, 1.0 / self.channel.world, out=self.rows[self.channel.rank])

@@ -133,6 +133,7 @@ class GradwireState(ExchangeState):
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
+        self._known: dict[int, tuple[list[int], list[Named], list[str]]] = {}
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, Sequence[Named]], Future[Tensor]] | None = None
@@ -171,8 +172,7 @@ class GradwireState(ExchangeState):
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Start the exchange of one bucket."""
         buffer, first = bucket.buffer(), bucket.index() == 0
-        params = [self._name(param) for param in bucket.parameters()]
-        names = [name for name, _ in params]
+        params, names = self._params_of(bucket)
         if buffer.layout != torch.strided or not buffer.is_floating_point():
             raise ConfigError(
                 f"gradient of {', '.join(names)} must be dense floating point, got {buffer.layout} {buffer.dtype}"
@@ -229,6 +229,16 @@ class GradwireState(ExchangeState):
             "True: torch does not tell a hook who has joined",
             divides,
         )
+
+    def _params_of(self, bucket: dist.GradBucket) -> tuple[list[Named], list[str]]:  # type: ignore[name-defined]
+        """Find the parameters of a bucket and their names; as a rule they are those of the step before."""
+        index, given = bucket.index(), bucket.parameters()
+        ids = list(map(id, given))
+        known = self._known.get(index)
+        if known is None or known[0] != ids:
+            params = [self._name(param) for param in given]
+            known = self._known[index] = ids, params, [name for name, _ in params]
+        return known[1], known[2]
 
     def _name(self, param: Tensor) -> Named:
         named = self._names.get(id(param))

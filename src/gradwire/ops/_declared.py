@@ -152,12 +152,53 @@ class Declaration:
             kernels: object that has the kernel as an attribute.
             threads: true: the kernel takes the number of threads as its last argument.
         """
+        return self._function(self._guarded(self._kernel_lines(threads)), kernels=kernels)
+
+    def _kernel_lines(self, threads: bool) -> list[str]:
+        given = [*self._given_to_kernel(), *(["get_num_threads()"] if threads else [])]
+        return [*self._checks(), f"kernels.{self.name}({', '.join(given)})"]
+
+    def _given_to_kernel(self) -> list[str]:
+        """List what the kernel is given of one tensor, without the threads."""
         given = [argument for name in self._parameters for argument in self._given(name)]
         given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
-        given += [*symbols, *(["n"] if "n" in self._parameters else []), *(["get_num_threads()"] if threads else [])]
-        lines = [*self._checks(), f"kernels.{self.name}({', '.join(given)})"]
-        return self._function(self._guarded(lines), kernels=kernels)
+        return [*given, *symbols, *(["n"] if "n" in self._parameters else [])]
+
+    def direct(
+        self, kernels: Any, threads: bool, watched: Callable[[], bool], dispatch: Callable[..., None]
+    ) -> Callable[..., None] | None:
+        """Make a function that calls the kernel of this name where torch's dispatcher would do so and nothing else.
+
+        That is so for plain tensors on the CPU which no gradient is asked of; everything else is left to ``dispatch``.
+
+        Args:
+            kernels: as above.
+            threads: as above.
+            watched: returns whether somebody sees the calls that the dispatcher is given.
+            dispatch: the operator, of the same parameters.
+
+        Returns:
+            None if a list of tensors is given to the operation.
+        """
+        tensors = dict(self._tensors())
+        if len(tensors) < sum(kind not in _SCALARS for kind in self.types.values()):
+            return None
+        required = [name for name in tensors if name not in self.optional]
+        first = required[0]
+        plain = [f"type({name}) is Tensor" for name in required]
+        plain += [f"({name} is None or type({name}) is Tensor)" for name in tensors if name in self.optional]
+        asked = [f"{name}.requires_grad" for name in required]
+        asked += [f"({name} is not None and {name}.requires_grad)" for name in tensors if name in self.optional]
+        given = ", ".join(self._parameters)
+        lines = [
+            f"if watched() or not ({' and '.join(plain)} and {first}.is_cpu):",
+            f"    return dispatch({given})",
+            f"if is_grad_enabled() and ({' or '.join(asked)}): return dispatch({given})",
+            *self._guarded(self._kernel_lines(threads)),
+        ]
+        names = {"kernels": kernels, "watched": watched, "dispatch": dispatch, "Tensor": Tensor}
+        return self._function(lines, is_grad_enabled=torch.is_grad_enabled, **names)
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -200,11 +241,7 @@ class Declaration:
         """Make a function that checks the arguments of one piece and returns the kernel's arguments, without the
         threads.
         """
-        given = [argument for name in self._parameters for argument in self._given(name)]
-        given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
-        symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
-        given += [*symbols, *(["n"] if "n" in self._parameters else [])]
-        return self._function(self._guarded([*self._checks(), f"return ({', '.join(given)},)"]))
+        return self._function(self._guarded([*self._checks(), f"return ({', '.join(self._given_to_kernel())},)"]))
 
     @cached_property
     def columns(self) -> tuple[str, ...]:

@@ -5,7 +5,9 @@
 3. It is declared once: the operator's schema, the check of its arguments and the call of its C++ kernel follow from
    the annotations (``gradwire.ops.arguments``). A wrong argument is a ``ConfigError`` that names it, before a kernel
    sees an address.
-4. The call goes through ``torch.ops.gradwire.<name>``, so ``torch.compile`` and autograd see an ordinary operator.
+4. The call goes through ``torch.ops.gradwire.<name>``, so ``torch.compile`` and autograd see an ordinary operator. Only
+   where nobody watches, and the tensors are plain ones on the CPU, does it go straight to the C++ kernel: the way
+   through the dispatcher takes longer than a kernel does for 2^16 elements.
 5. On the CPU the C++ kernel runs where the extension is loaded, on a GPU the Triton kernel of the same name, imported
    on first use; everywhere else, and where these are missing, the reference.
 """
@@ -49,6 +51,7 @@ class Op(Generic[P]):
         declaration: content of the annotations; None where there are none.
         triton: the module that has its GPU kernel, if there is one.
         kernel_of_many: the call of its C++ kernel for many pieces, if there is one.
+        direct: its call without the dispatcher where that would do nothing else, if there is a C++ kernel.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Op(Generic[P]):
         # Once, here: whether the environment is right is no question of each call.
         self._checked = checked if problem is None else _refused
         self.kernel_of_many: Callable[..., None] | None = None
+        self.direct: Callable[..., None] | None = None
         functools.update_wrapper(self, reference)
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._checked(reference), "CompositeExplicitAutograd")
@@ -75,8 +79,15 @@ class Op(Generic[P]):
         """Check the arguments and run the kernel of their device; once for all where the first is ``Pieces``."""
         if args and type(args[0]) is Pieces:
             self.many(*args, **kwargs)
-        else:
+        elif torch.compiler.is_compiling() or self.direct is None:
             self._dispatch(*args, **kwargs)
+        else:
+            self.direct(*args, **kwargs)
+
+    def go_direct(self, kernels: Any, threads: bool) -> None:
+        """Call the C++ kernel without the dispatcher from now on, where that would do nothing else."""
+        if self.declaration is not None:
+            self.direct = self.declaration.direct(kernels, threads, watched, self._dispatch)
 
     @functools.cached_property
     def many(self) -> "Many":
@@ -282,6 +293,16 @@ def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
     return own[i] if type(own) is Each else value
 
 
+_modes, _functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_profiled, _traced = torch._C._autograd._profiler_enabled, torch._C._get_tracing_state
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def watched() -> bool:
+    """Return whether something sees the operators that are called: a mode, a transform, a trace or a profiler."""
+    return bool(_modes() or _functions() or _profiled() or _transform() is not None or _traced() is not None)
+
+
 def _refused(_: Callable[P, None]) -> Callable[P, None]:
     return lambda *_args, **_kwargs: check_environment()
 
@@ -345,6 +366,7 @@ def declared(
         if native and kernels is not None and problem is None:
             _library.impl(op.name, said.kernel(kernels, threads), "CPU")
             op.kernel_of_many = said.kernel_of_many(kernels, threads)
+            op.go_direct(kernels, threads)
         return op
 
     return make if reference is None else make(reference)

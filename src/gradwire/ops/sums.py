@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["SUM_BLOCK", "block_sums", "mean_of_sums"]
+__all__ = ["SUM_BLOCK", "block_sums", "mean_of_sums", "sum_of_sums"]
 
 SUM_BLOCK = 4096
 """Elements of one partial sum, where the whole tensor is summed."""
@@ -22,9 +22,13 @@ def block_sums(x: Tensor, block: int) -> Tensor:
 
 def mean_of_sums(sums: Tensor, n: int) -> Tensor:
     """Compute the sum of ``sums`` as a tree, divided by ``n``."""
+    return sum_of_sums(sums).div(torch.full((1,), float(max(n, 1)), device=sums.device))
+
+
+def sum_of_sums(sums: Tensor) -> Tensor:
+    """Compute the sum of ``sums`` as a tree, in their own type; one element."""
     size = 1 << max(0, sums.numel() - 1).bit_length()
-    padded = torch.nn.functional.pad(sums, (0, size - sums.numel()))
-    return _tree(padded.unsqueeze(0)).div(torch.full((1,), float(max(n, 1)), device=sums.device))
+    return _tree(torch.nn.functional.pad(sums, (0, size - sums.numel())).unsqueeze(0))
 
 
 def _tree(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.compressors._room import check_room
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.levels import ops
-from gradwire.compressors.levels._rounding import Grid, Moments, clipped, linf_omega
+from gradwire.compressors.levels._rounding import Grid, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -137,9 +137,6 @@ class GlobalQSGD(MultiRound):
             codes[-1:].fill_(1)
         yield 1
 
-    def _scale(self, found: Moments) -> Tensor:
-        return clipped(found, self.clip)
-
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         norm, codes, _ = payload
         sums, flat = codes.view(torch.uint8)[: out.numel()], out.view(-1)
@@ -151,4 +148,4 @@ class GlobalQSGD(MultiRound):
             self._grid().add_decoded((norm.unsqueeze(0), own.unsqueeze(0)), out.view(-1), scale)
 
     def _grid(self) -> Grid:
-        return Grid(8, self.levels, self._scale, centred=self.clip > 0)
+        return Grid(8, self.levels, "clipped", self.clip)

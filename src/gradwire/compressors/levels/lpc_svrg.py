@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.compressors.levels._rounding import Grid, Moments, linf_omega
+from gradwire.compressors.levels._rounding import Grid, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Key, Layout, Payload, State
 
@@ -64,10 +64,7 @@ class LpcSvrg(Compressor):
 
     @property
     def _grid(self) -> Grid:
-        return Grid(self.bits, (1 << (self.bits - 1)) - 1, self._range)
-
-    def _range(self, found: Moments) -> Tensor:
-        return found.largest() * self.clip
+        return Grid(self.bits, (1 << (self.bits - 1)) - 1, "largest", self.clip)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]

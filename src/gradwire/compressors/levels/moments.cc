@@ -121,6 +121,9 @@ void moments_feedback(const MomentsFeedback& args, std::int64_t begin, std::int6
 
 #else
 
+#include <cmath>
+#include <vector>
+
 #include "operation.h"
 #if defined(GRADWIRE_SELFTEST)
 #include "tests/selftest.h"
@@ -129,6 +132,79 @@ void moments_feedback(const MomentsFeedback& args, std::int64_t begin, std::int6
 namespace gradwire::operations {
 
 namespace {
+
+// A smaller norm counts as zero.
+constexpr float kTiny = 0x1p-120f;
+
+// Of one segment, in float64.
+struct Sums {
+  double origin, sum, squares, count;
+};
+
+std::uint32_t word_of(float x) {
+  std::uint32_t word;
+  std::memcpy(&word, &x, sizeof word);
+  return word;
+}
+
+// The unit of the sums, as exponent_of_sums() above chooses it.
+double unit_of(std::uint32_t largest) {
+  const int exponent = std::clamp(int(largest >> 23) - 127, -126, 126);
+  return exponent >= -40 && exponent <= 40 ? 1.0 : std::ldexp(1.0, exponent);
+}
+
+// Halves are added to each other until one number is left.
+double tree_sum(std::vector<double> values) {
+  std::size_t size = 1;
+  while (size < values.size()) size *= 2;
+  values.resize(size, 0.0);
+  while (size > 1) {
+    size /= 2;
+    for (std::size_t i = 0; i < size; ++i) values[i] += values[i + size];
+  }
+  return values[0];
+}
+
+float deviation_of(const std::vector<Sums>& segments, Size n) {
+  std::vector<double> parts;
+  for (const Sums& s : segments) parts.push_back(s.count * (s.origin + s.sum / s.count));
+  const double mean = tree_sum(parts) / double(n);
+  parts.clear();
+  for (const Sums& s : segments) {
+    const double spread = s.squares - s.sum * s.sum / s.count, away = s.origin + s.sum / s.count - mean;
+    parts.push_back((spread < 0.0 ? 0.0 : spread) + s.count * away * away);
+  }
+  return float(std::sqrt(tree_sum(parts) / double(n)));
+}
+
+// What of a whole tensor is told from the moments of its segments.
+void moments_norm(const float* table, float* norm, Size kind, double factor, Size n) {
+  count_call();
+  std::vector<Sums> segments;
+  std::uint32_t word = 0;
+  for (Size first = 0; first < n; first += kMomentSegment, table += 4) {
+    const std::uint32_t largest = word_of(table[0]);
+    const double unit = unit_of(largest);
+    word = std::max(word, largest);
+    segments.push_back({table[1], table[2] * unit, table[3] * (unit * unit),
+                        double(std::min<Size>(kMomentSegment, n - first))});
+  }
+  float found;
+  std::memcpy(&found, &word, sizeof found);
+  if (kind == 1) {
+    std::vector<double> squares;
+    for (const Sums& s : segments) squares.push_back(s.squares);
+    found = float(std::sqrt(tree_sum(squares)));
+  }
+  if (kind != 2) {
+    found *= float(factor);
+  } else if (factor != 0.0) {
+    const float cut = deviation_of(segments, n) * float(factor);
+    if (cut > 0.0f && cut < __builtin_inff() && found > cut) found = cut;
+  }
+  *norm = found < kTiny ? 0.0f : found;
+}
+GRADWIRE_OPERATION(moments_norm)
 
 void moments(const float* x, float* table, bool centred, Size n, int threads) {
   run(kernels::moments, {x, table, centred}, n, kMomentSegment, threads);

@@ -36,9 +36,10 @@ from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Wri
 from gradwire.ops.base import declared
 from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
-from gradwire.ops.levels import norms_of, pack_levels, spread, uniform, unpack_levels
+from gradwire.ops.levels import TINY, norms_of, pack_levels, spread, uniform, unpack_levels
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.stored import read, row_bytes, write
+from gradwire.ops.sums import sum_of_sums
 from gradwire.ops.units import exponent_of, power_of_two
 from gradwire.ops.validation import float32
 
@@ -48,6 +49,7 @@ __all__ = [
     "loco_encode_averaged",
     "moments",
     "moments_feedback",
+    "moments_norm",
     "natural_add_decoded",
     "natural_encode",
     "natural_encode_feedback",
@@ -58,7 +60,6 @@ __all__ = [
     "round_keep",
     "sums_add_decoded",
     "top_of",
-    "units_of",
 ]
 
 Bits = Annotated[int, Where("2 <= bits <= 8", "an integer from 2 to 8")]
@@ -539,13 +540,6 @@ def _write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
     rows[:, 2], rows[:, 3] = lane_sums(distance), lane_sums(distance * distance)
 
 
-def units_of(largest: Tensor) -> Tensor:
-    """The unit 2^e for each row, from its largest magnitude: sums of distances count in it, those of squares in its
-    square.
-    """
-    return power_of_two(_exponents(largest))
-
-
 def _exponents(largest: Tensor) -> Tensor:
     exponents = exponent_of(largest)
     return torch.where(exponents.abs() <= _USUAL, 0, exponents)
@@ -594,6 +588,78 @@ def moments_feedback(grad: Written, residual: Written, table: Table, centred: bo
     """
     residual.copy_(compensate(grad, residual, status))
     _write_moments(residual, table, centred)
+
+
+NORMS_OF_MOMENTS = ("largest", "length", "clipped")
+
+
+@declared(threads=False)
+def moments_norm(
+    table: Annotated[Tensor, Flat(torch.float32, "4 * -(-n // SEGMENT)")],
+    norm: Annotated[Tensor, Flat(torch.float32, "1", written=True)],
+    kind: Annotated[str, Names(NORMS_OF_MOMENTS)],
+    factor: Annotated[float, Where("0 <= factor < math.inf", "a finite number >= 0")],
+    n: Annotated[int, Where("n > 0", "> 0")],
+) -> None:
+    """Compute one norm of the whole tensor from its moments: N = factor max|x|, factor |x|, or min(max|x|, factor
+    deviation).
+
+    The sums of the segments are added in float64, as a tree. A factor or a deviation of 0, or one that is not finite,
+    clips nothing. An N below 2^-120 becomes 0.
+
+    Args:
+        table: float32, 4 * ceil(n / 4096), as ``moments`` writes it: centred for "clipped" with a factor above 0, and
+            not centred for "length".
+        norm: float32, 1 element: receives N. NaN if x has one.
+        kind: "largest", "length" or "clipped".
+        factor: >= 0, rounded to float32.
+        n: elements of the tensor, > 0.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> x, table, norm = torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.empty(4), torch.empty(1)
+    >>> moments(x, table, centred=True)
+    >>> moments_norm(table, norm, "clipped", 1.0, 4)
+    >>> round(norm.item(), 4)
+    1.7321
+
+    Source: W. Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS
+    2017, for the clipped one.
+    """
+    rows = table.view(-1, 4)
+    # As an integer NaN is the largest.
+    found = rows[:, 0].contiguous().view(torch.int32).amax(0, keepdim=True).view(torch.float32)
+    if kind == "length":
+        found = _length_of(rows)
+    if kind != "clipped":
+        found = found * float32(factor)
+    elif factor:
+        cut = _deviation_of(rows, n) * float32(factor)
+        found = torch.where((cut > 0) & cut.isfinite(), torch.minimum(found, cut), found)
+    norm.copy_(found.masked_fill(found < TINY, 0.0))
+
+
+def _units_of(rows: Tensor) -> Tensor:
+    """The unit 2^e in which the sums of each segment are counted; those of squares are in its square."""
+    return power_of_two(_exponents(rows[:, 0])).double()
+
+
+def _length_of(rows: Tensor) -> Tensor:
+    return sum_of_sums(rows[:, 3].double() * _units_of(rows).square()).sqrt().float()
+
+
+def _deviation_of(rows: Tensor, n: int) -> Tensor:
+    """The standard deviation, from a centred table; exactly zero if all elements are equal."""
+    origins, sums, squares = rows[:, 1:].double().unbind(1)
+    unit = _units_of(rows)
+    sums, squares = sums * unit, squares * unit.square()
+    counts = torch.full_like(sums, SEGMENT)
+    counts[-1:].fill_(n - SEGMENT * (len(counts) - 1))
+    means = origins + sums / counts
+    within = (squares - sums * sums / counts).clamp_min_(0.0)
+    away = means - sum_of_sums(counts * means) / n
+    return (sum_of_sums(within + counts * away * away) / n).sqrt().float()
 
 
 Short = Annotated[int, Where("16 <= block <= 1024 and block % 16 == 0", "a multiple of 16 from 16 to 1024")]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
-from gradwire.compressors.levels._rounding import Grid, Moments, linf_omega, uniform_omega
+from gradwire.compressors.levels._rounding import Grid, linf_omega, uniform_omega
 from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.errors import is_int, require
 from gradwire.ops import nonfinite
@@ -146,8 +146,7 @@ class QSGD(Compressor):
         return self.block or 16 if self.packing == "bits" else math.lcm(self.block or 16, 80)
 
     def _grid(self, n: int) -> Grid:
-        norm = Moments.largest if self.norm == "linf" else Moments.length
-        return Grid(self.bits, self.top, norm, shrink=self._shrink(n))
+        return Grid(self.bits, self.top, "largest" if self.norm == "linf" else "length", shrink=self._shrink(n))
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)

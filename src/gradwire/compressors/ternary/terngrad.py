@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.compressors.levels._rounding import Grid, Moments, clipped
+from gradwire.compressors.levels._rounding import Grid
 from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.errors import is_float32, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -67,10 +67,7 @@ class TernGrad(Compressor):
 
     @property
     def _grid(self) -> Grid:
-        return Grid(2, 1, self._scale, centred=self.clip > 0)
-
-    def _scale(self, found: Moments) -> Tensor:
-        return clipped(found, self.clip)
+        return Grid(2, 1, "clipped", self.clip)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
