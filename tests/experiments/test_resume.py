@@ -37,7 +37,13 @@ CASES = [
     ("gpt", "topk by compressed_step:late=true,every=2"),
     ("gpt", "efsignsgd by onebit_adam:freeze_step=3"),
     ("gpt", "qsgd by diloco:every=4"),
+    ("gpt", "topk in shards"),
+    ("gpt", "none in shards"),
+    ("gpt", "qsgd:bits=2 in shards with blockwise8 corrected"),
 ]
+
+OF_THREE = [CASES[0], ("classification", "efsignsgd in shards")]
+"""Shards over three workers are of different sizes."""
 
 
 def what_is_not_time(run: Run) -> dict[str, object]:
@@ -49,7 +55,7 @@ def what_is_not_time(run: Run) -> dict[str, object]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_resumed_run_is_the_unbroken_one(workers: int, tmp_path: Path) -> None:
-    cases = CASES if workers == 2 else CASES[:1]
+    cases = CASES if workers == 2 else OF_THREE
     for runs in launch(workers, broken_and_whole, cases, tmp_path):
         for case, (whole, resumed) in zip(cases, runs, strict=True):
             assert what_is_not_time(resumed) == what_is_not_time(whole), case
