@@ -62,6 +62,19 @@ def test_a_resumed_run_is_the_unbroken_one(workers: int, tmp_path: Path) -> None
             assert (whole.resumed, resumed.resumed) == (0, 1)
 
 
+@pytest.mark.timeout(600)
+def test_a_resumed_run_gathers_the_estimate_of_its_weights_once_more(tmp_path: Path) -> None:
+    for ((whole, resumed),) in launch(2, broken_and_whole, [("gpt", "none in shards with ef21:inner=loco")], tmp_path):
+        assert resumed.digest == whole.digest
+        assert [(point.loss, point.quality) for point in resumed.history] == [
+            (point.loss, point.quality) for point in whole.history
+        ]
+        assert resumed.dense_bytes_per_step == whole.dense_bytes_per_step
+        # The estimate is as large as the model, and each worker has sent its half of it to the other.
+        assert (resumed.bytes_per_step - whole.bytes_per_step) * whole.steps == whole.state_bytes / 2
+        assert resumed.state_bytes == whole.state_bytes
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

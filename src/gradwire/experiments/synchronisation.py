@@ -149,6 +149,10 @@ class ShardedGradients(Synchronisation):
         weights = told["weights"] if self._gathered is None else self._gathered.as_dict()
         return told | {name: told[name] + weights[name] for name in ("bytes_sent", "dense_bytes")}
 
+    def kept(self) -> dict[str, Any]:
+        # A checkpoint has this worker's rows of the estimates of weights; what it needs in memory is all of them.
+        return {**self.exchange.state_dict(), "weights": self.state.estimates()}
+
     def common(self) -> dict[str, Any]:
         return {}
 
