@@ -63,7 +63,7 @@ def whole(model: nn.Module, made: nn.Module) -> nn.Module:
 
 def joined(value: Tensor) -> Tensor:
     """The whole of a tensor of which a worker has some rows; any other as it is. All workers must call it."""
-    return cast(Tensor, value.full_tensor()) if isinstance(value, DTensor) else value
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def cut_again(model: nn.Module, full: Mapping[str, Tensor]) -> None:

@@ -193,7 +193,7 @@ class DifferenceGather(WeightGather):
         if self.estimate is None:
             return {}
         own = self.estimate[self.wire.channel.rank]
-        parts = own.split([cut.chunk for cut in self.cuts])
+        parts = torch.split(own, [cut.chunk for cut in self.cuts])
         # A view would be saved with the parts of all ranks.
         return {cut.name: part.clone() for cut, part in zip(self.cuts, parts, strict=True)}
 
