@@ -9,6 +9,7 @@ from typing import Any
 WANTED: tuple[tuple[str, str, str], ...] = (
     ("CUDA device", "GPU kernels and NCCL on a GPU", "an NVIDIA GPU and torch's CUDA build"),
     ("triton is not installed", "GPU kernels in Triton's interpreter and compiler", "make test-frameworks"),
+    ("torchft is not installed", "replicas under torchft", "make test-frameworks"),
     ("torchtitan is not installed", "torchtitan's trainer", "make test-frameworks"),
     ("Chrome or Chromium", "the report in a browser", "apt-get install chromium"),
     ("sshd", "gradwire launch over ssh", "apt-get install openssh-server"),

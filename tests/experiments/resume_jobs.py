@@ -108,9 +108,14 @@ def interfaces(folder: Path) -> tuple[float | None, float | None]:
 
 
 def method_by(text: str, task: str) -> Method:
-    """METHOD, METHOD by OPTIMIZER, or METHOD corrected: with learning rates that follow the noise of the code."""
-    name, _, optimizer = text.removesuffix(" corrected").partition(" by ")
+    """METHOD, METHOD by OPTIMIZER, METHOD in shards, METHOD in shards with WEIGHTS, or METHOD corrected: with learning
+    rates that follow the noise of the code.
+    """
+    rest, _, weights = text.removesuffix(" corrected").partition(" with ")
+    name, _, optimizer = rest.removesuffix(" in shards").partition(" by ")
     method = method_of(name, task)
+    if rest.endswith(" in shards"):
+        method = dataclasses.replace(method, parallel="fsdp2", weights=weights or None)
     if optimizer:
         return dataclasses.replace(method, optimizer=named_of(optimizer))
     options = {**method.options, "variance_correction": True}

@@ -37,7 +37,13 @@ CASES = [
     ("gpt", "topk by compressed_step:late=true,every=2"),
     ("gpt", "efsignsgd by onebit_adam:freeze_step=3"),
     ("gpt", "qsgd by diloco:every=4"),
+    ("gpt", "topk in shards"),
+    ("gpt", "none in shards"),
+    ("gpt", "qsgd:bits=2 in shards with blockwise8 corrected"),
 ]
+
+OF_THREE = [CASES[0], ("classification", "efsignsgd in shards")]
+"""Shards over three workers are of different sizes."""
 
 
 def what_is_not_time(run: Run) -> dict[str, object]:
@@ -49,11 +55,24 @@ def what_is_not_time(run: Run) -> dict[str, object]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_resumed_run_is_the_unbroken_one(workers: int, tmp_path: Path) -> None:
-    cases = CASES if workers == 2 else CASES[:1]
+    cases = CASES if workers == 2 else OF_THREE
     for runs in launch(workers, broken_and_whole, cases, tmp_path):
         for case, (whole, resumed) in zip(cases, runs, strict=True):
             assert what_is_not_time(resumed) == what_is_not_time(whole), case
             assert (whole.resumed, resumed.resumed) == (0, 1)
+
+
+@pytest.mark.timeout(600)
+def test_a_resumed_run_gathers_the_estimate_of_its_weights_once_more(tmp_path: Path) -> None:
+    for ((whole, resumed),) in launch(2, broken_and_whole, [("gpt", "none in shards with ef21:inner=loco")], tmp_path):
+        assert resumed.digest == whole.digest
+        assert [(point.loss, point.quality) for point in resumed.history] == [
+            (point.loss, point.quality) for point in whole.history
+        ]
+        assert resumed.dense_bytes_per_step == whole.dense_bytes_per_step
+        # The estimate is as large as the model, and each worker has sent its half of it to the other.
+        assert (resumed.bytes_per_step - whole.bytes_per_step) * whole.steps == whole.state_bytes / 2
+        assert resumed.state_bytes == whole.state_bytes
 
 
 @pytest.fixture

@@ -10,10 +10,13 @@ import pytest
 from torch import nn
 
 from gradwire.errors import ConfigError
-from gradwire.experiments.job import Job, settings_of
+from gradwire.experiments.job import Job, begun, settings_of
 from gradwire.experiments.launch import launch
+from gradwire.experiments.loop import Loop
 from gradwire.experiments.method_text import method_of
+from gradwire.experiments.process_figures import digest
 from gradwire.experiments.records import RunSettings
+from gradwire.experiments.run_snapshots import RunSnapshots, parameters_in
 from gradwire.experiments.sharding import blocks
 from gradwire.experiments.suite import load
 from gradwire.experiments.tasks.classification import Classification
@@ -116,9 +119,22 @@ def test_what_cannot_be_is_refused_before_anything_starts(said: str) -> None:
         settings(method_by(**REFUSED[said]))
 
 
-def test_a_checkpoint_of_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^checkpoint must be None with parallel fsdp2, whose workers have shards"):
-        Job(settings(method_by()), checkpoint=tmp_path).snapshots()
+def saved_in_shards(folder: Path) -> tuple[str, float]:
+    """The digest of a run, and the largest difference between its end and the parameters that its checkpoint has."""
+    with Loop(brief("gpt", 6), method_by(weights="blockwise8"), 1, 1) as loop:
+        loop.run_epoch(lambda *_: None, lambda _: None)
+        RunSnapshots(folder, {}).save(loop)
+        whole = dict(loop.gathered().named_parameters())
+        saved = parameters_in(folder)
+        assert sorted(saved) == sorted(whole)
+        return digest(loop.gathered()), max(float((saved[name] - whole[name]).abs().max()) for name in whole)
+
+
+def test_a_checkpoint_of_shards_has_the_whole_model_with_which_others_can_begin(tmp_path: Path) -> None:
+    digests, differences = zip(*launch(2, saved_in_shards, tmp_path), strict=True)
+    assert len(set(digests)) == 1
+    assert differences == (0.0, 0.0)
+    assert begun(brief("gpt"), tmp_path) is not None
 
 
 def test_a_suite_trains_in_shards(tmp_path: Path) -> None:

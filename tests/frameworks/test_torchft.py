@@ -1,10 +1,12 @@
-"""A wrapped group under torchft: its manager averages between replicas, and one of them goes."""
+"""Wrapped groups under torchft: inside replicas, and between them, where its manager averages and some of them go."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
+import torch
 
 from gradwire.testing.processes import run_ranks
 
@@ -22,3 +24,47 @@ def test_replicas_that_reduce_on_wrapped_groups_are_averaged_and_may_go() -> Non
         assert 1e-5 < min(result["errors"]) <= max(result["errors"]) < 4e-3
         assert len(result["errors"]) == steps
         assert 1.9 < result["metrics"]["ratio"] < 2.1
+
+
+@pytest.mark.parametrize(("method", "error", "least"), [("bf16-fp32sum", 4e-3, 1.9), ("blockwise8", 2e-2, 3.7)])
+def test_what_the_manager_sends_between_replicas_is_compressed_and_replicas_may_go(
+    method: str, error: float, least: float
+) -> None:
+    from tests.frameworks.torchft_jobs import ENDS, LEAVES, replicas
+
+    results = run_ranks(3, replicas, method)
+    for rank, result in enumerate(results):
+        steps = LEAVES.get(rank, ENDS)
+        assert result["replicas"] == [3, 3, 2, 2, 2, 1][:steps]
+        # The step in which the second one is lost counts for nobody.
+        assert result["committed"] == [True, True, True, True, False, True][:steps]
+        shared = min(steps, LEAVES[1])
+        assert 1e-5 < min(result["errors"][:shared]) <= max(result["errors"][:shared]) < error
+        for one, other in zip(result["gradients"][:shared], results[0]["gradients"], strict=False):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+        assert result["metrics"][shared - 1]["collectives"] == shared
+        # The shards of three owners differ in size, and with them what each replica sends.
+        assert least < result["metrics"][shared - 1]["ratio"] < least + 0.5
+    last = results[0]
+    # Alone it has exact gradients, and nothing to send.
+    assert last["errors"][-1] < 1e-6
+    assert last["metrics"][-1]["bytes_sent"] == last["metrics"][-2]["bytes_sent"]
+
+
+SAID = {
+    "settings": r"ranks were configured differently: compressor\.name is 'bf16' on rank 0; 'fp8' on rank 1",
+    "kind": r"group must be a torchft\.ProcessGroupGloo, if it is torchft's, got 'ProcessGroupDummy'",
+    "twice": r"group must be a torchft\.ProcessGroupGloo, if it is torchft's, got 'CompressingReplicas'",
+    "timeout": r"timeout must be left out: that of torchft's group counts, got 3\.0",
+    "default": r"default must be False for a group of torchft, whose replicas are jobs of their own, got True",
+    "method": r"compressor must be a method that needs no memory",
+}
+
+
+def test_wrong_settings_are_told_before_anything_is_sent() -> None:
+    from tests.frameworks.torchft_jobs import differently
+
+    for told in run_ranks(2, differently):
+        assert told.keys() == SAID.keys()
+        for case, said in SAID.items():
+            assert re.search(said, told[case]), told[case]

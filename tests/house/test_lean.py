@@ -31,6 +31,7 @@ HEAVY = (
     "lightning",
     "tensorboard",
     "tensorflow",
+    "torchft",
     "transformers",
     "wandb",
 )
@@ -39,6 +40,7 @@ FRAMEWORKS = {
     "jax": ("gradwire.jax", "jax"),
     "lightning": ("gradwire.integrations.lightning", "lightning"),
     "tensorflow": ("gradwire.tensorflow", "tensorflow"),
+    "torchft": ("gradwire.integrations._torchft", "torchft"),
     "transformers": ("gradwire.integrations.transformers", "huggingface"),
     "msgpack": ("gradwire.kvstore", "kvstore"),
     "wandb": ("gradwire.integrations.wandb", "wandb"),

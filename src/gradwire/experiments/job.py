@@ -123,15 +123,9 @@ class Job:
         return found
 
     def snapshots(self) -> RunSnapshots | None:
-        """The checkpoints of the run.
-
-        Raises:
-            ConfigError: no worker has the whole model.
-        """
+        """The checkpoints of the run; None if it is not saved."""
         if self.checkpoint is None:
             return None
-        allowed = "None with parallel fsdp2, whose workers have shards; run it in one piece"
-        require(self.settings.parallel is None, "checkpoint", allowed, str(self.checkpoint))
         told = {
             name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("link", "tuned")
         }

@@ -26,7 +26,7 @@ from gradwire.experiments.clock import UNTIMED, Clock
 from gradwire.experiments.decisions import DecisionLog
 from gradwire.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.experiments.records import Point
-from gradwire.experiments.sharding import whole
+from gradwire.experiments.sharding import cut_again, joined, whole
 from gradwire.experiments.start import begin_with
 from gradwire.experiments.synchronisation import synchronised, wrapped
 from gradwire.experiments.tasks.base import Task
@@ -224,9 +224,9 @@ class Loop:
         return max([(peak_bytes(), self._resident), *self._memory], key=lambda figures: figures[0])
 
     def common(self) -> dict[str, Any]:
-        """The state that is saved once: the same on all workers, or worker 0's."""
+        """The state that is saved once: the same on all workers, or worker 0's. All workers must call it."""
         return {
-            "params": {name: param.detach() for name, param in self.module.named_parameters()},
+            "params": {name: joined(param.detach()) for name, param in self.module.named_parameters()},
             "optimizer": self.synchronisation.common(),
             "schedule": self.schedule.state_dict(),
             "step": self.step,
@@ -253,7 +253,7 @@ class Loop:
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Continue from the states ``common`` and ``own``. All workers must call it before their first step."""
-        self.module.load_state_dict({**common["params"], **own["buffers"]})
+        cut_again(self.module, {**common["params"], **own["buffers"]})
         self.synchronisation.load(common["optimizer"], own["exchange"])
         self.schedule.load_state_dict(common["schedule"])
         self.clock.load_state_dict(own["clock"], self.epochs * self.of_epoch - common["step"])

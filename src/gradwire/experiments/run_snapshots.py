@@ -1,8 +1,9 @@
 """Checkpoints of a run in a folder that all workers see.
 
     FOLDER/settings.json             what is run; another run is refused
-    FOLDER/step-00000120/common.pt   the model, optimizer, schedule and history, by worker 0
-    FOLDER/step-00000120/rank3.pt    a worker's residuals, buffers, generators and losses
+    FOLDER/step-00000120/common.pt   the whole model, optimizer, schedule and history, by worker 0
+    FOLDER/step-00000120/rank3.pt    a worker's residuals, buffers, generators and losses; under fsdp2 its rows of
+                                     the optimizer's state, too
     FOLDER/step-00000120/SHA256SUMS  of the others, as sha256sum -c reads them
 
 Law: a step's folder has its name when it is complete and on the disk, and not before; the one before it is kept, and
@@ -103,10 +104,11 @@ class RunSnapshots:
         self._together(lambda: draft.mkdir(parents=True, exist_ok=True), draft)
         sums = self._together(lambda: write(draft / part(dist.get_rank()), loop.own()), draft)
         named = {part(rank): found for rank, found in enumerate(sums)}
-        self._together(lambda: self._complete(loop, draft, place, named) if first else None, draft)
+        common = loop.common()
+        self._together(lambda: self._complete(common, draft, place, named) if first else None, draft)
 
-    def _complete(self, loop: Loop, draft: Path, place: Path, sums: Mapping[str, str]) -> None:
-        sums = {_COMMON: write(draft / _COMMON, loop.common()), **sums}
+    def _complete(self, common: Mapping[str, Any], draft: Path, place: Path, sums: Mapping[str, str]) -> None:
+        sums = {_COMMON: write(draft / _COMMON, common), **sums}
         write_text(draft / _SUMS, "".join(f"{found}  {name}\n" for name, found in sums.items()))
         sync(draft)
         # One of this name is damaged, or the run would not have come here again.

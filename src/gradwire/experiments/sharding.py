@@ -6,7 +6,7 @@ them with the model. A worker holds its own rows alone; whatever looks at the mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from gradwire.metrics import Metrics
 
-__all__ = ["CountedGather", "blocks", "count_gathers", "shard", "whole"]
+__all__ = ["CountedGather", "blocks", "count_gathers", "cut_again", "joined", "rows_of", "shard", "whole", "with_rows"]
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -56,11 +57,53 @@ def whole(model: nn.Module, made: nn.Module) -> nn.Module:
         model: model that ``shard`` has cut.
         made: a model of the same parameters and buffers, which is overwritten and returned.
     """
-    full = {}
-    for name, value in model.state_dict().items():
-        full[name] = value.full_tensor() if isinstance(value, DTensor) else value
-    made.load_state_dict(full)
+    made.load_state_dict({name: joined(value) for name, value in model.state_dict().items()})
     return made
+
+
+def joined(value: Tensor) -> Tensor:
+    """The whole of a tensor of which a worker has some rows; any other as it is. All workers must call it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def cut_again(model: nn.Module, full: Mapping[str, Tensor]) -> None:
+    """Give each worker its rows of whole tensors, the reverse of ``joined``. Nothing is sent.
+
+    Args:
+        model: as ``shard`` left it, or whole.
+        full: everything in its ``state_dict``, by name.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    set_model_state_dict(model, dict(full), options=StateDictOptions(full_state_dict=True))
+
+
+def rows_of(optimizer: Optimizer) -> dict[str, Any]:
+    """The state of an optimizer of shards, with this worker's rows as plain tensors."""
+    saved = optimizer.state_dict()
+    return {**saved, "state": {number: _local(entry) for number, entry in saved["state"].items()}}
+
+
+def _local(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in entry.items()}
+
+
+def with_rows(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Make of ``rows_of`` what the optimizer loads: a tensor of as many elements as a worker's rows are these rows."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {**saved, "state": {number: _sharded(params[number], entry) for number, entry in saved["state"].items()}}
+
+
+def _sharded(param: Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(param, DTensor):
+        return dict(entry)
+    own, mesh, cut = param.to_local().shape, param.device_mesh, param.placements
+    return {
+        name: DTensor.from_local(value, mesh, cut, run_check=False, shape=param.shape, stride=param.stride())
+        if isinstance(value, Tensor) and value.shape == own
+        else value
+        for name, value in entry.items()
+    }
 
 
 class CountedGather:

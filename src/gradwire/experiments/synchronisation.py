@@ -16,11 +16,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.experiments.exchanging_optimizer import build_optimizer
 from gradwire.experiments.recipe import Recipe
-from gradwire.experiments.sharding import count_gathers, shard
+from gradwire.experiments.sharding import count_gathers, rows_of, shard, with_rows
 from gradwire.experiments.torchhooks import TorchHook, ring_bytes
 from gradwire.experiments.training_method import Method
 from gradwire.integrations.ddp import compress_ddp
@@ -150,21 +149,22 @@ class ShardedGradients(Synchronisation):
         weights = told["weights"] if self._gathered is None else self._gathered.as_dict()
         return told | {name: told[name] + weights[name] for name in ("bytes_sent", "dense_bytes")}
 
+    def kept(self) -> dict[str, Any]:
+        # A checkpoint has this worker's rows of the estimates of weights; what it needs in memory is all of them.
+        return {**self.exchange.state_dict(), "weights": self.state.estimates()}
+
     def common(self) -> dict[str, Any]:
-        raise _in_shards()
+        return {}
 
     def own(self) -> dict[str, Any]:
-        raise _in_shards()
+        return {"optimizer": rows_of(self.optimizer), "gradwire": self.state.state_dict()}
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        raise _in_shards()
+        self.optimizer.load_state_dict(with_rows(self.optimizer, own["optimizer"]))
+        self.state.load_state_dict(own["gradwire"])
 
     def close(self) -> None:
         self.state.close()
-
-
-def _in_shards() -> ConfigError:
-    return ConfigError("checkpoint must be of a run whose workers have the whole model, got one under fsdp2")
 
 
 class ExchangingOptimizer(Synchronisation):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
-from gradwire.group.failures import named, roll_call
+from gradwire.group.failures import named
 
 __all__ = ["DIGEST", "Opening", "agree"]
 
@@ -58,11 +58,7 @@ def agree(channel: Channel, call: str, describe: Callable[[], str], device: torc
     """
     channel.doing = call
     comparison = _Comparison(channel, call, describe, device)
-    if channel.group is None:
-        comparison.end()
-        return
-    # A rank that never comes may be waiting for this one in a call that is not ours.
-    with roll_call(call, channel.group.group_name, channel.members):
+    with channel.called(call):
         comparison.end()
 
 

@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.errors import ConfigError, GroupError
-from gradwire.group.failures import Loss, explain
+from gradwire.group.failures import Loss, explain, roll_call
 from gradwire.metrics import Metrics
 
 __all__ = ["Channel", "Comparison", "Traffic", "traffic_of"]
@@ -101,10 +101,8 @@ class Channel:
 
     def __init__(self, group: dist.ProcessGroup | None, metrics: Metrics) -> None:
         self.group, self.metrics = group, metrics
-        self.rank = dist.get_rank(group) if group is not None else 0
-        self.world = dist.get_world_size(group) if group is not None else 1
-        self.is_nccl = group is not None and dist.get_backend(group) == "nccl"
-        self.members = dist.get_process_group_ranks(group) if group is not None else [0]
+        self.members, self.rank, self.is_nccl = self._place()
+        self.world = len(self.members)
         self.peers = [j for j in range(self.world) if j != self.rank]
         self.doing = "its first exchange"
         self.failed: GroupError | None = None
@@ -114,6 +112,18 @@ class Channel:
         self.traffic, self._closed = traffic_of(group), False
         self._lock, self._summed_until = threading.Lock(), 0.0
         self.release: Callable[[], object] = lambda: None
+
+    def _place(self) -> tuple[list[int], int, bool]:
+        """The ranks of the group as torch numbers them, which of them this is, and whether NCCL connects them."""
+        if self.group is None:
+            return [0], 0, False
+        group = self.group
+        return dist.get_process_group_ranks(group), dist.get_rank(group), dist.get_backend(group) == "nccl"
+
+    def called(self, call: str) -> AbstractContextManager[object]:
+        """Say inside the block, to who asks, that this rank has come to a call, and after a while who has not."""
+        # A rank that never comes may be waiting for this one in a call that is not ours.
+        return nullcontext() if self.group is None else roll_call(call, self.group.group_name, self.members)
 
     @property
     def closed(self) -> bool:
@@ -444,12 +454,11 @@ class Channel:
         works: list[tuple[int | None, dist.Work | None]] = []
         lost: list[tuple[int, RuntimeError]] = []
         received, began = 0, self.metrics.clock()
-        for start, tensors in ((dist.irecv, incoming), (dist.isend, outgoing)):
+        for start, tensors in ((self._receive, incoming), (self._send, outgoing)):
             received = len(works)
             for j, tensor in tensors:
                 try:
-                    of_size = 1 + tensor.nbytes % _TAGS if tag is None else tag
-                    works.append((j, start(tensor, self.members[j], group=self.group, tag=of_size)))
+                    works.append((j, start(tensor, j, 1 + tensor.nbytes % _TAGS if tag is None else tag)))
                 except RuntimeError as error:
                     lost.append((j, error))
         self.metrics.seconds["communicate"] += self.metrics.clock() - began
@@ -462,6 +471,16 @@ class Channel:
                     came(work, deadline - time.monotonic())
             self._fail(lost[0][1], lost[0][0], ())
         return works
+
+    def _receive(self, tensor: Tensor, peer: int, tag: int) -> dist.Work | None:
+        return dist.irecv(tensor, self.members[peer], group=self.group, tag=tag)
+
+    def _send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work | None:
+        return dist.isend(tensor, self.members[peer], group=self.group, tag=tag)
+
+    def _explain(self, loss: Loss, error: RuntimeError) -> str:
+        """Say why an exchange failed."""
+        return explain(self.group, loss, error)
 
     def _finish(self, works: Sequence[tuple[int | None, dist.Work | None]]) -> None:
         began = self.metrics.clock()
@@ -494,7 +513,7 @@ class Channel:
         # Gloo has closed all connections after a timeout, so waiting for the rest ends at once, with those that came.
         peers |= {j for j, work in rest if silent and j is not None and not came(work)}
         loss = Loss(self.rank, self.world, self.doing, sorted(peers), silent)
-        self.failed = GroupError(explain(self.group, loss, error))
+        self.failed = GroupError(self._explain(loss, error))
         raise self.failed from error
 
     def _begin(self) -> None:

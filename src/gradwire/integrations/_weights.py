@@ -2,13 +2,14 @@
 
 Law: all ranks decode the same bytes, the owner of a shard its own, so all compute with the same weights; what the
 optimizer updates is never touched. A module is gathered twice in a step, for the forward and for the backward pass,
-and must be the same in both: so only methods are taken that give the same bytes for the same weights.
+and must be the same in both: so only methods are taken that give the same bytes for the same weights. Differences
+are sent once, for the forward pass, because every rank then has the whole module, and the backward pass reads that.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
+from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.errors import require
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import build_compressor
@@ -32,7 +34,7 @@ from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
 from gradwire.types import Key
 
-__all__ = ["WeightGather", "WeightWire", "weight_code"]
+__all__ = ["DifferenceGather", "WeightGather", "WeightWire", "weight_code"]
 
 EXACT: dict[torch.dtype, Compressor] = {torch.float32: Identity(), torch.bfloat16: BF16(), torch.float16: FP16()}
 """Compressors that carry weights of a dtype as they are."""
@@ -48,8 +50,13 @@ def weight_code(weights: Any) -> Compressor | None:
         return None
     code = build_compressor(weights, {}, "weights")
     TwoPhase().check(code)
-    same = code.fine and not code.random and code.advice == 0
-    allowed = "a method whose error is small and that is not random, such as 'blockwise8', 'fp8' or 'bf16'"
+    kept = isinstance(code, EF21) and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
+    # Nobody sends later what a method that needs feedback has not sent; EF21 sends it with the next difference.
+    same = (kept or (code.fine and code.feedback != "required")) and not code.random and code.advice == 0
+    allowed = (
+        "a method whose error is small and that is not random, such as 'blockwise8', 'fp8' or 'bf16', or "
+        "'ef21:inner=loco' for differences"
+    )
     require(same, "weights", allowed, code.name)
     return code
 
@@ -90,6 +97,8 @@ class WeightWire:
 class WeightGather:
     """A function that FSDP calls in place of its all-gather, for one module.
 
+    Traffic: (W-1) times the payload of a rank's shard.
+
     Args:
         cuts: the module's parameters, in the order of FSDP's buffer.
         group: group over which FSDP shards; a gather over another one, of weights that are decoded already, is FSDP's
@@ -115,20 +124,25 @@ class WeightGather:
         whole = numel == sum(cut.chunk for cut in self.cuts)
         if group is not self.group or not whole or input_tensor.dtype not in EXACT or channel.world == 1:
             return self.theirs(output_tensor, input_tensor, group, async_op)
-        part, rows = self._current(input_tensor.dtype)
-        with channel.metrics.timed("encode"):
-            part.encode(self.wire.scratch.float32(input_tensor), rows.row(channel.rank), Key())
         channel.metrics.dense_bytes += (channel.world - 1) * input_tensor.nbytes
+        self._gather(output_tensor.view(channel.world, -1), input_tensor)
+        return None
+
+    def _gather(self, weights: Tensor, own: Tensor) -> None:
+        """Write the shard of each rank to its row of ``weights``, of which this rank's own is one."""
+        channel = self.wire.channel
+        part, rows = self._current(own.dtype)
+        with channel.metrics.timed("encode"):
+            part.encode(self.wire.scratch.float32(own), rows.row(channel.rank), Key())
         channel.all_gather(rows.buffer)
         with channel.metrics.timed("decode"):
-            for index, shard in enumerate(output_tensor.view(channel.world, -1)):
+            for index, shard in enumerate(weights):
                 message = rows.row(index)
                 out = shard if shard.dtype == torch.float32 else self.wire.scratch.float32(shard)
                 part.add_decoded(message.stacked, out.zero_(), 1.0)
                 out.masked_fill_(message.status.ne(0), float("nan"))
                 if out is not shard:
                     shard.copy_(out)
-        return None
 
     def _current(self, dtype: torch.dtype) -> tuple[Part, Message]:
         if self._made is None or self._made[0] != dtype:
@@ -146,3 +160,89 @@ class WeightGather:
         if self._rows is None or self._rows.buffer.data_ptr() != room.data_ptr():
             self._rows = Message.on(part.packing, room)
         return part, self._rows
+
+
+class DifferenceGather(WeightGather):
+    """A gather that sends differences: h = h + C(w - h), and all ranks compute with the estimate h of the weights w.
+
+    Every rank keeps h of all ranks' shards, in the dtype of the gather: as much memory as the whole module. The owner
+    of a shard subtracts the h that the others have, too, so nothing drifts: what a difference lost is in the next.
+    The first gather sends h as it is, the weights themselves or what a checkpoint has. What travels as it is in other
+    gathers does so here.
+
+    Traffic: (W-1) times the payload of a rank's shard in the forward pass; nothing in the backward pass.
+
+    Args:
+        backward: returns whether FSDP gathers for a backward pass now.
+    """
+
+    def __init__(
+        self,
+        wire: WeightWire,
+        cuts: Sequence[Sharded],
+        group: dist.ProcessGroup,
+        theirs: Any,
+        backward: Callable[[], bool],
+    ) -> None:
+        super().__init__(wire, cuts, group, theirs)
+        self.backward = backward
+        self.estimate: Tensor | None = None
+        self._start: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's own part of h, by parameter; nothing before the first gather."""
+        if self.estimate is None:
+            return {}
+        own = self.estimate[self.wire.channel.rank]
+        parts = torch.split(own, [cut.chunk for cut in self.cuts])
+        # A view would be saved with the parts of all ranks.
+        return {cut.name: part.clone() for cut, part in zip(self.cuts, parts, strict=True)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Begin the next gather with a saved h; with the weights where a parameter is not there or of another size."""
+        self.estimate = None
+        found = [state[cut.name] for cut in self.cuts if cut.name in state and state[cut.name].numel() == cut.chunk]
+        self._start = torch.cat([part.flatten() for part in found]) if len(found) == len(self.cuts) else None
+
+    def _gather(self, weights: Tensor, own: Tensor) -> None:
+        channel = self.wire.channel
+        if self.estimate is None or self.estimate.dtype != own.dtype:
+            self.estimate = self._whole(own)
+        elif self.backward():
+            weights.copy_(self.estimate)
+            return
+        estimate = self.estimate
+        part, rows = self._current(own.dtype)
+        code = self.wire.code
+        exact = [slice(each.lo, each.lo + each.numel) for each in part.pieces if each.unit.compressor is not code]
+        with channel.metrics.timed("encode"):
+            # FSDP has copied the shard here; its place gets the decoded one below.
+            flat, kept = self.wire.scratch.float32(own), estimate[channel.rank]
+            masters = [flat[span].clone() for span in exact]
+            flat.sub_(kept)
+            for span, master in zip(exact, masters, strict=True):
+                flat[span].copy_(master)
+            part.encode(flat, rows.row(channel.rank), Key())
+        channel.all_gather(rows.buffer)
+        with channel.metrics.timed("decode"):
+            for index, (shard, kept) in enumerate(zip(weights, estimate, strict=True)):
+                message = rows.row(index)
+                out = shard.copy_(kept) if shard.dtype == torch.float32 else self.wire.scratch.float32(kept)
+                for span in exact:
+                    out[span].zero_()
+                part.add_decoded(message.stacked, out, 1.0)
+                if out is not shard:
+                    shard.copy_(out)
+                bad = message.status.ne(0)
+                torch.where(bad, kept, shard, out=kept)
+                shard.masked_fill_(bad, float("nan"))
+
+    def _whole(self, own: Tensor) -> Tensor:
+        """Gather the start of h as it is, in as many bytes as FSDP's own gather."""
+        channel, start = self.wire.channel, self._start
+        rows = own.new_empty(channel.world, own.numel())
+        rows[channel.rank].copy_(own if start is None else start)
+        channel.all_gather(rows.view(torch.uint8))
+        self._start = None
+        # Weights that are not finite would stay in h for ever.
+        return torch.nan_to_num_(rows, nan=0.0, posinf=0.0, neginf=0.0)

@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.errors import ConfigError, require
+from gradwire.exchange.checkpoint import OnResize, counted
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.residual_store import used_here
@@ -33,7 +35,7 @@ from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_sc
 from gradwire.integrations._state import Units
 from gradwire.integrations._turns import Turns
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
+from gradwire.integrations._weights import DifferenceGather, WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
@@ -71,6 +73,7 @@ class FSDPState(ShardedState):
         super().__init__()
         self._hooks: list[Between] = []
         self._gathered: list[Any] = []
+        self._differences: list[DifferenceGather] = []
         self._gathers = Metrics()
         self._wires: dict[tuple[int, ...], WeightWire] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
@@ -153,13 +156,48 @@ class FSDPState(ShardedState):
             hook.leave()
         for group in self._gathered:
             give_back_gather(group)
+        self._differences.clear()
         for channel in (*self._channels.values(), *(wire.channel for wire in self._wires.values())):
             channel.close()
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name."""
+        """Return the figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name.
+
+        ``estimate_bytes`` there is the memory of the whole model that differences need on this rank.
+        """
         told = super().metrics()
-        return told if self._weights is None else {**told, "weights": self._gathers.as_dict()}
+        if self._weights is None:
+            return told
+        kept = sum(tensor.nbytes for tensor in self.estimates())
+        return {**told, "weights": {**self._gathers.as_dict(), "estimate_bytes": kept}}
+
+    def estimates(self) -> list[Tensor]:
+        """Return the weights as all ranks know them, where differences are sent: of shape (ranks, elements of a shard)
+        for each module that was gathered.
+        """
+        return [gather.estimate for gather in self._differences if gather.estimate is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the same state as DDP's; between replicas each rank's is that of its own shard.
+
+        With differences of weights it has this rank's part of the estimate, a shard of the model, too.
+        """
+        state = super().state_dict()
+        if not self._differences:
+            return state
+        ranks, rank = ranks_in(state, self.place), str(self.exchange.channel.rank)
+        parts = {name: part for gather in self._differences for name, part in gather.state_dict().items()}
+        ranks[rank] = counted({**ranks[rank], "weights": parts})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        super().load_state_dict(state, on_resize)
+        if not self._differences:
+            return
+        fitted, channel = self.fitted(state, on_resize), self.exchange.channel
+        own = fitted["ranks"].get(str(channel.rank), {}) if fitted["world"] == channel.world else {}
+        for gather in self._differences:
+            gather.load_state_dict(own.get("weights", {}))
 
     def check(self, exchange: Exchange) -> None:
         """Refuse a choice that set-up would refuse."""
@@ -192,7 +230,7 @@ class FSDPState(ShardedState):
         shards = shard_group(group)
         cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
         if self._weights is not None and shards.size() > 1:
-            group._all_gather_comm = WeightGather(self._wire(shards), cuts, shards, group._all_gather_comm)
+            group._all_gather_comm = self._gather(group, cuts, shards)
             self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
@@ -215,6 +253,21 @@ class FSDPState(ShardedState):
         self._hooks.append(Between(self, group, trained, native))
         module.set_all_reduce_hook(self._hooks[-1])
 
+    def _gather(self, group: Any, cuts: Sequence[Sharded], shards: Any) -> WeightGather:
+        """Make the function that gathers the weights of a module, in place of what FSDP called before."""
+        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+        wire, theirs = self._wire(shards), group._all_gather_comm
+        if not isinstance(self._weights, EF21):
+            return WeightGather(wire, cuts, shards, theirs)
+
+        def backward() -> bool:
+            return bool(group._training_state is TrainingState.PRE_BACKWARD)
+
+        made = DifferenceGather(wire, cuts, shards, theirs, backward)
+        self._differences.append(made)
+        return made
+
     def _wire(self, group: dist.ProcessGroup) -> WeightWire:
         """Find or make the function that carries the weights of modules that are sharded over this group."""
         ranks = tuple(dist.get_process_group_ranks(group))
@@ -234,6 +287,12 @@ class FSDPState(ShardedState):
             self._channels[ranks] = channel = Channel(lent.group, self.exchange.channel.metrics)
             lent.hold(channel)
         return self._channels.get(ranks)
+
+
+def ranks_in(state: dict[str, Any], place: int) -> dict[str, Any]:
+    """The entries by rank in this rank's own state."""
+    ranks: dict[str, Any] = state["ranks"] if "ranks" in state else state["parts"][str(place)]["ranks"]
+    return ranks
 
 
 class Between:
@@ -501,8 +560,10 @@ def compress_fsdp(
             shortens its steps by. With ``replicate`` by that of the own shard's replicas.
         weights: a method for the all-gather of the weights, whose error is small and that is not random: "blockwise8",
             "fp8", "bf16". All ranks compute with the same decoded weights, in both passes; the optimizer's own stay
-            exact. Shards with fewer than ``min_numel`` elements and ``exclude``d parameters travel as they are. None:
-            all do.
+            exact. Or "ef21:inner=loco": the 4-bit difference from what all ranks know of the weights, once for both
+            passes; for that each rank keeps the whole model, in the dtype of the all-gather, and its first gather is
+            uncompressed. Shards with fewer than ``min_numel`` elements and ``exclude``d parameters travel as they are.
+            None: all do.
         options: further arguments, as for ``compress_ddp``; without ``replicate`` there is one strategy.
 
     Returns:

@@ -1,351 +1,22 @@
-"""Process group that compresses large floating-point collectives, whatever code issues them.
-
-Law: what is compressed goes over a private group, by one thread, in the order in which it was issued, because its
-second phase must not be overtaken by anything else on any rank; what is not goes to the wrapped group at once. Sums are
-made in float32 by one owner, compressed once more, and decoded by all ranks alike, so all end with the same bits. On
-an accelerator everything runs on the stream of the caller, and no thread is needed.
-"""
+"""Wrapping of a process group into one that compresses what is large, for torch's groups and for those of torchft."""
 
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.futures import Future
 
-from gradwire.comm.allgather import AllGather
-from gradwire.comm.base import Session, Site, Strategy
-from gradwire.comm.two_phase import TwoPhase
-from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_int, require
-from gradwire.exchange.settings import build_compressor, valid_timeout
+from gradwire.errors import ConfigError, require
+from gradwire.exchange.settings import valid_timeout
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
-from gradwire.group.dense import DenseMean
-from gradwire.group.part import Message, Part, Piece, Unit
-from gradwire.integrations._scatter import ScatterSession
-from gradwire.integrations._sharded import multiplier
-from gradwire.integrations._state import Scratch
+from gradwire.integrations._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
 from gradwire.integrations.setup import BACKENDS, kind_of, private_group
-from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
-from gradwire.types import Key, State
-from gradwire.worker import Worker
 
 __all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
-
-PRESETS = {"bf16-fp32sum": "bf16", "fp8-two-phase": "fp8"}
-"""Names of ways, each with its code: halves the bytes of float32, or quarters them; sums are float32 in both."""
-
-SESSIONS = 32
-"""Sizes of tensors whose buffers are kept, those used last."""
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Stateless:
-    """A store that keeps nothing from one collective to the next."""
-
-    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Return no tensors, because no memory has any."""
-        return {}
-
-    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """Return no tensors, because no memory has any."""
-        return [{} for _ in units]
-
-    def remember(self, unit: Unit) -> State:
-        """Return no state, because no method has one."""
-        return {}
-
-    def recall(self, unit: Unit, fresh: State) -> State:
-        """Return ``fresh``, because nothing is kept."""
-        return fresh
-
-    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
-        """Return no tensors, because no owner keeps any."""
-        return [{} for _ in pieces]
-
-
-class Started(dist.Work):
-    """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
-
-    Args:
-        worker: thread that runs it, and knows what failed.
-        done: future of the tensors that are made.
-    """
-
-    def __init__(self, worker: Worker, done: Any) -> None:
-        cast(Any, super()).__init__()
-        self._worker, self._done = worker, done
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait until it is done; on an accelerator the current stream waits."""
-        self._worker.result(self._done)
-        return True
-
-    def synchronize(self) -> None:
-        """Do the same as ``wait``."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Return whether it is done, or has failed."""
-        return bool(self._done.done())
-
-    def result(self) -> list[Tensor]:
-        """Return the tensors of the result."""
-        return cast(list[Tensor], self._worker.result(self._done))
-
-    def get_future(self) -> Any:
-        """Return a future that is set when it is done."""
-        return self._done
-
-
-class Carrier:
-    """The sessions of one private group, and the thread that runs them.
-
-    Args:
-        code: compressor of sums.
-        gathered: compressor of what is gathered; None: nothing is compressed there.
-    """
-
-    def __init__(self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device) -> None:
-        self.channel, self.code, self.gathered, self.device = channel, code, gathered, device
-        self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
-        self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
-        self.step = 0
-        self.nothing = DenseMean(torch.zeros(0, device=device), lambda: None)
-        self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
-
-    def start(self, job: Callable[[], list[Tensor]]) -> dist.Work:
-        """Run a collective after all that were started before."""
-        done: Any
-        if self.device.type == "cpu":
-            done = self.worker.submit(cast(Any, job))
-        else:
-            done = Future(devices=[torch.device(self.device.type, torch.cuda.current_device())])
-            done.set_result(job())
-        return Started(self.worker, done)
-
-    @torch.no_grad()
-    def all_reduce(self, tensor: Tensor, op: Any) -> list[Tensor]:
-        """Replace ``tensor`` by its reduction over the ranks."""
-        world, n = self.channel.world, tensor.numel()
-        flat = self.scratch.float32(tensor.view(-1))
-        session: Session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
-        self._count(2 * (world - 1) * tensor.nbytes // world)
-        session.run(flat, self._key(), self.nothing)
-        self._multiply(flat, multiplier(op, world) * world)
-        if flat.dtype != tensor.dtype:
-            tensor.view(-1).copy_(flat)
-        return [tensor]
-
-    @torch.no_grad()
-    def reduce_scatter(self, output: Tensor, given: Tensor, op: Any) -> list[Tensor]:
-        """Make ``output`` the reduction of this rank's part of ``given``, which stays as it is."""
-        world, n = self.channel.world, output.numel()
-        session: ScatterSession = self._session("scatter", n, lambda: ScatterSession(self._owners(n), self.site))
-        self._count((world - 1) * given.nbytes // world)
-        out = output.view(-1) if output.dtype == torch.float32 else torch.empty(n, device=self.device)
-        session.run(self.scratch.float32(given.view(-1)), out, self._key(), multiplier(op, world))
-        if out.dtype != output.dtype:
-            output.view(-1).copy_(out)
-        return [output]
-
-    @torch.no_grad()
-    def all_gather(self, output: Tensor, given: Tensor) -> list[Tensor]:
-        """Put what all ranks give into ``output``; what this rank gave itself is decoded like the rest."""
-        world, rank, n = self.channel.world, self.channel.rank, given.numel()
-        part, rows = self._session("gather", n, lambda: self._rows(n))
-        self._count((world - 1) * given.nbytes)
-        part.encode(self.scratch.float32(given.view(-1)), rows.row(rank), self._key())
-        self.channel.all_gather(rows.buffer)
-        room = self.scratch.float32(given.view(-1)) if output.dtype != torch.float32 else None
-        for index, own in enumerate(output.view(world, -1)):
-            flat = own if room is None else room
-            flat.zero_()
-            part.add_decoded(rows.row(index).stacked, flat, 1.0)
-            flat.masked_fill_(rows.row(index).status.ne(0), float("nan"))
-            if room is not None:
-                own.copy_(flat)
-        return [output]
-
-    def _session(self, kind: str, n: int, make: Callable[[], Any]) -> Any:
-        session = self._sessions.pop((kind, n), None) or make()
-        self._sessions[kind, n] = session
-        if len(self._sessions) > SESSIONS:
-            self._sessions.popitem(last=False)
-        return session
-
-    def _unit(self, n: int, name: str = "", code: Compressor | None = None) -> Unit:
-        return Unit(((name, n),), (n,), 0, code or self.code, NoMemory())
-
-    def _owners(self, n: int) -> list[list[Piece]]:
-        units = [self._unit(n, f"#{owner}") for owner in range(self.channel.world)]
-        return [[Piece(unit, unit.memory, (n,), owner * n)] for owner, unit in enumerate(units)]
-
-    def _rows(self, n: int) -> tuple[Part, Message]:
-        unit = self._unit(n, "", self.gathered)
-        part = Part([Piece(unit, unit.memory, (n,), 0)])
-        return part, Message(part.packing, self.device, rows=self.channel.world)
-
-    def _key(self) -> Key:
-        self.step += 1
-        return Key(step=self.step, rank=self.channel.rank)
-
-    def _count(self, dense: int) -> None:
-        self.channel.metrics.dense_bytes += dense
-
-    def _multiply(self, flat: Tensor, factor: float) -> None:
-        if factor != 1:
-            flat.mul_(factor)
-
-
-class CompressingGroup(dist.ProcessGroup):
-    """A process group over the ranks of another one. Made by ``wrap_group``.
-
-    What it does not compress goes to the wrapped group. All of it is named here (``PASSED``): torch calls what a Python
-    group does not name with the interpreter's lock held, and a thread of Gloo that lets go of a tensor then waits for
-    that lock, while it holds the one for which the caller waits.
-    """
-
-    def __init__(self, inner: dist.ProcessGroup, carrier: Carrier, min_numel: int, same: torch.dtype | None) -> None:
-        cast(Any, super()).__init__(inner.rank(), inner.size())
-        self._inner, self._carrier, self._least, self._same = inner, carrier, min_numel, same
-        self._device, self._gathers = carrier.device.type, carrier.gathered is not None
-        self._gloo, self._alone = dist.get_backend(inner) == "gloo", inner.size() == 1
-        self._closed, self.own_name = False, ""
-
-    @property
-    def group_name(self) -> Any:
-        """The name under which torch knows the group; the backends keep that of the wrapped group."""
-        return self.own_name
-
-    @property
-    def group_desc(self) -> str:
-        """The kind of group."""
-        return "gradwire"
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """Return the name, under the name of the method in C++."""
-        return self.own_name
-
-    def metrics(self) -> dict[str, Any]:
-        """Return figures of compressed collectives: bytes sent and received, uncompressed bytes,
-        and seconds by phase.
-        """
-        return {"collectives": self._carrier.step, **self._carrier.channel.metrics.as_dict()}
-
-    def close(self) -> None:
-        """Stop compressing; everything goes to the wrapped group. All ranks must call it."""
-        if not self._closed:
-            self._closed = True
-            self._carrier.worker.close()
-            self._carrier.channel.close()
-
-    def allreduce(self, tensors: Any, opts: Any = None, *rest: Any) -> Any:
-        """Reduce a tensor over the ranks, in place."""
-        if not isinstance(opts, dist.AllreduceOptions) or len(tensors) != 1:
-            return self._inner.allreduce(tensors, *([opts] if opts is not None else []), *rest)
-        tensor: Tensor = tensors[0]
-        op: Any = opts.reduceOp
-        if self._takes(tensor) and reduces(op) and (tensor.dtype != self._same or op == dist.ReduceOp.PREMUL_SUM):
-            return self._carrier.start(lambda: self._carrier.all_reduce(tensor, op))
-        if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
-            tensor.mul_(multiplier(op, 1))
-            opts.reduceOp = cast(Any, dist.ReduceOp.SUM)
-        return self._inner.allreduce(tensors, opts)
-
-    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
-        """Reduce each part of a tensor over the ranks; each rank gets its own."""
-        if opts is None:
-            return cast(Any, self._inner).reduce_scatter_single(output, given)
-        op: Any = opts.reduceOp
-        fits = given.numel() == self.size() * output.numel() and given.dtype == output.dtype
-        if fits and self._takes(given) and output.is_contiguous() and reduces(op):
-            return self._carrier.start(lambda: self._carrier.reduce_scatter(output, given, op))
-        if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
-            given, opts.reduceOp = given * multiplier(op, 1), dist.ReduceOp.SUM
-        return self._inner.reduce_scatter_single(output, given, opts)
-
-    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
-        """Gather a tensor of each rank; compressed only if a code was given for that."""
-        fits = output.numel() == self.size() * given.numel() and given.dtype == output.dtype
-        if not (self._gathers and fits and self._takes(given) and output.is_contiguous()):
-            return self._inner.all_gather_single(output, given, *([opts] if opts is not None else []))
-        return self._carrier.start(lambda: self._carrier.all_gather(output, given))
-
-    def reduce_scatter_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
-        """Do ``reduce_scatter_single`` for each of some tensors; functional collectives come here with one."""
-        if len(outputs) == 1:
-            return self.reduce_scatter_single(outputs[0], given[0], opts)
-        return self._inner.reduce_scatter_single_coalesced(outputs, given, *([opts] if opts is not None else []))
-
-    def all_gather_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
-        """Do ``all_gather_single`` for each of some tensors; functional collectives come here with one."""
-        if len(outputs) == 1:
-            return self.all_gather_single(outputs[0], given[0], opts)
-        return self._inner.all_gather_single_coalesced(outputs, given, *([opts] if opts is not None else []))
-
-    # C++ and older callers look for these names.
-    _reduce_scatter_base: Any = reduce_scatter_single
-    _allgather_base: Any = all_gather_single
-    reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
-    allgather_into_tensor_coalesced: Any = all_gather_single_coalesced
-
-    def _takes(self, tensor: Tensor) -> bool:
-        return (
-            tensor.numel() >= self._least
-            and tensor.dtype in FLOATS
-            and tensor.device.type == self._device
-            and tensor.is_contiguous()
-            and not self._alone
-            and not self._closed
-        )
-
-
-PASSED = (
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
-)
-"""Collectives that are the wrapped group's own."""
-
-
-def _passed(name: str) -> Callable[..., Any]:
-    def collective(self: CompressingGroup, *args: Any, **options: Any) -> Any:
-        return getattr(self._inner, name)(*args, **options)
-
-    collective.__name__, collective.__doc__ = name, "Do it in the wrapped group."
-    return collective
-
-
-for _name in PASSED:
-    setattr(CompressingGroup, _name, _passed(_name))
-
-
-def reduces(op: Any) -> bool:
-    """Return whether a reduction is a sum with a factor."""
-    return any(op == each for each in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM))
-
 
 _numbers: dict[str, itertools.count[int]] = {}
 
@@ -369,7 +40,8 @@ def wrap_group(
     All ranks of ``group`` must call it, in the same order, and issue collectives from one thread each.
 
     Args:
-        group: the one to wrap; None is the default group.
+        group: the one to wrap; None is the default group. Or a ``torchft.ProcessGroupGloo``: then what is returned goes
+            to ``torchft.Manager``, and what that sends between replicas is compressed, however many there are.
         compressor: "bf16-fp32sum" (2 bytes an element; "bf16" is the same), "fp8-two-phase" (1 byte), or a
             method of one message and fixed size that can be cut and needs no memory, such as "blockwise8" or
             "qsgd:bits=4".
@@ -401,6 +73,9 @@ def wrap_group(
         0
         >>> dist.destroy_process_group()
     """
+    if hasattr(group, "configure"):
+        # Replicas of torchft need no default group.
+        return cast(CompressingGroup, between_replicas(group, compressor, all_gather, min_numel, timeout, default))
     if not dist.is_initialized():
         raise ConfigError(
             "torch.distributed must be initialised: start the script with torchrun and call "
@@ -418,9 +93,7 @@ def wrap_group(
 
     def describe() -> str:
         require(valid_timeout(timeout), "timeout", "a number of seconds > 0 or None", timeout)
-        require(is_int(min_numel, 1), "min_numel", "an integer >= 1", min_numel)
-        code = code_of(compressor, "compressor")
-        gathered = code_of(all_gather, "all_gather") if all_gather is not None else None
+        code, gathered = codes_of(compressor, all_gather, min_numel)
         made.append(Carrier(Channel(lent.group, Metrics()), code, gathered, device))
         return described(code, gathered, min_numel, default)
 
@@ -431,40 +104,21 @@ def wrap_group(
         raise
     carrier = made[0]
     lent.hold(carrier.channel)
-    same = torch.bfloat16 if carrier.code.plain_dtype is torch.bfloat16 and inner.size() == 2 else None
-    ours = CompressingGroup(inner, carrier, min_numel, same)
+    same = travels_as_it_is(carrier.code, inner.size())
+    ours = CompressingGroup(inner, carrier, min_numel, same, gloo=backend == "gloo")
     register(ours, inner)
     if default:
         dist.distributed_c10d._update_default_pg(ours)
     return ours
 
 
-def described(code: Compressor, gathered: Compressor | None, min_numel: int, default: bool) -> str:
-    """Describe the settings that must be the same on all ranks, as JSON."""
-    import json
+def between_replicas(
+    group: Any, compressor: Any, all_gather: Any, min_numel: int, timeout: float | None, default: bool
+) -> Any:
+    """Wrap a group of torchft's."""
+    from gradwire.integrations._torchft import wrap_replicas
 
-    return json.dumps(
-        {
-            "compressor": code.to_config(),
-            "all_gather": gathered.to_config() if gathered is not None else None,
-            "min_numel": min_numel,
-            "default": bool(default),
-        }
-    )
-
-
-def code_of(given: Any, name: str) -> Compressor:
-    """Make the method, if it can be used without any memory.
-
-    Raises:
-        ConfigError
-    """
-    code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
-    TwoPhase().check(code)
-    safe = (code.unbiased or code.fine or code.identity) and code.advice == 0
-    stateless = safe and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
-    require(stateless, name, "a method that needs no memory: one that is fine or right on average", code.name)
-    return code
+    return wrap_replicas(group, *codes_of(compressor, all_gather, min_numel), min_numel, timeout, default)
 
 
 def register(ours: CompressingGroup, inner: dist.ProcessGroup) -> None:
