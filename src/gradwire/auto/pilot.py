@@ -38,21 +38,24 @@ from gradwire.auto.choices import (
     ErrorBudget,
     budget_of,
     candidates,
+    candidates_on_hosts,
     edges,
     finer,
     from_config,
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
-from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
+from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic, traffic_of_hosts
 from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, reduced
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.plan import carries
+from gradwire.group.hosts import hosts_of
 
 __all__ = ["AutoPilot"]
 
@@ -125,6 +128,9 @@ class AutoPilot:
         self._edges = edges(shapes, embeddings)
         self._names = [name for name, _ in shapes]
         self._choices = candidates(self.budget, exchange.channel.world)
+        self._links: HostWire | None = None
+        """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
+        self._asked = False
         self.scatters = False
         """Whether gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
@@ -292,7 +298,8 @@ class AutoPilot:
             self._record.disturbed = True
             key = tuple(name for name, _ in params)
             code, world = self._code(self._trying), 1 if self.scatters else self.exchange.channel.world
-            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world)
+            size = 1 if self._links is None else self._links.size
+            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world, size)
         run = BucketRun(
             tuple((name, tuple(shape)) for name, shape in params),
             ready,
@@ -325,11 +332,14 @@ class AutoPilot:
     def metrics(self) -> dict[str, Any]:
         """Return the choices and the reasons for them, as plain numbers and words."""
         seen, wire = self._seen, self._wire
+        link = None if wire is None else {"bits_per_second": 8 * wire.rate, "latency": wire.latency}
+        if link is not None and isinstance(wire, HostWire):
+            link |= {"ranks_per_host": wire.size, "shared": wire.shared, "inside_bits_per_second": 8 * wire.inside}
         return {
             "budget": self.budget.name,
             "phase": self.phase,
             "buckets": [dict(each) for each in self._why],
-            "link": None if wire is None else {"bits_per_second": 8 * wire.rate, "latency": wire.latency},
+            "link": link,
             "step": None if seen is None else {"seconds": seen.period, "exposed": seen.exposed},
             "decisions": [dict(each) for each in self.decisions],
         }
@@ -378,9 +388,9 @@ class AutoPilot:
         if self.glances and self._due is None:
             self.glance()
         if self._due is not None:
-            seen, self._due, self._resting, self._skip = self._due, None, None, 0
+            due, self._due, self._resting, self._skip = self._due, None, None, 0
             self._latency = -reduced([-self._ping()], self.exchange.channel, self.exchange.device, "max")[0]
-            self._judge(seen, kept=False)
+            self._judge(due, kept=False)
             return
         if self._resting is not None or len(self._window) < self._length:
             return
@@ -394,8 +404,9 @@ class AutoPilot:
         self._record.disturbed = True
         if seen is None:
             return
-        for run in (run for record in window for run in record.runs if run.itemsize is not None):
-            self._itemsizes[run.names] = run.itemsize
+        for run in (run for record in window for run in record.runs):
+            if run.itemsize is not None:
+                self._itemsizes[run.names] = run.itemsize
         self._latency = -seen.told[0]
         self._watched += len(window) if self.phase == "watching" else 0
         self._judge(seen, kept=seen.told[1] == 0.0)
@@ -445,16 +456,37 @@ class AutoPilot:
 
     def _measured(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> Wire | None:
         """The link as a window shows it; None where nothing travelled."""
-        world, message = self.exchange.channel.world, min(MESSAGE, self._latency)
-        model = self._wire or Wire(world, math.inf, self._latency, message)
-        moved = sum(each.nbytes for one in sent for each in _rounds(one))
-        waited = sum(model.alpha(each) for one in sent for each in _rounds(one))
+        model = self._wire or self._link(math.inf)
+        moved = sum(model.load(each) for one in sent for each in _rounds(one))
+        waited = sum(model.fixed(each) for one in sent for each in _rounds(one))
         time = sum(
             one / self._misses.of(self._choice(params).label) for one, params in zip(busy, seen.buckets, strict=True)
         )
         if not moved or time <= 0:
             return None
-        return Wire(world, moved / max(time - waited, 0.2 * time), self._latency, message)
+        return self._link(moved / max(time - waited, 0.2 * time))
+
+    def _link(self, rate: float) -> Wire:
+        """The model of the link at a rate in bytes a second."""
+        message = min(MESSAGE, self._latency)
+        if self._links is not None:
+            return replace(self._links, rate=rate, latency=self._latency, message=message)
+        return Wire(self.exchange.channel.world, rate, self._latency, message)
+
+    def _find_hosts(self) -> None:
+        """Ask once which ranks share a host; where several do, what hosts send together is another choice."""
+        exchange = self.exchange
+        if self._asked or self.scatters or self._wire is None:
+            return
+        self._asked = True
+        try:
+            hosts = hosts_of(exchange.channel, exchange.device)
+        except ConfigError:
+            return  # Hosts of different sizes, the same on all ranks.
+        if hosts.size > 1 and len(hosts.members) > 1:
+            self._links = measured(exchange.channel, exchange.device, hosts, self._wire)
+            self._wire = self._link(self._links.rate)
+            self._choices = [*self._choices, *candidates_on_hosts(self.budget)]
 
     def _learn_norms(self, seen: Seen) -> None:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
@@ -529,6 +561,7 @@ class AutoPilot:
         if not self._settled and self._watched < PATIENCE:
             return
         self._length, self._watched = self._short, 0
+        self._find_hosts()
         if all((_names(params), each) in self._probed for params in seen.buckets for each in self._choices):
             if not self._decide(seen):
                 self._rest(seen)
@@ -625,6 +658,9 @@ class AutoPilot:
         if choice.dense:
             return PredictedTraffic(dense_traffic(numel, world, self._itemsizes.get(_names(params), 4)), ())
         divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self._code(choice))
+        if choice.on_hosts:
+            assert self._links is not None
+            return traffic_of_hosts(divided, world, self._links.size)
         return traffic(divided, world)
 
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
@@ -661,7 +697,12 @@ class AutoPilot:
         probed = self._probed.get((_names(params), choice))
         if probed is None:
             return math.inf
-        return probed.omega * (own / self.exchange.channel.world + (mean if choice.twice else 0.0))
+        senders = world = self.exchange.channel.world
+        if choice.on_hosts and self._links is not None:
+            senders = world // self._links.size
+            signal = max(0.0, world * mean - own) / (world - 1)
+            own = signal + (own - signal) / self._links.size
+        return probed.omega * (own / senders + (mean if choice.twice(senders) else 0.0))
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
         """The variance that sampling the batch leaves in the mean gradient."""
