@@ -20,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.auto import step_record
+from gradwire.auto.pilot import AutoPilot
 from gradwire.exchange.exchange import Exchange
+from gradwire.group import hosts
 from gradwire.group.channel import Channel
 
 FAST, SLOW = 1e12, 2e7
@@ -103,7 +105,11 @@ class SlowChannel(Channel):
         super()._count(sent, received)
         if not self.direct:
             with self.metrics.timed("communicate"):
-                self.link.carry(self.factor * max(sent, received) / self.rate)
+                self.link.carry(self.factor * self.seconds(max(sent, received)))
+
+    def seconds(self, nbytes: int) -> float:
+        """The time that messages of a rank take, all ranks having as many."""
+        return nbytes / self.rate
 
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         self.factor = self.apart
@@ -118,6 +124,30 @@ class SlowChannel(Channel):
         future.set_result(done)
         self.link.carry_beside(2 * (self.world - 1) * tensor.nbytes / self.world / self.rate)
         return future
+
+
+class HostChannel(SlowChannel):
+    """Messages of hosts of two ranks: their ring crosses the link of a host once, and what both of them send to others
+    passes it one after the other, unless each has a link of its own.
+    """
+
+    inside = FAST
+    sharing = 2
+    going: tuple[int, int] | None = None
+    """Bytes to other hosts and to the neighbour; None: a ring."""
+
+    def seconds(self, nbytes: int) -> float:
+        if self.going is None:
+            return super().seconds(nbytes)
+        return max(self.sharing * self.going[0] / self.rate, self.going[1] / self.inside)
+
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        host = self.rank // 2
+        sizes = [each.nbytes for each in sends]
+        leaving = sum(size for rank, size in enumerate(sizes) if rank // 2 != host)
+        self.going = leaving, sizes[self.rank ^ 1]
+        super().exchange(sends, receives)
+        self.going = None
 
 
 def slow(exchange: Exchange, rate: float) -> LinkClock:
@@ -239,6 +269,50 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
     return {"auto": training.auto, "same": digest(training.model) == digest(plain)}
+
+
+def resting(rank: int) -> dict[str, Any]:
+    """A fast link for a hundred steps, where next to nothing happens at last; then a slow one for fifty."""
+    training = Training(rank, pause=0.03)
+    counters, pilot = training.state.exchange.counters, training.state.exchange.pilot
+    assert isinstance(pilot, AutoPilot)
+    plain = DistributedDataParallel(network(), bucket_cap_mb=1)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(rank + 1)
+    timed, sent, compared = [], [], []
+    for _ in range(100):
+        before = counters.bytes_sent, counters.compared_bytes
+        training.run(1, FAST)
+        sent.append(counters.bytes_sent - before[0])
+        compared.append(counters.compared_bytes - before[1])
+        timed.append(pilot.timed)
+        loss = loss_of(plain, examples(data))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    same, decided = digest(training.model) == digest(plain), training.auto["decisions"]
+    training.run(50, SLOW / 10)
+    return {
+        "same": same,
+        "decided": decided,
+        "timed": timed,
+        "sent": sent,
+        "compared": compared,
+        "choices": training.choices,
+        "digest": digest(training.model),
+    }
+
+
+def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:
+    """Two hosts of two ranks on a slow link."""
+    hosts.own_host = lambda: f"host {rank // 2}".encode().ljust(16)
+    training = Training(rank)
+    channel = training.channel
+    channel.__class__ = HostChannel
+    channel.inside, channel.sharing = inside, sharing  # type: ignore[attr-defined]
+    training.settle(SLOW, least=3)
+    training.run(20, SLOW)
+    return {"auto": training.auto, "digest": digest(training.model)}
 
 
 def sixteen_bits(rank: int) -> dict[str, Any]:

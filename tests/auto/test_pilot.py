@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.auto.pilot import LONGEST, WINDOW
 from gradwire.testing.processes import run_ranks
 from tests.auto import jobs
 
@@ -44,6 +45,25 @@ def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
         assert found["same"]
         assert found["auto"]["decisions"] == []
         assert found["auto"]["phase"] == "watching"
+
+
+def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums() -> None:
+    """Of every 32 steps one compares the ranks, in 12 buckets are timed, and the others only add up."""
+    first, *others = run_ranks(2, jobs.resting)
+    assert all(each["digest"] == first["digest"] for each in others)
+    for found in (first, *others):
+        assert found["same"]
+        assert found["decided"] == []
+        late = range(40, 100)
+        compared = [step for step in late if found["compared"][step]]
+        assert len(compared) == 2
+        assert compared[1] - compared[0] == LONGEST
+        assert sum(found["timed"][step] for step in range(compared[0] + 1, compared[1] + 1)) == WINDOW + 1
+        # What a step sends are the buckets; one that compares tells some times beside.
+        least = min(found["sent"])
+        assert all(found["sent"][step] == least for step in late if step not in compared)
+        assert all(least < found["sent"][step] < least + 8192 for step in compared)
+        assert set(found["choices"]) != {"dense"}
 
 
 def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:

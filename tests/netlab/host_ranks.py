@@ -10,12 +10,16 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
+from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
+from gradwire.integrations.ddp import compress_ddp
 from gradwire.netlab.names import INTERFACE
 from gradwire.netlab.system import own_counters
 
@@ -31,7 +35,7 @@ def start() -> int:
     for local in range(LOCAL):
         told = {"LOCAL_RANK": str(local), "RANK": str(LOCAL * host + local), "WORLD_SIZE": str(LOCAL * hosts)}
         ranks.append(subprocess.Popen(command, env=os.environ | told))
-    return max(rank.wait(90) for rank in ranks)
+    return max(rank.wait(480) for rank in ranks)
 
 
 def sent_by_host(strategy: str) -> float:
@@ -51,12 +55,36 @@ def sent_by_host(strategy: str) -> float:
     return (own_counters()[INTERFACE][1] - before) / STEPS / compressor.layout((NUMEL,)).nbytes
 
 
+def decided() -> dict[str, object]:
+    """What auto makes of a model whose gradients are mostly noise, and the bytes that left this host in a step before
+    it decided and afterwards.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    model = DistributedDataParallel(net, bucket_cap_mb=1)
+    state = compress_ddp(model, "auto")
+    data, sent, held = torch.Generator().manual_seed(1 + dist.get_rank()), list[int](), 0
+    while len(sent) < 90 and held < 10:
+        before = own_counters()[INTERFACE][1]
+        model.zero_grad()
+        x, noise = torch.randn(8, 256, generator=data), torch.randn(8, 256, generator=data)
+        nn.functional.mse_loss(model(x), noise).backward()
+        dist.barrier()
+        sent.append(own_counters()[INTERFACE][1] - before)
+        # All ranks see the same phase.
+        held = held + 1 if state.metrics()["auto"]["phase"] == "holding" else 0
+    auto = state.metrics()["auto"]
+    choices = [each["choice"] for each in auto["buckets"]]
+    state.close()
+    return {"choices": choices, "link": auto["link"], "before": sent[2], "after": median(sent[-5:])}
+
+
 def main() -> None:
     if sys.argv[1] == "start":
         sys.exit(start())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    told = {strategy: sent_by_host(strategy) for strategy in sys.argv[1:]}
+    told = decided() if sys.argv[1] == "auto" else {strategy: sent_by_host(strategy) for strategy in sys.argv[1:]}
     if os.environ["LOCAL_RANK"] == "0":
         print(json.dumps(told))
     dist.destroy_process_group()

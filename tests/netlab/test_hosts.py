@@ -19,3 +19,18 @@ def test_the_link_of_a_host_carries_one_payload(possible: None) -> None:
         # Frames, acknowledgements and the rows by which ranks compare where they stand: a few hundredths.
         assert told["hierarchical"] == pytest.approx(1.0, abs=0.15)
         assert told["allgather"] == pytest.approx(4.0, abs=0.4)
+
+
+@pytest.mark.timeout(600)
+def test_auto_finds_the_hosts_and_lets_each_send_one_mean(possible: None) -> None:
+    """A link so slow that nothing but its bytes counts: two levels send a half of what the other ways do."""
+    command = [sys.executable, "-m", "tests.netlab.host_ranks", "start", "auto"]
+    with Netlab(2, "20mbit") as lab:
+        hosts = [json.loads(done.stdout) for done in lab.run(command, timeout=500.0)]
+    first = hosts[0]
+    for told in hosts:
+        assert told["choices"] == first["choices"]
+        assert "hierarchical" in {each.split(" over ")[-1] for each in told["choices"]}
+        assert told["link"]["ranks_per_host"] == 2
+        assert told["link"]["shared"] > 1.3
+        assert told["after"] < told["before"] / 4

@@ -5,6 +5,7 @@ gradient has anyway, because it is one of a batch. What is kept back, or wrong o
 divide by the size of recent gradients do not forgive it (docs/adaptive.md), so under them no budget has any.
 
     added(b) = omega(b) S(b) / W  [+ omega(b) M(b) where means are encoded again]
+               omega(b) (S'(b) + (S(b) - S'(b)) / L) / H, S' = (W M - S) / (W - 1), of means of L ranks on H hosts
     noise(b) = (S(b) - M(b)) / (W - 1)
     sum of added(b) <= variance * sum of noise(b)
 
@@ -22,7 +23,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gradwire import registry
-from gradwire.comm.base import Strategy
+from gradwire.comm.base import Strategy, of_messages
+from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named
@@ -35,6 +37,7 @@ __all__ = [
     "ErrorBudget",
     "budget_of",
     "candidates",
+    "candidates_on_hosts",
     "edges",
     "finer",
     "from_config",
@@ -127,9 +130,18 @@ class Choice:
         return self.compressor.identity
 
     @property
-    def twice(self) -> bool:
-        """Return whether the rank that sums a mean encodes it again."""
-        return self.strategy.reencodes
+    def on_hosts(self) -> bool:
+        """Return whether what is encoded is the mean of a host's ranks."""
+        return isinstance(self.strategy, Hierarchical)
+
+    def twice(self, senders: int) -> bool:
+        """Return whether the rank that sums a mean encodes it again.
+
+        Args:
+            senders: ranks that encode a gradient, or hosts that encode their means.
+        """
+        between = of_messages(self.compressor, senders) if self.on_hosts else self.strategy.name
+        return bool(registry.find("comm", between).reencodes)
 
     @property
     def keeps(self) -> bool:
@@ -199,6 +211,18 @@ def candidates(budget: ErrorBudget, workers: int) -> list[Choice]:
         able = [each for each in choices if carries(each.strategy, each.compressor) and _serves(each, workers)]
         found += [each for each in able if _bytes(each, workers) < _bytes(DENSE, workers)]
     return found
+
+
+def candidates_on_hosts(budget: ErrorBudget) -> list[Choice]:
+    """List the choices that ranks have beside the others if several of them share a host, and there are several hosts.
+
+    >>> [each.label for each in candidates_on_hosts(BUDGETS["exact"])]
+    ['bf16 over hierarchical']
+    >>> "powersgd:rank=4 over hierarchical" in [each.label for each in candidates_on_hosts(BUDGETS["small"])]
+    False
+    """
+    choices = [from_config_of(method, Hierarchical.name) for method in budget.methods]
+    return [each for each in choices if carries(each.strategy, each.compressor)]
 
 
 def _serves(choice: Choice, workers: int) -> bool:

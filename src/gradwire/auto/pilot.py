@@ -5,7 +5,7 @@
     holding     buckets have their methods; each window says whether the link, the times or the errors have changed
 
 Law: a decision is a function of numbers that are the same on all ranks, because they were brought together before
-(``watch.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare in each step
+(``step_record.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare in each step
 (``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
 
     seconds     those of the code as probed, later as seen in use; those of its messages by the link's model (wire.py)
@@ -15,7 +15,8 @@ Law: a decision is a function of numbers that are the same on all ranks, because
 
 So a step that is slower than uncompressed ones were is not chosen again, and uncompressed steps, made anew, correct
 what was known of them. Watching costs two clock readings for a bucket, and for each window one small message and two
-norms. None of it grows with the number of workers.
+norms. None of it grows with the number of workers. Where nothing is to be gained it rests: some of the steps are timed,
+and one small message tells whether that is still so; all others are sums and nothing else.
 """
 
 from __future__ import annotations
@@ -37,29 +38,32 @@ from gradwire.auto.choices import (
     ErrorBudget,
     budget_of,
     candidates,
+    candidates_on_hosts,
     edges,
     finer,
     from_config,
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
-from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
+from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic, traffic_of_hosts
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.plan import carries
+from gradwire.group.hosts import hosts_of
 
 __all__ = ["AutoPilot"]
 
 log = logging.getLogger("gradwire")
 
-FIRST, WINDOW, LONGEST = 4, 12, 40
+FIRST, WINDOW, LONGEST = 4, 12, 32
 """Steps of the first window, of one in which something may change, and at most: where nothing changes windows grow. A
-change is seen at the end of one."""
+change is seen at the end of the first window of which it fills more than half: after one and a half at most."""
 
 LASTING = 2.0
 """Seconds that a window lasts at least where steps are long, which then has ``FIRST`` steps at least."""
@@ -125,6 +129,9 @@ class AutoPilot:
         self._edges = edges(shapes, embeddings)
         self._names = [name for name, _ in shapes]
         self._choices = candidates(self.budget, exchange.channel.world)
+        self._links: HostWire | None = None
+        """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
+        self._asked = False
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
@@ -161,6 +168,9 @@ class AutoPilot:
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._fresh = False
+        self._resting: tuple[StepWindow, Wire] | None = None
+        """The uncompressed steps, and the link, with which nothing was to be gained; None: something may be."""
+        self._due: StepWindow | None = None
 
     @property
     def exchange(self) -> Exchange:
@@ -171,21 +181,76 @@ class AutoPilot:
 
     def begin(self) -> None:
         """Begin a step; the one before is complete."""
-        if self._record.runs:
-            if self._skip > 0:
-                self._skip -= 1
-            else:
-                self._window.append(self._record)
-        self._record = StepRecord()
-        self._begun = None if self.phase == "replaying" else moment(self.exchange.device)
+        record, self._record, self._begun = self._record, StepRecord(), None
+        if self.phase == "replaying":
+            return
+        if self._skip > 0:
+            self._skip -= bool(record.runs) or not record.timed
+        elif record.runs:
+            self._window.append(record)
+        self._record.timed = self._resting is None or self._due is not None or self._skip == 0
+        if self._record.timed:
+            self._begun = moment(self.exchange.device)
 
     @property
     def idle(self) -> bool:
-        """Return whether the current step is uncompressed, and needed only for its times."""
-        full = len(self._window) >= self._length - 1 and not self._skip
-        return self.phase == "watching" and not full and not self.exchange.assigned and not self.exchange.draining
+        """Return whether the current step is uncompressed, and needed only for its times, if at all."""
+        full = len(self._window) >= self._length - 1 and not self._skip and self._resting is None
+        free = self.phase == "watching" and not full and self._due is None
+        return free and not self.exchange.assigned and not self.exchange.draining
 
-    def note(self, params: Sequence[Named], ready: Moment, itemsize: int = 4) -> BucketRun:
+    @property
+    def timed(self) -> bool:
+        """Return whether the buckets of the current step are to be noted."""
+        return self._record.timed
+
+    @property
+    def glances(self) -> bool:
+        """Return whether the current step, which is idle, is the one for ``glance``."""
+        return self._resting is not None and len(self._window) >= self._length
+
+    def glance(self) -> None:
+        """See whether there is still nothing to be gained; all ranks call it, on the thread that exchanges.
+
+        Nothing changes in this step: what has changed is looked at in the next one.
+        """
+        assert self._resting is not None
+        known, link = self._resting
+        window, self._window = self._window, []
+        exchange = self.exchange
+        told = (-self._latency, 0.0 if self.bears() else 1.0)
+        seen = gathered(window, exchange.channel, exchange.device, told, parted=self.scatters)
+        self._record.disturbed = True
+        self._skip = LONGEST - self._length
+        if seen is None:
+            return
+        wire = self._measured(seen, *self._loads(seen))
+        self._watched += LONGEST
+        if wire is None or not self._calm(seen, known, wire.rate / link.rate):
+            self._due = seen
+        else:
+            self._seen = self._dense = seen
+            self._wire = wire
+
+    def _calm(self, seen: StepWindow, known: StepWindow, faster: float) -> bool:
+        """Return whether uncompressed steps wait for the exchange no more than they did when nothing was to be gained.
+
+        Args:
+            known: those steps.
+            faster: the rate of the link over what it was then.
+        """
+        if [*seen.buckets] != [*known.buckets] or self._tries_again:
+            return False
+        alike = max(1 + STEADY, math.exp(SURE * seen.uncertain))
+        same = 1 / alike < faster < alike and seen.exposed < alike * known.exposed
+        return same or seen.exposed < MARGIN * seen.period
+
+    @property
+    def _tries_again(self) -> bool:
+        """Return whether methods that turned out slower than uncompressed steps are due for another try."""
+        return self._refused is not None and self._watched >= self._patience * LONGEST
+
+    def note(self, params: tuple[Named, ...], ready: Moment, itemsize: int = 4) -> BucketRun:
         """Watch a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done.
 
         Args:
@@ -193,8 +258,7 @@ class AutoPilot:
         """
         if not self._record.runs:
             self._record.begun = ready
-        run = BucketRun(tuple((name, tuple(shape)) for name, shape in params), ready, None, 0.0)
-        self._itemsizes[run.names] = itemsize
+        run = BucketRun(params, ready, None, 0.0, itemsize)
         self._record.runs.append(run)
         return run
 
@@ -236,14 +300,15 @@ class AutoPilot:
             self._record.disturbed = True
             key = tuple(name for name, _ in params)
             code, world = self._code(self._trying), 1 if self.scatters else self.exchange.channel.world
-            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world)
+            size = 1 if self._links is None else self._links.size
+            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world, size)
         run = BucketRun(
             tuple((name, tuple(shape)) for name, shape in params),
             ready,
             moment(self.exchange.device),
             self.exchange.counters.seconds["communicate"],
         )
-        if len(self._window) == self._length - 1 and not self._skip:
+        if len(self._window) == self._length - 1 and not self._skip and self._resting is None:
             run.own = torch.dot(own, own)
         self._record.runs.append(run)
 
@@ -269,11 +334,14 @@ class AutoPilot:
     def metrics(self) -> dict[str, Any]:
         """Return the choices and the reasons for them, as plain numbers and words."""
         seen, wire = self._seen, self._wire
+        link = None if wire is None else {"bits_per_second": 8 * wire.rate, "latency": wire.latency}
+        if link is not None and isinstance(wire, HostWire):
+            link |= {"ranks_per_host": wire.size, "shared": wire.shared, "inside_bits_per_second": 8 * wire.inside}
         return {
             "budget": self.budget.name,
             "phase": self.phase,
             "buckets": [dict(each) for each in self._why],
-            "link": None if wire is None else {"bits_per_second": 8 * wire.rate, "latency": wire.latency},
+            "link": link,
             "step": None if seen is None else {"seconds": seen.period, "exposed": seen.exposed},
             "decisions": [dict(each) for each in self.decisions],
         }
@@ -319,7 +387,14 @@ class AutoPilot:
         if self.phase == "probing":
             self._next_try()
             return
-        if len(self._window) < self._length:
+        if self.glances and self._due is None:
+            self.glance()
+        if self._due is not None:
+            due, self._due, self._resting, self._skip = self._due, None, None, 0
+            self._latency = -reduced([-self._ping()], self.exchange.channel, self.exchange.device, "max")[0]
+            self._judge(due, kept=False)
+            return
+        if self._resting is not None or len(self._window) < self._length:
             return
         window, self._window = self._window, []
         exchange = self.exchange
@@ -331,13 +406,25 @@ class AutoPilot:
         self._record.disturbed = True
         if seen is None:
             return
-        self._latency, kept = -seen.numbers[0], seen.numbers[1] == 0.0
+        for run in (run for record in window for run in record.runs):
+            if run.itemsize is not None:
+                self._itemsizes[run.names] = run.itemsize
+        self._latency = -seen.numbers[0]
+        self._watched += len(window) if self.phase == "watching" else 0
+        self._judge(seen, kept=seen.numbers[1] == 0.0)
+
+    def _judge(self, seen: StepWindow, kept: bool) -> None:
+        """Learn from a window, and decide.
+
+        Args:
+            kept: true where the optimizers bear what is kept back.
+        """
+        self._record.disturbed = True
         self._seen = seen
         self._short = max(FIRST, min(WINDOW, math.ceil(LASTING / max(seen.period, 1e-6))))
         self._length = max(self._length, self._short)
         self._learn(seen)
         if self.phase == "watching":
-            self._watched += len(window)
             self._after_dense(seen)
         else:
             self._after_compressed(seen, kept)
@@ -357,22 +444,51 @@ class AutoPilot:
 
     def _learn(self, seen: StepWindow) -> None:
         """Learn from a window about the link, the codecs in use, and the gradients."""
-        exchange = self.exchange
-        sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
-        model = self._wire or Wire(exchange.channel.world, math.inf, self._latency, min(MESSAGE, self._latency))
-        busy = [self._in_messages(seen, i) for i in range(len(seen.buckets))]
+        sent, busy = self._loads(seen)
         self._correct(seen, sent, busy)
-        moved = sum(each.nbytes for one in sent for each in _rounds(one))
-        waited = sum(model.alpha(each) for one in sent for each in _rounds(one))
-        time = sum(
-            one / self._misses.of(self._choice(params).label) for one, params in zip(busy, seen.buckets, strict=True)
-        )
-        if moved and time > 0:
-            rate = moved / max(time - waited, 0.2 * time)
-            self._wire = Wire(exchange.channel.world, rate, self._latency, min(MESSAGE, self._latency))
+        self._wire = self._measured(seen, sent, busy) or self._wire
         for i, params in enumerate(seen.buckets):
             self._own[_names(params), self._choice(params)] = max(0.0, seen.total[i] - busy[i])
         self._learn_norms(seen)
+
+    def _loads(self, seen: StepWindow) -> tuple[list[PredictedTraffic], list[float]]:
+        """The messages of each bucket, and the seconds that they took."""
+        sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
+        return sent, [self._in_messages(seen, i) for i in range(len(seen.buckets))]
+
+    def _measured(self, seen: StepWindow, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> Wire | None:
+        """The link as a window shows it; None where nothing travelled."""
+        model = self._wire or self._link(math.inf)
+        moved = sum(model.load(each) for one in sent for each in _rounds(one))
+        waited = sum(model.fixed(each) for one in sent for each in _rounds(one))
+        time = sum(
+            one / self._misses.of(self._choice(params).label) for one, params in zip(busy, seen.buckets, strict=True)
+        )
+        if not moved or time <= 0:
+            return None
+        return self._link(moved / max(time - waited, 0.2 * time))
+
+    def _link(self, rate: float) -> Wire:
+        """The model of the link at a rate in bytes a second."""
+        message = min(MESSAGE, self._latency)
+        if self._links is not None:
+            return replace(self._links, rate=rate, latency=self._latency, message=message)
+        return Wire(self.exchange.channel.world, rate, self._latency, message)
+
+    def _find_hosts(self) -> None:
+        """Ask once which ranks share a host; where several do, what hosts send together is another choice."""
+        exchange = self.exchange
+        if self._asked or self.scatters or self._wire is None:
+            return
+        self._asked = True
+        try:
+            hosts = hosts_of(exchange.channel, exchange.device)
+        except ConfigError:
+            return  # Hosts of different sizes, the same on all ranks.
+        if hosts.size > 1 and len(hosts.members) > 1:
+            self._links = measured(exchange.channel, exchange.device, hosts, self._wire)
+            self._wire = self._link(self._links.rate)
+            self._choices = [*self._choices, *candidates_on_hosts(self.budget)]
 
     def _learn_norms(self, seen: StepWindow) -> None:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
@@ -438,20 +554,33 @@ class AutoPilot:
         self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
         rate = self._wire.rate if self._wire else math.inf
         refused = self._refused is not None and abs(rate / self._refused - 1) < STEADY
-        if refused and self._watched < self._patience * LONGEST:
-            self._length = min(LONGEST, 2 * self._length)
+        if refused and not self._tries_again:
+            self._rest(seen)
             return
         if seen.exposed < MARGIN * seen.period or self.exchange.channel.world == 1:
-            self._length = min(LONGEST, 2 * self._length)
+            self._rest(seen)
             return
         if not self._settled and self._watched < PATIENCE:
             return
         self._length, self._watched = self._short, 0
+        self._find_hosts()
         if all((_names(params), each) in self._probed for params in seen.buckets for each in self._choices):
-            self._decide(seen)
+            if not self._decide(seen):
+                self._rest(seen)
             return
         self.phase, self._todo, self._trying = "probing", self._choices[1:], None
         self._next_try()
+
+    def _rest(self, seen: StepWindow) -> None:
+        """Let steps be uncompressed, because nothing is to be gained by anything else: from now on some of them are
+        timed, now and then, once it is known how much of the gradients is noise.
+        """
+        if not self._settled or self._wire is None:
+            self._length = min(LONGEST, 2 * self._length)
+            return
+        self._resting = seen, self._wire
+        self._length = WINDOW
+        self._skip = LONGEST - WINDOW
 
     def _next_try(self) -> None:
         """Try the next choice on the buckets of this step; after the last one, share the measurements of all ranks."""
@@ -531,6 +660,9 @@ class AutoPilot:
         if choice.dense:
             return PredictedTraffic(dense_traffic(numel, world, self._itemsizes.get(_names(params), 4)), ())
         divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self._code(choice))
+        if choice.on_hosts:
+            assert self._links is not None
+            return traffic_of_hosts(divided, world, self._links.size)
         return traffic(divided, world)
 
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
@@ -567,7 +699,12 @@ class AutoPilot:
         probed = self._probed.get((_names(params), choice))
         if probed is None:
             return math.inf
-        return probed.omega * (own / self.exchange.channel.world + (mean if choice.twice else 0.0))
+        senders = world = self.exchange.channel.world
+        if choice.on_hosts and self._links is not None:
+            senders = world // self._links.size
+            signal = max(0.0, world * mean - own) / (world - 1)
+            own = signal + (own - signal) / self._links.size
+        return probed.omega * (own / senders + (mean if choice.twice(senders) else 0.0))
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
         """The variance that sampling the batch leaves in the mean gradient."""
@@ -648,6 +785,7 @@ class AutoPilot:
         self._current = dict(chosen)
         self.phase = "holding" if chosen else "watching"
         self._window, self._length, self._skip, self._fresh = [], self._short, AFTER_SWITCH, True
+        self._resting = self._due = None
         self._record.disturbed = True
 
     def _apply(self, decision: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 from gradwire.auto.choices import Choice
 from gradwire.auto.codec import DryChannel, dry_exchange
 from gradwire.auto.step_record import between, moment
+from gradwire.comm.allgather import AllGather
+from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
@@ -60,6 +62,7 @@ def probe(
     flat: Tensor,
     params: Sequence[Named],
     world: int,
+    size: int = 1,
 ) -> Probed | None:
     """Try a choice on a bucket; the gradient stays unchanged.
 
@@ -71,6 +74,7 @@ def probe(
         params: names and shapes of the bucket's parameters.
         world: ranks whose messages are decoded; 1 where each owner decodes only what is its own, which of all ranks
             is as much as one message.
+        size: ranks of a host.
 
     Returns:
         None where the choice would compress nothing of the bucket.
@@ -84,7 +88,8 @@ def probe(
     rank = exchange.channel.rank if world > 1 else 0
     dry = dry_exchange(Identity(), world, rank, policy, seed=exchange.seed, device=exchange.device)
     dry.counters.clock = exchange.counters.clock
-    dry.assign({name: (code(name), choice.strategy) for name in names})
+    strategy = Hierarchical(size) if choice.on_hosts else choice.strategy
+    dry.assign({name: (code(name), strategy) for name in names})
     seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
     few, small = _rows(flat, params, names, CODED)
     return Probed(seconds, _omega(exchange, {name: (code(name), choice) for name in names}, policy, small, few))
@@ -123,7 +128,10 @@ def _omega(
 ) -> float:
     """The relative error of one message, decoded by its sender: in a group of one it is the error of the mean."""
     alone = Exchange(Identity(), policy=policy, seed=exchange.seed, device=exchange.device)
-    alone.assign({name: (code, choice.strategy) for name, (code, choice) in codes.items()})
+    # A single rank is a single host, on which nothing would be encoded.
+    alone.assign(
+        {name: (code, AllGather() if choice.on_hosts else choice.strategy) for name, (code, choice) in codes.items()}
+    )
     arrived = sample.clone()
     alone.begin_step()
     alone.run(arrived, shapes)

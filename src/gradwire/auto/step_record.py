@@ -3,8 +3,9 @@
 Law: a rank that comes early to an exchange waits in it for the others, and only the last one sees what it costs. So of
 each bucket in each step the least over the ranks counts; of what the slowest rank decides, such as when gradients are
 there, the most. One all-reduce (max) of a window carries all of it: some numbers for each bucket and step, whatever the
-number of workers. Squared norms are added up in another one: where gradients are reduced to their owners, each rank
-knows its own part. Of the steps of a window the median counts: one that was disturbed changes nothing.
+number of workers. Squared norms, where they were measured, are added up in another one: where gradients are reduced to
+their owners, each rank knows its own part. Of the steps of a window the median counts: one that was disturbed changes
+nothing.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class BucketRun:
         begun: time at which the thread took it; None: it was reduced by DDP itself, at the same time as the buckets
             before it.
         communicating: seconds in messages up to then.
+        itemsize: bytes of an element as DDP sent it; None: it was not reduced by DDP itself.
     """
 
     params: tuple[Named, ...]
     ready: Moment
     begun: Moment
     communicating: float
+    itemsize: int | None = None
     done: Moment = None
     communicated: float = 0.0
     own: Tensor | None = None
@@ -87,11 +90,13 @@ class StepRecord:
         begun: time at which its first bucket was ready.
         runs: records of the buckets, in their order.
         disturbed: something else was done in it, so its times do not count.
+        timed: whether its buckets are timed.
     """
 
     begun: Moment = None
     runs: list[BucketRun] = field(default_factory=list)
     disturbed: bool = False
+    timed: bool = True
 
     @property
     def buckets(self) -> list[tuple[Named, ...]]:
@@ -201,10 +206,10 @@ def gathered(
     everything = reduced([*flat, *numbers], channel, device, "max")
     found = everything[: len(flat)]
     runs = steps[-1].runs
-    norms = reduced(
-        [_number(norm) for norm in (*(r.own for r in runs), *(r.mean for r in runs))], channel, device, "sum"
-    )
-    norms = [norm if parted else norm / channel.world for norm in norms]
+    norms = [math.nan] * (2 * count)
+    if any(run.own is not None for run in runs):
+        told_norms = [_number(norm) for norm in (*(r.own for r in runs), *(r.mean for r in runs))]
+        norms = [norm if parted else norm / channel.world for norm in reduced(told_norms, channel, device, "sum")]
     width = 1 + 3 * count
     table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
     columns = [median(column) for column in zip(*table, strict=True)]

@@ -37,7 +37,7 @@ from gradwire.group.shards import cut
 from gradwire.memory.base import Memory, default_memory
 from gradwire.types import align
 
-__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "ring", "shared", "traffic"]
+__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "ring", "shared", "traffic", "traffic_of_hosts"]
 
 _STATUS = align(4)
 
@@ -128,6 +128,23 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
             nbytes = align(int(alone.sent) + 4 * bucket.dense)
             return PredictedTraffic((), (Round(alone.kind, nbytes, nbytes),))
     return PredictedTraffic(dense_traffic(bucket.dense, workers), rounds)
+
+
+def traffic_of_hosts(bucket: DividedBucket, workers: int, size: int) -> PredictedTraffic:
+    """Predict the rounds of a bucket under ``hierarchical``, with those inside the hosts.
+
+    Args:
+        bucket: as ``shared`` gave it.
+        workers: that exchange it.
+        size: ranks of a host.
+    """
+    sent = traffic(replace(bucket, strategy=f"hierarchical:ranks_per_host={size}"), workers)
+    if not sent.rounds:
+        return sent
+    moved = 4 * (size - 1) / size * sum(unit.numel for unit in bucket.units)
+    sums, flags = Round("local", moved, moved), Round("local", size - 1, size - 1)
+    across = [Round("hosts", each.sent, each.received) for each in sent.rounds]
+    return PredictedTraffic(sent.dense, (sums, flags, *across, flags, sums))
 
 
 def dense_traffic(numel: int, workers: int, itemsize: int = 4) -> tuple[Round, ...]:

@@ -39,7 +39,7 @@ class Rated(Protocol):
     def delay(self) -> float: ...
 
 
-Kind = Literal["exchange", "all_reduce", "broadcast"]
+Kind = Literal["exchange", "all_reduce", "broadcast", "hosts", "local"]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Round:
     """A round of messages that all workers send at the same time and wait for.
 
     Args:
-        kind: pattern of the messages.
-        sent: bytes that the busiest worker hands to its link.
-        received: bytes that the busiest worker gets.
+        kind: pattern of the messages; "hosts" and "local" are the rounds of ``hierarchical`` between hosts and inside them.
+        sent: bytes that the busiest worker hands to its link; for "hosts", bytes that the busiest host sends.
+        received: bytes that the busiest worker, or host, gets.
     """
 
     kind: Kind
@@ -120,12 +120,20 @@ class Wire:
         return self.latency + (self.workers - 1) * self.message
 
     def transfer(self, each: Round) -> float:
-        """The part of the cost that depends on the rate."""
-        if self.workers == 1:
-            return 0.0
-        if each.kind == "broadcast":
-            return self._turns * each.nbytes / (self.workers - 1) / self.rate
-        return each.nbytes / self.rate
+        """The part of the cost that depends on the bytes."""
+        return 0.0 if self.workers == 1 else self.load(each) / self.rate
+
+    def fixed(self, each: Round) -> float:
+        """The part of the cost that does not depend on the rate."""
+        return self.alpha(each)
+
+    def load(self, each: Round) -> float:
+        """The bytes that pass the link one after the other."""
+        return self._turns * each.nbytes / (self.workers - 1) if each.kind == "broadcast" else each.nbytes
+
+    def at_rate(self, rate: float) -> Self:
+        """The same model at another rate in bytes of payload a second."""
+        return replace(self, rate=rate)
 
     @property
     def _turns(self) -> int:

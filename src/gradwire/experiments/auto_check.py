@@ -418,4 +418,4 @@ class Noise:
             return 0.0
         worst = torch.tensor(probed.omega, dtype=torch.float64)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        return float(worst) * (self.own / self.workers + (self.mean if choice.twice else 0.0)) / noise
+        return float(worst) * (self.own / self.workers + (self.mean if choice.twice(self.workers) else 0.0)) / noise

@@ -525,8 +525,10 @@ class Channel:
             raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")
 
     def _count(self, sent: int, received: int) -> None:
-        self.metrics.bytes_sent += sent
-        self.metrics.bytes_received += received
+        # Sums on another group are begun by the thread of the backward pass, beside the messages of this channel.
+        with self._lock:
+            self.metrics.bytes_sent += sent
+            self.metrics.bytes_received += received
 
 
 def came(work: dist.Work | None, seconds: float | None = None) -> bool:

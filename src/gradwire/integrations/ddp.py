@@ -133,10 +133,11 @@ class GradwireState(ExchangeState):
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
-        self._known: dict[int, tuple[list[int], list[Named], list[str]]] = {}
+        self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
+        self._glancing = False
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
-        self._direct: Callable[[GradwireState, Tensor, Sequence[Named]], Future[Tensor]] | None = None
+        self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
         self._dtypes = {param.dtype for param in params.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
         if self.traced:
@@ -172,7 +173,7 @@ class GradwireState(ExchangeState):
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Start the exchange of one bucket."""
         buffer, first = bucket.buffer(), bucket.index() == 0
-        params, names = self._params_of(bucket)
+        params, names = self._named(bucket)
         if buffer.layout != torch.strided or not buffer.is_floating_point():
             raise ConfigError(
                 f"gradient of {', '.join(names)} must be dense floating point, got {buffer.layout} {buffer.dtype}"
@@ -181,6 +182,9 @@ class GradwireState(ExchangeState):
             self._first(names, buffer.device)
         self._buckets.append(names)
         if self._direct is not None:
+            if self._glancing and bucket.is_last():
+                # On the thread, so that the step does not end before the glance has.
+                return self._submit(buffer.device, lambda: self._reduce(buffer, params).wait())
             future = self._direct(self, buffer, params)
             if bucket.is_last():
                 self.exchange.channel.settle()
@@ -201,13 +205,16 @@ class GradwireState(ExchangeState):
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
         pilot, reading = self.exchange.pilot, self.units.read()
-        self._direct = None
+        self._direct, self._glancing = None, False
         # The last step's jobs are done, so this thread may do the thread's work.
         if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
             self.exchange.begin_step()
             if pilot.idle:
-                self._direct = GradwireState._reduce
-            else:
+                self._direct = GradwireState._reduce if pilot.timed else GradwireState._add_up
+                self._glancing = pilot.glances
+            if self._glancing:
+                self._submit(device, partial(self._glance, reading))
+            elif self._direct is None:
                 self._submit(device, partial(self._open_step, reading))
             return
         if self._regroup is None and self._plain(device):
@@ -230,14 +237,14 @@ class GradwireState(ExchangeState):
             divides,
         )
 
-    def _params_of(self, bucket: dist.GradBucket) -> tuple[list[Named], list[str]]:  # type: ignore[name-defined]
-        """Find the parameters of a bucket and their names; as a rule they are those of the step before."""
-        index, given = bucket.index(), bucket.parameters()
-        ids = list(map(id, given))
-        known = self._known.get(index)
+    def _named(self, bucket: dist.GradBucket) -> tuple[tuple[Named, ...], list[str]]:  # type: ignore[name-defined]
+        """The parameters of a bucket, and their names; both are made anew only where DDP has made new buckets."""
+        given = bucket.parameters()
+        known, ids = self._handed_out.get(bucket.index()), [id(param) for param in given]
         if known is None or known[0] != ids:
-            params = [self._name(param) for param in given]
-            known = self._known[index] = ids, params, [name for name, _ in params]
+            params = tuple(self._name(param) for param in given)
+            known = ids, params, [name for name, _ in params]
+            self._handed_out[bucket.index()] = known
         return known[1], known[2]
 
     def _name(self, param: Tensor) -> Named:
@@ -257,6 +264,14 @@ class GradwireState(ExchangeState):
         self.exchange.open()
         self.units.follow(self.exchange, *reading)
 
+    def _glance(self, reading: Reading) -> Tensor:
+        """Compare the ranks, and let the pilot look at the window, beside buckets that DDP's own group adds up."""
+        pilot = self.exchange.pilot
+        assert isinstance(pilot, AutoPilot)
+        self._open_step(reading)
+        pilot.glance()
+        return torch.empty(0)
+
     def _plain(self, device: torch.device) -> bool:
         """Return whether all buckets are averaged in place; those that Gloo sums for a GPU go through the thread."""
         return self._served(device) and all(map(self.exchange.plain, self._dtypes))
@@ -268,19 +283,27 @@ class GradwireState(ExchangeState):
     def _mean(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         return self.exchange.begin_mean(buffer)
 
-    def _reduce(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
+    def _reduce(self, buffer: Tensor, params: tuple[Named, ...]) -> Future[Tensor]:
         """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
-        exchange, pilot = self.exchange, self.exchange.pilot
+        pilot = self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
         run = pilot.note(params, moment(buffer.device), buffer.itemsize)
-        group = None if self._group is None else self._group()
-        exchange.counters.dense_bytes += 2 * (exchange.channel.world - 1) * buffer.nbytes // exchange.channel.world
 
         def done(finished: Future[list[Tensor]]) -> Tensor:
             run.done = moment(buffer.device)
             return finished.value()[0]
 
-        return exchange.channel.begin_sum(buffer.mul_(1 / exchange.channel.world), group).then(done)
+        return self._begin_sum(buffer).then(done)
+
+    def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
+        """Reduce as DDP does without a hook, and nothing else."""
+        return self._begin_sum(buffer).then(only)
+
+    def _begin_sum(self, buffer: Tensor) -> Future[list[Tensor]]:
+        channel = self.exchange.channel
+        group = None if self._group is None else self._group()
+        self.exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
+        return channel.begin_sum(buffer.mul_(1 / channel.world), group)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
@@ -308,6 +331,11 @@ class GradwireState(ExchangeState):
         with torch.cuda.stream(stream):
             future.set_result(job())
         return future
+
+
+def only(finished: Future[list[Tensor]]) -> Tensor:
+    """The one tensor of a sum."""
+    return finished.value()[0]
 
 
 def gradwire_hook(
