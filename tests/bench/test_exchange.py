@@ -10,6 +10,7 @@ import torch
 from gradwire import registry
 from gradwire.bench.buckets import cut
 from gradwire.bench.exchange import ALL_REDUCE, ExchangePlan, Rival, WrongMeanError, exchange_rows
+from gradwire.bench.operations import OperationCount
 from gradwire.bench.pretended import pretended_exchange
 from gradwire.errors import ConfigError
 from gradwire.experiments.shapes import network_shapes
@@ -62,6 +63,9 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         "natural": (16, 36),
         "loco": (16, 36),
         "qsgd": (20, 40),
+        "nuqsgd": (20, 40),
+        "eden": (16, 36),
+        "thc": (40, 60),
         "topk": (16, 40),
         "oktopk": (16, 40),
         "powersgd": (230, 90),
@@ -71,6 +75,20 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         operations, nbytes = bounds[row["method"]]
         assert row["operations"] + row["collectives"] <= operations, row["method"]
         assert row["bytes_per_element"] <= nbytes, row["method"]
+
+
+def test_scales_of_a_memory_are_two_more_operations() -> None:
+    code = registry.build("compressors", "eden")
+    exchange = pretended_exchange(code, 4)
+    exchange.choose(code, "preconditioned")
+    params = [(str(i), tuple(shape)) for i, shape in enumerate(network_shapes("resnet50"))]
+    flat = torch.empty(sum(torch.Size(shape).numel() for _, shape in params), device="meta")
+    with OperationCount("meta") as count:
+        exchange.begin_step()
+        exchange.run(flat, params)
+    assert count.names["gradwire::precondition_each"] == count.names["gradwire::precondition_update_each"] == 1
+    assert count.operations <= 24  # tables and buffers of the first step among them
+    assert count.waits == 0
 
 
 def test_buckets_are_those_of_ddp_and_cost_their_own_operations() -> None:

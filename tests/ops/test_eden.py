@@ -31,6 +31,17 @@ def seed(n):
     return torch.tensor([-(2**31) + 5], dtype=torch.int32)[: min(n, 1)]
 
 
+def decoded(n, special, ranks, block, bits, sent, group):
+    """Payloads of several ranks, of which every second block has a special scale."""
+    scales = gradient(ranks * blocks_of(n, block), 3).view(ranks, -1)
+    scales[:, 1::2] = special
+    return {
+        "seed": torch.arange(-5, ranks - 5, dtype=torch.int32).view(ranks, 1)[:, : min(n, 1)].contiguous(),
+        "scales": scales,
+        "codes": random_bytes((ranks, code_bytes(n, block, bits, sent, group)), 2),
+    }
+
+
 @sweep
 @pytest.mark.parametrize("size", ["normal", "huge", "tiny", "vanishing"])
 def test_encode(n, threads, offset, size):
@@ -50,15 +61,9 @@ def test_encode(n, threads, offset, size):
 @pytest.mark.parametrize("special", [1.0, float("inf"), float("nan"), 3e38])
 def test_add_decoded(n, threads, offset, special):
     for block, bits, sent, group in forms(n):
-        scales = gradient(blocks_of(n, block), 3)
-        scales[1::2] = special
-        inputs = {
-            "seed": seed(n),
-            "scales": scales,
-            "codes": random_bytes((code_bytes(n, block, bits, sent, group),), 2),
-        }
         arguments = {"block": block, "bits": bits, "sent": sent, "scale": -1 / 3, "group": group}
-        case = Case(eden_add_decoded, inputs, {"out": gradient(n, 6).clamp(-9, 9)}, arguments)
+        inputs = decoded(n, special, 2, block, bits, sent, group)
+        case = Case(eden_add_decoded, inputs, {"out": gradient(n, 6).clamp(-9, 9)}, arguments, pitch=3)
         check_against_reference(case, threads, offset)
 
 

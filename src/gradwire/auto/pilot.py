@@ -5,8 +5,8 @@
     holding     buckets have their methods; each window says whether the link, the times or the errors have changed
 
 Law: a decision is a function of numbers that are the same on all ranks, because they were brought together before
-(``step_record.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare in each step
-(``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
+(``step_record.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare in each
+step (``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
 
     seconds     those of the code as probed, later as seen in use; those of its messages by the link's model (wire.py)
     link        bytes over seconds, from whatever travels now; a choice that misses the model has a factor (misses.py)

@@ -18,6 +18,8 @@ INEXACT = re.compile(r"\b(?:fma|mad)\.\w*\.?f32|\S+\.ftz\b|\S+\.approx\b|div\.fu
 # What is compiled apart from the examples. Nothing runs, so sizes need not fit.
 WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": None}
 VARIANTS = {
+    "eden_add_decoded": [{"block": 1024}, {"bits": 3}, {"bits": 8, "group": 16}],
+    "eden_encode": [{"block": 1024}, {"bits": 3}, {"bits": 8, "group": 16}],
     "qsgd_add_decoded": [WIDE, LONG],
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG],
@@ -28,13 +30,6 @@ VARIANTS = {
     "waves_add_decoded": [{"a": 64, "b": 64}],
 }
 
-
-# What runs the reference, on the GPU.
-LEFT_TO_TORCH = {
-    "qsgd_add_decoded": [{"grid": "powers"}],
-    "qsgd_encode": [{"norm": "l2"}, {"grid": "powers"}],
-    "qsgd_encode_feedback": [{"norm": "l2"}, {"grid": "powers"}],
-}
 
 # Made of other kernels, which have their own rows.
 COMPOSED = {"inceptionn_encode_feedback", "parts_add_decoded", "take_beyond", "take_drawn"}
@@ -57,8 +52,6 @@ def _compile(compiler, name, changes):
 @on_one(*set(KERNELS) - COMPOSED)
 def test_every_operation_is_rounded_as_written(compilers, name, capability):
     derived = list(variants(OPS[name]))
-    for change in LEFT_TO_TORCH.get(name, []):
-        derived.remove(change)
     changes = [{}, *VARIANTS.get(name, []), *derived]
     compiled = _compile(compilers(capability), name, changes)
     assert len(compiled) >= len(changes)

@@ -41,7 +41,6 @@ KERNELS = _kernels()
 LEFT_TO_TORCH = {
     "orders of a small sample": {"auto_threshold"},
     "sums in a fixed order": {
-        "block_norms",
         "moments",
         "moments_feedback",
         "sketch_add",
@@ -70,7 +69,6 @@ LEFT_TO_TORCH = {
         "three_lc_encode",
         "three_lc_encode_feedback",
     },
-    "rotations": {"eden_add_decoded", "eden_encode", "thc_add_decoded", "thc_encode"},
 }
 
 

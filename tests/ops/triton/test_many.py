@@ -61,10 +61,23 @@ LONG = {
 }
 
 # One for the scratch memory, three of two for the digits, two to find the places and one to write there; with a
-# residual one to add it. The ends of the segments and then each rank. Sums of blocks, their sum, and the scales.
-LAUNCHES = {"topk_encode": 10, "topk_encode_feedback": 11, "sparse_add_decoded": 1 + 2, "precondition_update": 3}
+# residual one to add it. The ends of the segments and then each rank. Sums of blocks, their sum, and the scales. A
+# rotation, and the codes.
+LAUNCHES = {
+    "eden_encode": 2,
+    "topk_encode": 10,
+    "topk_encode_feedback": 11,
+    "sparse_add_decoded": 1 + 2,
+    "precondition_update": 3,
+}
 # The second digit is as wide as the third; the row of the second rank lies at another alignment.
-KERNELS = {"topk_encode": 9, "topk_encode_feedback": 10, "sparse_add_decoded": 3, "precondition_update": 3}
+KERNELS = {
+    "eden_encode": 2,
+    "topk_encode": 9,
+    "topk_encode_feedback": 10,
+    "sparse_add_decoded": 3,
+    "precondition_update": 3,
+}
 
 
 @pytest.mark.parametrize("name", MERGED)
@@ -97,6 +110,14 @@ def test_every_piece_has_its_own_stream(interpreter) -> None:
         alone = torch.empty_like(piece)
         ops.philox(alone, key, 2**40)
         assert torch.equal(alone, piece)
+
+
+def test_every_piece_has_its_own_factor(interpreter) -> None:
+    out, factors = Pieces(torch.zeros(5003), Places(5003, [0, 4900], [4899, 100])), Each((0.1, -2.0))
+    named = {"out": out, "value": factors, "when": None}
+    after = pickle.loads(interpreter.submit(worker.interpret_many, "fill_where", pickle.dumps(named)).result()[0])
+    for piece, factor in zip(after["out"].each(), factors, strict=True):
+        assert torch.equal(piece, torch.full_like(piece, factor))
 
 
 @on_one(*MERGED)

@@ -71,12 +71,29 @@ def test_the_largest_element_may_be_the_last_of_its_block(on, block):
     check(Case(qsgd_encode, {"x": x}, _payload(5000, 4, block), _settings(4, block)), on)
 
 
-def test_powers_run_the_reference(on):
-    x, form = gradient(1000, 8), _settings(4, 48) | {"grid": "powers"}
-    check(Case(qsgd_encode, {"x": x}, _payload(1000, 4, 48), form), on)
-    payload = {"norms": gradient(21, 4).abs().view(1, -1), "codes": random_bytes((1, 500), 5)}
-    arguments = {"bits": 4, "block": 48, "scale": -1 / 3, "grid": "powers"}
-    check(Case(qsgd_add_decoded, payload, {"out": x}, arguments), on)
+FORMS = [("l2", "uniform"), ("l2", "powers"), ("linf", "powers")]
+
+
+@pairwise
+@pytest.mark.parametrize(("n", "bits", "block"), [*SMALL, (1000, 3, 48), (5000, 4, 2064)])
+@pytest.mark.parametrize(("norm", "grid"), FORMS)
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 1e25, 1e-25])
+def test_encode_with_lengths_and_powers(on, n, bits, block, norm, grid, finite, factor):
+    x, form = gradient(n, 1, finite=finite).clamp(-9, 9) * factor, _settings(bits, block, norm) | {"grid": grid}
+    check(Case(qsgd_encode, {"x": x}, _payload(n, bits, block), form), on, n % 3)
+    outputs = {"grad": x, "residual": gradient(n, 3).clamp(-9, 9) * factor} | _payload(n, bits, block)
+    outputs["status"] = torch.tensor([2], dtype=torch.int32)
+    check(Case(qsgd_encode_feedback, {}, outputs, form | {"shrink": 0.3}), on, n % 3)
+
+
+@pairwise
+@shapes
+def test_powers_are_decoded(on, n, bits, block):
+    norms = gradient(2 * -(-n // block), 4, finite=False).abs().view(2, -(-n // block))
+    payload = {"norms": norms, "codes": random_bytes((2, -(-n * bits // 8)), 5)}
+    arguments = {"bits": bits, "block": block, "scale": -1 / 3, "grid": "powers"}
+    check(Case(qsgd_add_decoded, payload, {"out": gradient(n, 6)}, arguments, pitch=3), on, n % 3)
 
 
 @pairwise
@@ -89,10 +106,3 @@ def test_norms_at_the_edges(on, magnitude):
 def test_negative_zeros_keep_their_sign_in_the_residual(on):
     outputs = {"grad": torch.full((40,), -0.0), "residual": torch.full((40,), -0.0)} | _payload(40, 4, 16)
     check(Case(qsgd_encode_feedback, {}, outputs, _settings(4, 16)), on)
-
-
-def test_the_l2_norm_runs_the_reference(on):
-    x = gradient(1000, 8)
-    check(Case(qsgd_encode, {"x": x}, _payload(1000, 4, 48), _settings(4, 48, "l2")), on)
-    outputs = {"grad": x, "residual": gradient(1000, 9)} | _payload(1000, 4, 48)
-    check(Case(qsgd_encode_feedback, {}, outputs, _settings(4, 48, "l2")), on)

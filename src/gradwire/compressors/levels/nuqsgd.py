@@ -60,6 +60,7 @@ class NUQSGD(Compressor):
     reference = "A. Ramezani-Kebrya et al., NUQSGD, JMLR 2021"
     unbiased = True
     random = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         require(is_int(self.bits, 2, 8), "NUQSGD.bits", "an integer in [2, 8]", self.bits)

@@ -1,5 +1,5 @@
-"""Levels and powers of two on a GPU; norms of the whole tensor are left to torch, because their sums have a fixed
-order.
+"""Levels and powers of two on a GPU; moments of the whole tensor are left to torch, because their sums have a fixed
+order. The norm "l2" of blocks, which has one, too, is measured in a launch of its own.
 
 A group of 8 elements has one Philox counter, or two where an element takes a whole word.
 """
@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.ops import top_of
-from gradwire.ops.triton.launch import BLOCK, by_reference, launch
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.lengths import write_lengths
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words
@@ -47,9 +47,32 @@ def _top(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _step_of(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
-    """The distance between neighbouring levels in each block."""
-    return tl.div_rn(norm, _top(norm, TOP))
+def _step_of(norm: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr = False) -> tl.tensor:
+    """The unit of the levels' values in each block: the distance between neighbours, or the norm."""
+    return norm if POWERS else tl.div_rn(norm, _top(norm, TOP))
+
+
+@triton.jit
+def _value_of_level(q: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr) -> tl.tensor:
+    """The values of levels in that unit, as float32."""
+    if POWERS:
+        size = tl.abs(q)
+        value = (size + (127 - TOP) << 23).to(tl.float32, bitcast=True)
+        return tl.where(size == 0, 0.0, tl.where(q < 0, -value, value))
+    return q.to(tl.float32)
+
+
+@triton.jit
+def _level_of(share: tl.tensor, shift: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr) -> tl.tensor:
+    """Round to a level at random: a multiple of the step, or of powers of two the one below or above."""
+    if POWERS:
+        scaled = share * tl.full((1, 1, 1), (TOP + 126) << 23, tl.int32).to(tl.float32, bitcast=True)
+        word = scaled.to(tl.int32, bitcast=True)
+        large = word >= 0x3F800000
+        fraction = tl.where(large, (word & _FRACTION | 0x3F800000).to(tl.float32, bitcast=True) - 1.0, scaled)
+        return tl.minimum(tl.where(large, (word >> 23) - 126, 0) + (fraction + shift >= 1.0).to(tl.int32), TOP)
+    # Nothing is negative here, so the conversion to an integer is the floor.
+    return tl.minimum(share + shift, TOP * 1.0).to(tl.int32)
 
 
 @triton.jit
@@ -82,13 +105,12 @@ def _write_levels(
     step: tl.tensor,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
+    POWERS: tl.constexpr = False,
 ) -> tl.tensor:
     """Round a tile to its levels and write their codes; return the levels as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
-    inverse = tl.where(usable, tl.div_rn(_top(norm, TOP), norm), 0.0)
-    shifted = tl.abs(x) * inverse[:, None, None] + _uniform(group, key, step)
-    # Nothing is negative here, so the conversion to an integer is the floor.
-    level = tl.minimum(shifted, TOP * 1.0).to(tl.int32)
+    inverse = tl.where(usable, tl.div_rn(_top(norm, 1 if POWERS else TOP), norm), 0.0)
+    level = _level_of(tl.abs(x) * inverse[:, None, None], _uniform(group, key, step), TOP, POWERS)
     q = tl.where(usable[:, None, None], tl.where(x < 0.0, -level, level), 0)
     raw = (q & ((1 << BITS) - 1)).to(tl.int64)
     word = tl.sum(raw << (tl.arange(0, 8)[None, None, :] * BITS), axis=2)
@@ -99,13 +121,13 @@ def _write_levels(
 
 @triton.jit
 def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """Read the levels of a tile, as float32."""
+    """Read the levels of a tile, as int32."""
     byte, shift, inside = _bytes(group, size, BITS)
     parts = tl.load(codes + byte, mask=inside, other=0).to(tl.int64)
     word = tl.sum(parts << shift, axis=2)
     raw = (word[:, :, None] >> (tl.arange(0, 8)[None, None, :] * BITS)).to(tl.int32) & ((1 << BITS) - 1)
     sign = 1 << (BITS - 1)
-    return ((raw ^ sign) - sign).to(tl.float32)
+    return (raw ^ sign) - sign
 
 
 @triton.jit(do_not_specialize=["key", "step"])
@@ -120,6 +142,8 @@ def _qsgd(
     step: tl.int64,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
+    POWERS: tl.constexpr,
+    MEASURED: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -128,16 +152,23 @@ def _qsgd(
     block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
-    magnitude = largest(values)
-    for start in range(SPAN, GROUPS, SPAN):
-        magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
-    norm = norm_of(magnitude)
-    tl.store(norms + block, norm, mask=block < count)
+    if MEASURED:
+        norm = tl.load(norms + block, mask=block < count, other=0.0)
+    else:
+        magnitude = largest(values)
+        for start in range(SPAN, GROUPS, SPAN):
+            magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
+        norm = norm_of(magnitude)
+        tl.store(norms + block, norm, mask=block < count)
     # The first part, all of it where blocks are short, is still in registers.
-    _write_levels(values, group, norm, codes, size, key, step, BITS, TOP)
+    _write_levels(values, group, norm, codes, size, key, step, BITS, TOP, POWERS)
     for start in range(SPAN, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
-        _write_levels(load(x, group, n), group, norm, codes, size, key, step, BITS, TOP)
+        _write_levels(load(x, group, n), group, norm, codes, size, key, step, BITS, TOP, POWERS)
+
+
+def _form(bits: int, levels: int, grid: str, norm: str) -> dict[str, int]:
+    return {"BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers", "MEASURED": norm == "l2"}
 
 
 @mergeable
@@ -153,12 +184,11 @@ def qsgd_encode(
     levels: int = 0,
     grid: str = "uniform",
 ) -> None:
-    """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
-    if norm == "l2" or grid == "powers":
-        by_reference(ops.qsgd_encode, x, norms, codes, bits, block, norm, key, step, levels, grid)
-        return
+    """The operation on a GPU."""
     n, count, size, part = x.numel(), norms.numel(), codes.numel(), tile(block)
-    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    form = _form(bits, levels, grid, norm) | part
+    if norm == "l2":
+        write_lengths(x, None, norms, block)
     launch(_qsgd, _programs(count, part), x, norms, codes, n, count, size, key, step, **form)
 
 
@@ -199,6 +229,8 @@ def _qsgd_feedback(
     shrink: tl.float32,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
+    POWERS: tl.constexpr,
+    MEASURED: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -207,23 +239,26 @@ def _qsgd_feedback(
     block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     old, x = _sum(grad, residual, group, n)
-    magnitude = largest(x)
-    for start in range(SPAN, GROUPS, SPAN):
-        _, more = _sum(grad, residual, groups(block, start, GROUPS, SPAN), n)
-        magnitude = tl.maximum(magnitude, largest(more))
-    norm = norm_of(magnitude)
-    tl.store(norms + block, norm, mask=block < count)
+    if MEASURED:
+        norm = tl.load(norms + block, mask=block < count, other=0.0)
+    else:
+        magnitude = largest(x)
+        for start in range(SPAN, GROUPS, SPAN):
+            _, more = _sum(grad, residual, groups(block, start, GROUPS, SPAN), n)
+            magnitude = tl.maximum(magnitude, largest(more))
+        norm = norm_of(magnitude)
+        tl.store(norms + block, norm, mask=block < count)
     if status is not None:
         flag_nonfinite(norm, status)
-    distance = (_step_of(norm, TOP) * shrink)[:, None, None]
+    distance = (_step_of(norm, TOP, POWERS) * shrink)[:, None, None]
     # The first part, all of it where blocks are short, is still in registers.
-    q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP)
-    _keep(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
+    q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP, POWERS)
+    _keep(grad, residual, group, n, old, x - distance * _value_of_level(q, TOP, POWERS), status is not None)
     for start in range(SPAN, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
         old, x = _sum(grad, residual, group, n)
-        q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP)
-        _keep(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
+        q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP, POWERS)
+        _keep(grad, residual, group, n, old, x - distance * _value_of_level(q, TOP, POWERS), status is not None)
 
 
 @mergeable
@@ -242,13 +277,12 @@ def qsgd_encode_feedback(
     levels: int = 0,
     grid: str = "uniform",
 ) -> None:
-    """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
+    """The operation on a GPU."""
     tensors = grad, residual, norms, codes
-    if norm == "l2" or grid == "powers":
-        by_reference(ops.qsgd_encode_feedback, *tensors, bits, block, norm, key, step, status, shrink, levels, grid)
-        return
     n, count, size, part = grad.numel(), norms.numel(), codes.numel(), tile(block)
-    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    form = _form(bits, levels, grid, norm) | part
+    if norm == "l2":
+        write_lengths(residual, grad, norms, block)
     numbers = n, count, size, key, step, float32(shrink)
     launch(_qsgd_feedback, _programs(count, part), *tensors, status, *numbers, **form)
 
@@ -268,6 +302,7 @@ def _add(
     FRESH: tl.constexpr,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
+    POWERS: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -280,8 +315,8 @@ def _add(
     if not FRESH:
         total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
-        step = _step_of(tl.load(norms + block, mask=block < count, other=0.0), TOP) * scale
-        total += step[:, None, None] * _read_levels(codes, group, size, BITS)
+        step = _step_of(tl.load(norms + block, mask=block < count, other=0.0), TOP, POWERS) * scale
+        total += step[:, None, None] * _value_of_level(_read_levels(codes, group, size, BITS), TOP, POWERS)
         norms += norm_stride
         codes += code_stride
     tl.store(out + i, total, mask=i < n)
@@ -299,13 +334,10 @@ def qsgd_add_decoded(
     grid: str = "uniform",
     fresh: bool = False,
 ) -> None:
-    """The operation on a GPU; the grid "powers" runs its reference there."""
-    if grid == "powers":
-        by_reference(ops.qsgd_add_decoded, norms, codes, out, bits, block, scale, levels, grid, fresh)
-        return
+    """The operation on a GPU."""
     (ranks, size), count, part = codes.shape, norms.size(1), tile(block)
     rows = norms, norms.stride(0), codes, codes.stride(0), ranks
-    form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), **part}
+    form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers", **part}
     launch(_add, _parts(count, part), *rows, out, out.numel(), count, size, float32(scale), **form)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "flip",
     "kept",
     "limits",
+    "lookup",
     "parts",
     "quantiser",
     "table",
@@ -180,14 +181,23 @@ def words(group: int, device: torch.device) -> Tensor:
 
 
 @functools.cache
+def lookup(bits: int, group: int, device: torch.device) -> Tensor:
+    """The lookup table of a kernel on a GPU: ``quantiser`` and then ``limits``, or ``words`` row by row."""
+    if group != 1:
+        return words(group, device).view(-1)
+    above = [torch.full((1,), limit, dtype=torch.float32, device=device) for limit in limits(bits)]
+    return torch.cat([quantiser(bits, device), *above])
+
+
+@functools.cache
 def table(bits: int, group: int) -> Tensor:
     """The lookup table of a kernel on a CPU.
 
-    That is ``quantiser`` and then ``limits``; or the minus signs of ``words`` as bits, 16 coordinates to a number, the
+    That is the same of single coordinates; or the minus signs of ``words`` as bits, 16 coordinates to a number, the
     first in its lowest bit.
     """
     cpu = torch.device("cpu")
     if group == 1:
-        return torch.cat([quantiser(bits, cpu), torch.tensor(limits(bits), dtype=torch.float32)])
+        return lookup(bits, group, cpu)
     signs = (words(group, cpu) < 0).view(128, -1, 16).long() << torch.arange(16)
     return signs.sum(2).to(torch.int32).to(torch.int16).contiguous()

@@ -20,9 +20,9 @@ struct EdenEncode : Eden {
 };
 GRADWIRE_KERNEL(eden_encode, EdenEncode)
 
+// The seed of each rank is in its row.
 struct EdenAddDecoded : Eden {
-  const float* scales;
-  const std::uint8_t* codes;
+  Rows seeds, scales, codes;
   float* out;
   float scale;
 };
@@ -58,10 +58,8 @@ struct EdenSigns {
   Signs first, second;
 };
 
-GRADWIRE_INLINE EdenSigns eden_signs(const Eden& k) {
-  EdenSigns s;
-  for (std::uint64_t i = 0; i < 2; ++i) s.streams[i] = philox_stream(std::uint32_t(*k.seed), i);
-  return s;
+GRADWIRE_INLINE void begin_streams(EdenSigns& s, std::int32_t seed) {
+  for (std::uint64_t i = 0; i < 2; ++i) s.streams[i] = philox_stream(std::uint32_t(seed), i);
 }
 
 GRADWIRE_INLINE void draw_signs(EdenSigns& s, const EdenBlock& b) {
@@ -229,7 +227,8 @@ GRADWIRE_INLINE std::uint32_t largest_bits(const float* x, std::int64_t count) {
 void eden_encode(const EdenEncode& args, std::int64_t begin, std::int64_t end) {
   const EdenEncode k = args;
   alignas(64) float y[kLongestRotation];
-  EdenSigns signs = eden_signs(k);
+  EdenSigns signs;
+  begin_streams(signs, *k.seed);
   constexpr decltype(&eden_round<1>) single[] = {nullptr, eden_round<1>, eden_round<2>, eden_round<3>, eden_round<4>};
   const auto round = k.group == 1    ? single[k.bits]
                      : k.group == 16 ? eden_match<1>
@@ -290,7 +289,7 @@ static void eden_spell(float* y, const std::uint8_t* codes, int count, float sca
 void eden_add_decoded(const EdenAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const EdenAddDecoded k = args;
   alignas(64) float y[kLongestRotation];
-  EdenSigns signs = eden_signs(k);
+  EdenSigns signs;
   constexpr decltype(&eden_read<1>) single[] = {nullptr, eden_read<1>, eden_read<2>, eden_read<3>, eden_read<4>};
   const auto read = k.group == 1    ? single[k.bits]
                     : k.group == 16 ? eden_spell<1>
@@ -298,17 +297,24 @@ void eden_add_decoded(const EdenAddDecoded& args, std::int64_t begin, std::int64
                                     : eden_spell<4>;
   const F32 factor = set(k.scale);
   each_eden_block(k, begin, end, [&](const EdenBlock& b) {
-    read(y, k.codes + eden_bytes(k, b.code), b.kept, k.scales[b.scale] * (1.0f / float(b.size)), k);
-    for (int i = b.kept; i < b.size; i += kLanes) store(y + i, set(0.0f));
-    draw_signs(signs, b);
-    if (k.group != 1) turn_signs(y, signs.first, b.kept);
-    hadamard(y, b.size);
-    turn_signs(y, signs.second, b.size);
-    hadamard(y, b.size);
     float* const out = k.out + b.begin;
-    for (int i = 0; i < b.count; i += kLanes) {
-      const int left = b.count - i < kLanes ? int(b.count - i) : kLanes;
-      store(out + i, load(out + i, left) + factor * with_signs(load(y + i), signs.first, i), left);
+    for (std::int64_t w = 0; w < k.codes.count; ++w) {
+      std::int32_t seed;
+      float unit;
+      std::memcpy(&seed, k.seeds.data + w * k.seeds.stride, sizeof seed);
+      std::memcpy(&unit, k.scales.data + w * k.scales.stride + b.scale * std::int64_t(sizeof unit), sizeof unit);
+      read(y, k.codes.data + w * k.codes.stride + eden_bytes(k, b.code), b.kept, unit * (1.0f / float(b.size)), k);
+      for (int i = b.kept; i < b.size; i += kLanes) store(y + i, set(0.0f));
+      begin_streams(signs, seed);
+      draw_signs(signs, b);
+      if (k.group != 1) turn_signs(y, signs.first, b.kept);
+      hadamard(y, b.size);
+      turn_signs(y, signs.second, b.size);
+      hadamard(y, b.size);
+      for (int i = 0; i < b.count; i += kLanes) {
+        const int left = b.count - i < kLanes ? int(b.count - i) : kLanes;
+        store(out + i, load(out + i, left) + factor * with_signs(load(y + i), signs.first, i), left);
+      }
     }
   });
 }
@@ -349,9 +355,10 @@ void eden_encode(const float* x, const std::int32_t* seed, float* scales, std::u
 }
 GRADWIRE_OPERATION(eden_encode)
 
-void eden_add_decoded(const std::int32_t* seed, const float* scales, const std::uint8_t* codes, float* out, Size block,
-                      int bits, Size sent, double scale, int group, const void* table, Size n, int threads) {
-  const EdenAddDecoded args = {eden(seed, block, bits, sent, group, table), scales, codes, out, float(scale)};
+void eden_add_decoded(Column seeds, Column scales, Column codes, float* out, Size block, int bits, Size sent,
+                      double scale, int group, const void* table, Size ranks, Size n, int threads) {
+  const Eden form = eden(nullptr, block, bits, sent, group, table);
+  const EdenAddDecoded args = {form, seeds.rows(ranks), scales.rows(ranks), codes.rows(ranks), out, float(scale)};
   run(kernels::eden_add_decoded, args, n, block, threads);
 }
 GRADWIRE_OPERATION(eden_add_decoded)
@@ -370,8 +377,8 @@ static void check_eden(const std::string& target, int bits, int group) {
   check(target, "eden_encode", kernels::eden_encode, [&](Buffers& x, Size) {
     return EdenEncode{form, x.a.data(), x.c.data(), x.bytes.data()};
   });
-  check(target, "eden_add_decoded", kernels::eden_add_decoded, [&](Buffers& x, Size) {
-    return EdenAddDecoded{form, x.c.data(), x.bytes.data(), x.a.data(), 0.3f};
+  check(target, "eden_add_decoded", kernels::eden_add_decoded, [&](Buffers& x, Size n) {
+    return EdenAddDecoded{form, x.rows(n), x.rows(n), x.rows(n), x.a.data(), 0.3f};
   });
 }
 

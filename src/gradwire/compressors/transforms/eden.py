@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.transforms import ops
 from gradwire.compressors.transforms._eden import SMALLEST, STEP, blocks_of, code_bytes, kept, parts
 from gradwire.errors import is_float32, is_int, require
-from gradwire.ops import philox
+from gradwire.ops import Each, philox
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["EDEN"]
@@ -99,6 +101,7 @@ class EDEN(Compressor):
     name = "eden"
     reference = "S. Vargaftik et al., EDEN, ICML 2022; DRIVE, NeurIPS 2021"
     random = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         known = is_int(self.bits, 1, 4) or (isinstance(self.bits, float) and self.bits in _GROUPS)
@@ -151,12 +154,12 @@ class EDEN(Compressor):
         return self.scaled or self._variance(SMALLEST, self.sent / self.block) < 1
 
     def delta(self, n: int) -> float:
-        return self._shrink(n) if self.scaled else max(0.0, 1.0 - self._noise(n))
+        return self.shrink(n) if self.scaled else max(0.0, 1.0 - self._noise(n))
 
     def omega(self, n: int) -> float:
         return math.inf if self.scaled else self._noise(n)
 
-    def _shrink(self, n: int) -> float:
+    def shrink(self, n: int) -> float:
         """The factor that shrinks the decoded values of ``n`` elements."""
         return 1 / (1 + self._noise(n)) if self.scaled else 1.0
 
@@ -190,8 +193,19 @@ class EDEN(Compressor):
             ops.eden_encode(x.view(-1), seed, scales, codes, *self._form)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        seed, scales, codes = payload
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        seeds, scales, codes = payloads
         if out.numel():
             block, bits, sent, group = self._form
-            shrunk = scale * self._shrink(out.numel())
-            ops.eden_add_decoded(seed, scales, codes, out.view(-1), block, bits, sent, shrunk, group)
+            shrunk = _factor(self, scale, out.numel())
+            ops.eden_add_decoded(seeds, scales, codes, out.view(-1), block, bits, sent, shrunk, group)
+
+
+@lru_cache(1024)
+def _factor(code: EDEN, scale: float, n: int | Each) -> float:
+    """The factor of what is decoded of ``n`` elements, or of each piece; one object for equal arguments."""
+    if isinstance(n, Each):
+        return cast(float, Each(scale * code.shrink(each) for each in n))
+    return scale * code.shrink(n)

@@ -24,7 +24,9 @@ __all__ = [
     "eden_add_decoded",
     "eden_encode",
     "thc_add_decoded",
+    "thc_begin",
     "thc_encode",
+    "thc_keep",
     "waves_add_decoded",
 ]
 
@@ -51,6 +53,48 @@ def block_norms(
     5.0
     """
     norms.copy_(norms_of(x, block, "l2"))
+
+
+@declared(native=False)
+def thc_begin(seed: Annotated[Tensor, Flat(torch.int64, "n", written=True)], key: int, step: int) -> None:
+    """Write the name of the stream of signs, which travels with the codes.
+
+    Args:
+        seed: int64, (2,), or empty for a tensor without elements; of any other length all but the first are the step.
+        key: of the stream, a signed 64-bit integer.
+        step: of the stream.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> seed = torch.empty(2, dtype=torch.int64)
+    >>> thc_begin(seed, key=-5, step=3)
+    >>> seed.tolist()
+    [-5, 3]
+    """
+    seed[:1].fill_(key)
+    seed[1:].fill_(step)
+
+
+@declared(native=False)
+def thc_keep(
+    codes: Annotated[Tensor, Flat(torch.int32, "n")], own: Annotated[Tensor, Flat(torch.int32, "n", written=True)]
+) -> None:
+    """Copy codes before those of other ranks are added to them.
+
+    Args:
+        codes: int32, n words.
+        own: int32, n words.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> own = torch.empty(2, dtype=torch.int32)
+    >>> thc_keep(torch.tensor([7, 1], dtype=torch.int32), own)
+    >>> own.tolist()
+    [7, 1]
+    """
+    own.copy_(codes)
 
 
 Norms = Annotated[Tensor, Flat(torch.float32, "-(-n // block)")]
@@ -278,9 +322,9 @@ def _words(y: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 @declared(check=_check_form, tables=("_eden.table(bits, group)",))
 def eden_add_decoded(
-    seed: Seed,
-    scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)")],
-    codes: Annotated[Tensor, Flat(torch.uint8, "_eden.code_bytes(n, block, bits, sent, group)")],
+    seed: Annotated[Tensor, Rows(torch.int32, "min(n, 1)")],
+    scales: Annotated[Tensor, Rows(torch.float32, "_eden.blocks_of(n, block)")],
+    codes: Annotated[Tensor, Rows(torch.uint8, "_eden.code_bytes(n, block, bits, sent, group)")],
     out: Written,
     block: Turned,
     bits: int,
@@ -288,16 +332,16 @@ def eden_add_decoded(
     scale: float,
     group: Group = 1,
 ) -> None:
-    """Rotate the coordinates back and add them.
+    """Rotate the coordinates of each rank back and add them, rank 0 first.
 
         out = out + scale D H E H (c s / B)
 
     with s the block's entry of ``scales``, c = 0 where nothing was sent, and D c in place of c for groups.
 
     Args:
-        seed: int32, as encoded; empty if n = 0.
-        scales: float32, as ``eden_encode`` writes them. One that is not finite gives NaN.
-        codes: uint8, as ``eden_encode`` writes them; any bytes stand for something.
+        seed: int32, (W, 1), as encoded; of rows without elements if n = 0.
+        scales: float32, (W, blocks), rows contiguous, as ``eden_encode`` writes them. One that is not finite gives NaN.
+        codes: uint8, (W, bytes), rows contiguous, as ``eden_encode`` writes them; any bytes stand for something.
         out: float32, n elements.
         block: a power of two from 64 to 16384, as encoded.
         bits: bits of a code, as encoded.
@@ -308,34 +352,43 @@ def eden_add_decoded(
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
 
-    >>> seed, scales, out = torch.ones(1, dtype=torch.int32), torch.zeros(1), torch.ones(3)
-    >>> eden_add_decoded(seed, scales, torch.ones(8, dtype=torch.uint8), out, block=64, bits=1, sent=64, scale=1.0)
+    >>> seed, scales, out = torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, 1), torch.ones(3)
+    >>> eden_add_decoded(seed, scales, torch.ones(1, 8, dtype=torch.uint8), out, block=64, bits=1, sent=64, scale=1.0)
     >>> out.tolist()
     [1.0, 1.0, 1.0]
 
     Source: as ``eden_encode``.
     """
-    if out.numel() == 0:
-        return
+    if out.numel():
+        for rank in range(codes.size(0)):
+            out += _decoded(seed[rank], scales[rank], codes[rank], out.numel(), block, bits, sent, group) * float32(
+                scale
+            )
+
+
+def _decoded(
+    seed: Tensor, scales: Tensor, codes: Tensor, n: int, block: int, bits: int, sent: int, group: int
+) -> Tensor:
+    """Decode the n > 0 elements of a rank."""
     decoded = []
-    blocks = _eden.parts(out.numel(), block, sent, group)
-    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, device=out.device)
+    blocks = _eden.parts(n, block, sent, group)
+    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, device=codes.device)
     first, second = _eden.flip(signs, seed, 0), _eden.flip(signs, seed, 1)
     for part in blocks:
         count, first_byte = _eden.kept(part.size, block, sent, group), part.code // group * bits // 8
         read = codes[first_byte : first_byte + part.rows * count // group * bits // 8]
         level = unpack_levels(read, bits, part.rows * count // group).long() & (1 << bits) - 1
         if group == 1:
-            values = _eden.quantiser(bits, out.device)[level]
+            values = _eden.quantiser(bits, codes.device)[level]
         else:
-            values = _eden.words(group, out.device)[level & 127] * (1.0 - 2.0 * (level >> 7)).unsqueeze(1)
+            values = _eden.words(group, codes.device)[level & 127] * (1.0 - 2.0 * (level >> 7)).unsqueeze(1)
         unit = scales[part.scale : part.scale + part.rows].unsqueeze(1) * (1 / part.size)
         y = torch.nn.functional.pad(values.view(part.rows, count) * unit, (0, part.size - count))
         here = slice(part.begin, part.begin + part.rows * part.size)
         y = y if group == 1 else y * first[here].view_as(y)
         y = hadamard(hadamard(y) * second[here].view_as(y)) * first[here].view_as(y)
-        decoded.append(y.view(-1) * float32(scale))
-    out += torch.cat(decoded)[: out.numel()]
+        decoded.append(y.view(-1))
+    return torch.cat(decoded)[:n]
 
 
 def _check_tiles(op: str, n: int, named: int, a: int, b: int, down: int, across: int, pitch: int) -> None:

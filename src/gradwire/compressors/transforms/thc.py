@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from gradwire.compressors._room import check_room
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.transforms import ops
 from gradwire.errors import is_float32, is_int, require
+from gradwire.ops import Each, Pieces
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["THC"]
@@ -121,25 +124,49 @@ class THC(MultiRound):
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int | None]:
-        items = [each for each in zip(xs, payloads, keys, strict=True) if each[0].numel()]
-        for x, (seed, norms, _, _), key in items:
-            ops.block_norms(x.view(-1), norms, self.block)
-            seed[:1].fill_(key.stream(common=True))
-            seed[1:].fill_(key.step)
+        batches = _together(xs, payloads)
+        for numbers, x, (seed, norms, _, _) in batches:
+            ops.block_norms(x, norms, self.block)
+            ops.thc_begin(seed, _streams(*(keys[i].stream(common=True) for i in numbers)), keys[0].step)
         yield 1
-        for x, (seed, norms, codes, own), key in items:
+        for numbers, x, (seed, norms, codes, own) in batches:
             form = self.block, self.levels, self.clip
-            ops.thc_encode(x.view(-1), norms, seed, codes, *form, key.stream(), key.step)
-            own.copy_(codes)
+            streams = _streams(*(keys[i].stream() for i in numbers))
+            ops.thc_encode(x, norms, seed, codes, *form, streams, keys[0].step)
+            ops.thc_keep(codes, own)
         yield 2
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payload, payload[2], out, scale)
+        self.add_decoded_each([payload], [out], scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payload, payload[3], out, scale)
+        self.add_own_each([payload], [out], scale)
 
-    def _add(self, payload: Payload, codes: Tensor, out: Tensor, scale: float) -> None:
-        seed, norms, *_ = payload
-        if out.numel():
-            ops.thc_add_decoded(norms, seed, codes, out.view(-1), self.block, self.levels, self.clip, scale)
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        self._add([(seed, norms, codes) for seed, norms, codes, *_ in payloads], outs, scale)
+
+    def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        self._add([(seed, norms, own) for seed, norms, _, own in payloads], outs, scale)
+
+    def _add(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float) -> None:
+        for _, out, (seed, norms, codes) in _together(outs, payloads):
+            ops.thc_add_decoded(norms, seed, codes, out, self.block, self.levels, self.clip, scale)
+
+
+def _together(tensors: Sequence[Tensor], payloads: Sequence[Payload]) -> list[tuple[list[int], Tensor, Payload]]:
+    """The tensors that have elements, with their numbers, flat, and with their payloads: as ``Pieces`` if each field
+    lies in one tensor, else one by one.
+    """
+    full = [i for i, tensor in enumerate(tensors) if tensor.numel()]
+    flat = [tensors[i].view(-1) for i in full]
+    found = [Pieces.of(views) for views in (flat, *zip(*(payloads[i] for i in full), strict=True))] if full[1:] else []
+    if found and None not in found:
+        whole, *fields = cast("list[Tensor]", found)
+        return [(full, whole, tuple(fields))]
+    return [([i], x, payloads[i]) for i, x in zip(full, flat, strict=True)]
+
+
+@lru_cache(1024)
+def _streams(*streams: int) -> int:
+    """The number of one stream, or those of all pieces: one object for equal ones."""
+    return cast(int, Each(streams)) if len(streams) > 1 else streams[0]

@@ -1,13 +1,566 @@
-"""Waves of tiles on a GPU; rotations are left to torch."""
+"""Rotated blocks and waves of tiles on a GPU.
 
+A program rotates one block in its registers, with a fixed number of stages, of which a short block skips the first.
+Sums of a block have the order of a kernel with 16 lanes, in which no reduction of a GPU adds: what was rotated goes
+through memory, and another launch adds it up, 16 coordinates after the other, several blocks in a program.
+"""
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.compressors.transforms import _eden
+from gradwire.ops.triton.launch import BLOCK, launch, scratch
+from gradwire.ops.triton.lengths import exponent_of, power_of_two, write_lengths
+from gradwire.ops.triton.many import mergeable
+from gradwire.ops.triton.philox import philox_words
+from gradwire.ops.triton.signs import blocks, total_of_16
+from gradwire.ops.triton.tile import elements, number
 from gradwire.ops.validation import float32
 
-__all__ = ["waves_add_decoded"]
+__all__ = [
+    "block_norms",
+    "eden_add_decoded",
+    "eden_encode",
+    "thc_add_decoded",
+    "thc_begin",
+    "thc_encode",
+    "thc_keep",
+    "waves_add_decoded",
+]
+
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_TINY = tl.constexpr(2.0**-120)
+_ONE = tl.constexpr(254 << 23)  # less the bits of a power of two: those of its inverse
+_SPARE = tl.constexpr(_eden.SPARE)
+_SMALLEST = tl.constexpr(_eden.SMALLEST)
+_CODES = tl.constexpr(128)  # of groups, without the sign of the whole
+_ROWS = 8  # blocks that a program adds up
+
+
+def _warps(block: int) -> int:
+    """Warps for a program that rotates a block: 16 elements for each of their threads."""
+    return min(16, max(1, block // 512))
+
+
+@triton.jit
+def _stage(y: tl.tensor, size: tl.tensor, LENGTH: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
+    """Sums and differences of pairs at distance ``HALF``, in runs that are longer than that."""
+    low, high = tl.split(tl.permute(tl.reshape(y, (LENGTH // HALF // 2, 2, HALF)), (0, 2, 1)))
+    both = tl.permute(tl.join(low + high, low - high), (0, 2, 1))
+    return tl.where(size > HALF, tl.reshape(both, (LENGTH,)), y)
+
+
+@triton.jit
+def _hadamard(y: tl.tensor, size: tl.tensor, LENGTH: tl.constexpr, STAGES: tl.constexpr) -> tl.tensor:
+    """Compute H y of each run of ``size`` coordinates, at most 2**STAGES."""
+    for stage in tl.static_range(STAGES):
+        y = _stage(y, size, LENGTH, 1 << (STAGES - 1 - stage))
+    return y
+
+
+@triton.jit
+def _signs(begin: tl.tensor, key: tl.tensor, step: tl.tensor, LENGTH: tl.constexpr) -> tl.tensor:
+    """The bits of a stream of signs for the elements from ``begin`` on, a multiple of 16: 1 changes the sign."""
+    half = begin // 16 + tl.arange(0, LENGTH // 16)
+    word = half // 2
+    word0, word1, word2, word3 = philox_words(word // 4, key, step)
+    low = tl.where(word % 2 == 0, word0, word1)
+    high = tl.where(word % 2 == 0, word2, word3)
+    drawn = tl.where(word % 4 < 2, low, high) >> (half % 2 * 16).to(tl.uint32)
+    return tl.reshape((drawn[:, None] >> tl.arange(0, 16).to(tl.uint32)[None, :]) & 1, (LENGTH,))
+
+
+@triton.jit
+def _turned(y: tl.tensor, signs: tl.tensor) -> tl.tensor:
+    """Change signs, also that of a zero, which Triton's own minus would lose."""
+    return (y.to(tl.uint32, bitcast=True) ^ (signs << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _places(
+    block: tl.tensor,
+    n: tl.tensor,
+    sent: tl.tensor,
+    LENGTH: tl.constexpr,
+    STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The first element of EDEN's blocks, their sizes, how many coordinates of each are sent, and the first code."""
+    total = block * 0 + n
+    full = total // LENGTH
+    whole = tl.minimum(block, full)
+    begin, size = whole * LENGTH, block * 0 + LENGTH
+    kept, code = block * 0 + sent, whole * sent
+    at, first, rest = full * LENGTH, full * sent, total - full * LENGTH
+    for after in tl.static_range(DOUBLINGS + 1):
+        padded = block * 0 + _SMALLEST
+        for _ in tl.static_range(DOUBLINGS):
+            padded = tl.where(padded < rest, padded * 2, padded)
+        part = tl.where(padded - rest <= _SPARE, padded, padded // 2)
+        sends = (part * sent + (LENGTH * STEP - 1)) // (LENGTH * STEP) * STEP
+        here = block - full == after
+        begin, size = tl.where(here, at, begin), tl.where(here, part, size)
+        kept, code = tl.where(here, sends, kept), tl.where(here, first, code)
+        at, first, rest = at + part, first + sends, rest - part
+    return begin, size, kept, code
+
+
+@triton.jit
+def _nearest_words(
+    y: tl.tensor,
+    words: tl.tensor,
+    size: tl.tensor,
+    LENGTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The code of each group, the first of those with the largest product, and that product."""
+    place = tl.arange(0, LENGTH) % GROUP
+    largest = tl.full((LENGTH,), -1.0, tl.float32)
+    products = tl.zeros((LENGTH,), tl.float32)
+    form = tl.zeros((LENGTH,), tl.int32)
+    for first in range(0, _CODES, GROUP):
+        turned = _hadamard(y * tl.load(words + first * GROUP + place), size, LENGTH, STAGES)
+        better = tl.abs(turned) > largest
+        largest = tl.where(better, tl.abs(turned), largest)
+        products = tl.where(better, turned, products)
+        form = tl.where(better, first, form)
+    magnitudes = tl.reshape(largest, (LENGTH // GROUP, GROUP))
+    found = tl.reshape(form + place, (LENGTH // GROUP, GROUP))
+    best = tl.max(magnitudes, axis=1)
+    word = tl.min(tl.where(magnitudes == best[:, None], found, _CODES), axis=1)
+    # One element is not zero: this sum has no order.
+    product = tl.sum(tl.where(found == word[:, None], tl.reshape(products, (LENGTH // GROUP, GROUP)), 0.0), axis=1)
+    return tl.where(product < 0.0, word + _CODES, word), best
+
+
+@triton.jit
+def _eden_rotate(
+    x: tl.tensor,
+    seed: tl.tensor,
+    rotated: tl.tensor,
+    largest: tl.tensor,
+    codes: tl.tensor,
+    products: tl.tensor,
+    words: tl.tensor,
+    n: tl.tensor,
+    sent: tl.tensor,
+    LENGTH: tl.constexpr,
+    STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    """Rotate a block in units of its largest element, for ``_eden_round``; of groups also choose the words."""
+    block = number(program)
+    begin, size, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
+    j = tl.arange(0, LENGTH)
+    values = tl.load(x + begin + j, mask=(j < size) & (begin + j < n), other=0.0)
+    magnitude = tl.max(values.to(tl.int32, bitcast=True) & _MAGNITUDE)
+    tl.store(largest + block, magnitude)
+    key = tl.load(seed).to(tl.int64) & 0xFFFFFFFF
+    first = _signs(begin, key, 0, LENGTH)
+    y = _turned(values * power_of_two(-exponent_of(magnitude)), first)
+    y = _turned(_hadamard(y, size, LENGTH, DOUBLINGS + 6), _signs(begin, key, 1, LENGTH))
+    y = _hadamard(y, size, LENGTH, DOUBLINGS + 6)
+    if GROUP > 1:
+        y = _turned(y, first)
+    y = tl.where(_usable(magnitude), y, 0.0)
+    tl.store(rotated + begin + j, y, mask=j < kept)
+    if GROUP > 1:
+        word, product = _nearest_words(y, words, size, LENGTH, GROUP, STAGES)
+        group = tl.arange(0, LENGTH // GROUP)
+        tl.store(codes + code // GROUP + group, word.to(tl.uint8), mask=group * GROUP < kept)
+        tl.store(products + code // GROUP + group, product, mask=group * GROUP < kept)
+
+
+@triton.jit
+def _usable(magnitude: tl.tensor) -> tl.tensor:
+    """Return whether a block can be scaled: its largest element is finite and not tiny."""
+    largest = magnitude.to(tl.float32, bitcast=True)
+    return (largest >= _TINY) & (largest < float("inf"))
+
+
+@triton.jit
+def _store_scales(
+    scales: tl.tensor,
+    block: tl.tensor,
+    count: tl.tensor,
+    magnitude: tl.tensor,
+    squares: tl.tensor,
+    products: tl.tensor,
+    kept: tl.tensor,
+) -> None:
+    ratio = tl.div_rn(squares, tl.where(products == 0.0, float("inf"), products))
+    scale = tl.div_rn(ratio, kept.to(tl.float32)) * power_of_two(exponent_of(magnitude))
+    finite = magnitude.to(tl.float32, bitcast=True) < float("inf")
+    scale = tl.where(_usable(magnitude), scale, tl.where(finite, 0.0, float("nan")))
+    tl.store(scales + block, scale, mask=block < count)
+
+
+@triton.jit
+def _squares(y: tl.tensor, begin: tl.tensor, kept: tl.tensor, sent: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+    """Add the squares of what is sent of each block, 16 coordinates after the other."""
+    lane = tl.arange(0, 16)[None, :]
+    sums = tl.zeros((ROWS, 16), tl.float32)
+    for start in range(0, sent, 16):
+        found = tl.load(y + begin[:, None] + start + lane, mask=start < kept[:, None], other=0.0)
+        sums += found * found
+    return total_of_16(sums, ROWS)
+
+
+@triton.jit
+def _eden_round(
+    rotated: tl.tensor,
+    largest: tl.tensor,
+    scales: tl.tensor,
+    codes: tl.tensor,
+    table: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    sent: tl.tensor,
+    LENGTH: tl.constexpr,
+    STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    block = blocks(ROWS, program)
+    begin, _, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
+    kept = tl.where(block < count, kept, 0)
+    magnitude = tl.load(largest + block, mask=block < count, other=0)
+    squares = _squares(rotated, begin, kept, sent, ROWS)
+    root = tl.sqrt_rn(tl.div_rn(squares, tl.maximum(kept, 1).to(tl.float32)))
+    usable = _usable(magnitude)[:, None]
+    lane, slot = tl.arange(0, 16)[None, :], tl.arange(0, 8)[None, :]
+    sums = tl.zeros((ROWS, 16), tl.float32)
+    for start in range(0, sent, 16):
+        inside = start < kept[:, None]
+        y = tl.load(rotated + begin[:, None] + start + lane, mask=inside, other=0.0)
+        level = tl.zeros((ROWS, 16), tl.int64)
+        value = tl.zeros((ROWS, 16), tl.float32) + tl.load(table)
+        for above in tl.static_range(1, 1 << (BITS - 1)):
+            beyond = tl.abs(y) >= (root * tl.load(table + (1 << BITS) + above - 1))[:, None]
+            level += beyond.to(tl.int64)
+            value = tl.where(beyond, tl.load(table + above), value)
+        sums += tl.abs(y) * value
+        level = tl.where(usable, level + tl.where(y < 0.0, 1 << (BITS - 1), 0), 0)
+        word = tl.sum(level << (lane * BITS), axis=1)
+        at = codes + ((code + start) // 8 * BITS)[:, None] + slot
+        tl.store(at, (word[:, None] >> (slot * 8)).to(tl.uint8), mask=inside & (slot < 2 * BITS))
+    _store_scales(scales, block, count, magnitude, squares, total_of_16(sums, ROWS), tl.maximum(kept, 1))
+
+
+@triton.jit
+def _eden_scale(
+    rotated: tl.tensor,
+    largest: tl.tensor,
+    products: tl.tensor,
+    scales: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    sent: tl.tensor,
+    LENGTH: tl.constexpr,
+    STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    """Compute the scales of blocks whose groups have their words."""
+    block = blocks(ROWS, program)
+    begin, _, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
+    kept = tl.where(block < count, kept, 0)
+    magnitude = tl.load(largest + block, mask=block < count, other=0)
+    sums = tl.zeros((ROWS, 16), tl.float32)
+    for start in range(0, sent // GROUP, 16):
+        group = start + tl.arange(0, 16)[None, :]
+        sums += tl.load(products + (code // GROUP)[:, None] + group, mask=group * GROUP < kept[:, None], other=0.0)
+    squares = _squares(rotated, begin, kept, sent, ROWS)
+    _store_scales(scales, block, count, magnitude, squares, total_of_16(sums, ROWS), tl.maximum(kept, 1))
+
+
+def _eden_form(block: int, group: int) -> dict[str, int]:
+    step = max(_eden.STEP, group)
+    return {"LENGTH": block, "STEP": step, "DOUBLINGS": (block // _eden.SMALLEST).bit_length() - 1}
+
+
+@mergeable
+def eden_encode(
+    x: Tensor, seed: Tensor, scales: Tensor, codes: Tensor, block: int, bits: int, sent: int, group: int = 1
+) -> None:
+    """The operation on a GPU."""
+    n, count, form = x.numel(), scales.numel(), _eden_form(block, group)
+    table = _eden.lookup(bits, group, x.device)
+    rotated, largest = scratch(n + _eden.SPARE, torch.float32, x), scratch(count, torch.int32, x)
+    products = scratch(codes.numel() if group > 1 else 0, torch.float32, x)
+    tensors = x, seed, rotated, largest, codes, products, table
+    groups = {"GROUP": group, "STAGES": group.bit_length() - 1}
+    launch(_eden_rotate, (count,), *tensors, n, sent, **form, **groups, num_warps=_warps(block))
+    programs = (triton.cdiv(count, _ROWS),)
+    if group == 1:
+        numbers = n, count, sent
+        launch(_eden_round, programs, rotated, largest, scales, codes, table, *numbers, **form, BITS=bits, ROWS=_ROWS)
+    else:
+        numbers = n, count, sent
+        launch(_eden_scale, programs, rotated, largest, products, scales, *numbers, **form, GROUP=group, ROWS=_ROWS)
+
+
+@triton.jit
+def _eden_values(
+    codes: tl.tensor, table: tl.tensor, code: tl.tensor, kept: tl.tensor, LENGTH: tl.constexpr, BITS: tl.constexpr
+) -> tl.tensor:
+    """Decode single coordinates."""
+    j = tl.arange(0, LENGTH)
+    at, shift = codes + code // 8 * BITS + j * BITS // 8, j * BITS % 8
+    raw = tl.load(at, mask=j < kept, other=0).to(tl.int32)
+    if BITS == 3:
+        raw |= tl.load(at + 1, mask=(j < kept) & (shift > 8 - BITS), other=0).to(tl.int32) << 8
+    return tl.load(table + ((raw >> shift) & ((1 << BITS) - 1)))
+
+
+@triton.jit
+def _eden_words(
+    codes: tl.tensor, table: tl.tensor, code: tl.tensor, kept: tl.tensor, LENGTH: tl.constexpr, GROUP: tl.constexpr
+) -> tl.tensor:
+    """Decode groups."""
+    j = tl.arange(0, LENGTH)
+    raw = tl.load(codes + code // GROUP + j // GROUP, mask=j < kept, other=0).to(tl.int32)
+    value = tl.load(table + raw % _CODES * GROUP + j % GROUP)
+    return tl.where(raw >= _CODES, -value, value)
+
+
+@triton.jit
+def _eden_add(
+    seed: tl.tensor,
+    seed_stride: tl.tensor,
+    scales: tl.tensor,
+    scale_stride: tl.tensor,
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    table: tl.tensor,
+    n: tl.tensor,
+    sent: tl.tensor,
+    scale: tl.float32,
+    LENGTH: tl.constexpr,
+    STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    block = number(program)
+    begin, size, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
+    inverse = (-size.to(tl.float32).to(tl.int32, bitcast=True) + _ONE).to(tl.float32, bitcast=True)
+    j = tl.arange(0, LENGTH)
+    inside = (j < size) & (begin + j < n)
+    total = tl.load(out + begin + j, mask=inside, other=0.0)
+    for _ in range(ranks):
+        key = tl.load(seed).to(tl.int64) & 0xFFFFFFFF
+        first = _signs(begin, key, 0, LENGTH)
+        if GROUP == 1:
+            y = _eden_values(codes, table, code, kept, LENGTH, BITS)
+        else:
+            y = _eden_words(codes, table, code, kept, LENGTH, GROUP)
+        y = tl.where(j < kept, y * (tl.load(scales + block) * inverse), 0.0)
+        if GROUP > 1:
+            y = _turned(y, first)
+        y = _turned(_hadamard(y, size, LENGTH, DOUBLINGS + 6), _signs(begin, key, 1, LENGTH))
+        total += _turned(_hadamard(y, size, LENGTH, DOUBLINGS + 6), first) * scale
+        seed += seed_stride
+        scales += scale_stride
+        codes += code_stride
+    tl.store(out + begin + j, total, mask=inside)
+
+
+@mergeable
+def eden_add_decoded(
+    seed: Tensor,
+    scales: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    block: int,
+    bits: int,
+    sent: int,
+    scale: float,
+    group: int = 1,
+) -> None:
+    """The operation on a GPU."""
+    rows = seed, seed.stride(0), scales, scales.stride(0), codes, codes.stride(0), codes.size(0)
+    numbers = out.numel(), sent, float32(scale)
+    form = {**_eden_form(block, group), "BITS": bits, "GROUP": group, "num_warps": _warps(block)}
+    launch(_eden_add, (scales.size(1),), *rows, out, _eden.lookup(bits, group, out.device), *numbers, **form)
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _thc_begin(
+    seed: tl.tensor,
+    n: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    LENGTH: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i = elements(LENGTH, program)
+    tl.store(seed + i, tl.where(i == 0, key, step), mask=i < n)
+
+
+@mergeable
+def thc_begin(seed: Tensor, key: int, step: int) -> None:
+    """The operation on a GPU."""
+    n = seed.numel()
+    launch(_thc_begin, (triton.cdiv(n, 2),), seed, n, key, step, LENGTH=2)
+
+
+@triton.jit
+def _thc_size(count: tl.tensor, LENGTH: tl.constexpr, STAGES: tl.constexpr) -> tl.tensor:
+    """The coordinates of a block of so many elements."""
+    size = count * 0 + 16
+    for _ in tl.static_range(STAGES - 4):
+        size = tl.where(size < count, size * 2, size)
+    return tl.minimum(size, LENGTH)
+
+
+@triton.jit
+def _uniform(begin: tl.tensor, key: tl.tensor, step: tl.tensor, LENGTH: tl.constexpr) -> tl.tensor:
+    """16 bits of Philox for each element from ``begin`` on, as the middles of 2**16 parts of (0, 1)."""
+    lane = tl.arange(0, 8)[None, :]
+    word0, word1, word2, word3 = philox_words(begin // 8 + tl.arange(0, LENGTH // 8), key, step)
+    low = tl.where(lane < 2, word0[:, None], word1[:, None])
+    high = tl.where(lane < 6, word2[:, None], word3[:, None])
+    half = tl.where(lane < 4, low, high) >> (lane % 2 * 16).to(tl.uint32)
+    return (tl.reshape(half & 0xFFFF, (LENGTH,)).to(tl.float32) + 0.5) * 0.0000152587890625
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _thc_encode(
+    x: tl.tensor,
+    norms: tl.tensor,
+    seed: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    nbytes: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    factor: tl.float32,
+    middle: tl.float32,
+    top: tl.float32,
+    LENGTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    block = number(program)
+    begin, j = block * LENGTH, tl.arange(0, LENGTH)
+    size = _thc_size(n - begin, LENGTH, STAGES)
+    values = tl.load(x + begin + j, mask=begin + j < n, other=0.0)
+    y = _hadamard(_turned(values, _signs(begin, tl.load(seed), tl.load(seed + 1), LENGTH)), size, LENGTH, STAGES)
+    norm = tl.load(norms + block)
+    usable = (norm > 0.0) & (norm < float("inf"))
+    place = y * tl.div_rn(norm * 0.0 + factor, tl.where(usable, norm, float("inf"))) + middle
+    shifted = tl.minimum(tl.maximum(place, 0.0), top) + _uniform(begin, key, step, LENGTH)
+    # Nothing is negative here, so the conversion to an integer is the floor.
+    code = tl.where(usable, tl.minimum(shifted, top).to(tl.int32), 0)
+    tl.store(codes + begin + j, code.to(tl.uint8), mask=j < size)
+    # The ranks are counted in the last word.
+    last = tl.arange(0, 4)
+    tl.store(codes + nbytes - 4 + last, (last == 0).to(tl.uint8), mask=(last >= 0) & (block == 0))
+
+
+@mergeable
+def thc_encode(
+    x: Tensor,
+    norms: Tensor,
+    seed: Tensor,
+    codes: Tensor,
+    block: int,
+    levels: int,
+    clip: float,
+    key: int,
+    step: int,
+) -> None:
+    """The operation on a GPU."""
+    grid = float32(0.5 * levels / float32(clip)), float32(0.5 * levels), float(levels)
+    numbers, form = (x.numel(), 4 * codes.numel(), key, step, *grid), _thc_form(block)
+    launch(_thc_encode, (norms.numel(),), x, norms, seed, codes.view(torch.uint8), *numbers, **form)
+
+
+@triton.jit
+def _thc_keep(codes: tl.tensor, own: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None) -> None:
+    i = elements(BLOCK, program)
+    tl.store(own + i, tl.load(codes + i, mask=i < n), mask=i < n)
+
+
+@mergeable
+def thc_keep(codes: Tensor, own: Tensor) -> None:
+    """The operation on a GPU."""
+    n = codes.numel()
+    launch(_thc_keep, (triton.cdiv(n, BLOCK),), codes, own, n, BLOCK=BLOCK)
+
+
+def _thc_form(block: int) -> dict[str, int]:
+    return {"LENGTH": block, "STAGES": block.bit_length() - 1, "num_warps": _warps(block)}
+
+
+@triton.jit
+def _thc_add(
+    norms: tl.tensor,
+    seed: tl.tensor,
+    codes: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    levels: tl.tensor,
+    clip: tl.float32,
+    scale: tl.float32,
+    LENGTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    block = number(program)
+    begin, j = block * LENGTH, tl.arange(0, LENGTH)
+    size = _thc_size(n - begin, LENGTH, STAGES)
+    one = size.to(tl.float32) * 0.0 + 1.0
+    root = tl.div_rn(one, tl.sqrt_rn(size.to(tl.float32)))
+    world = tl.load(ranks)
+    fits = (world > 0) & (world * levels <= 255)
+    step = tl.where(fits, tl.div_rn(one * 2.0, (world * levels).to(tl.float32)), float("nan"))
+    sums = tl.load(codes + begin + j, mask=j < size, other=0).to(tl.float32)
+    y = (sums * step - 1.0) * (tl.load(norms + block) * (clip * root))
+    y = tl.where(j < size, y, 0.0)
+    y = _hadamard(y, size, LENGTH, STAGES) * (scale * root)
+    turned = _turned(y, _signs(begin, tl.load(seed), tl.load(seed + 1), LENGTH))
+    total = tl.load(out + begin + j, mask=begin + j < n, other=0.0)
+    tl.store(out + begin + j, total + turned, mask=begin + j < n)
+
+
+@mergeable
+def thc_add_decoded(
+    norms: Tensor,
+    seed: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    block: int,
+    levels: int,
+    clip: float,
+    scale: float,
+) -> None:
+    """The operation on a GPU."""
+    numbers = out.numel(), levels, float32(clip), float32(scale)
+    tensors = norms, seed, codes.view(torch.uint8), codes[-1:], out
+    launch(_thc_add, (norms.numel(),), *tensors, *numbers, **_thc_form(block))
+
+
+@mergeable
+def block_norms(x: Tensor, norms: Tensor, block: int) -> None:
+    """The operation on a GPU."""
+    write_lengths(x, None, norms, block)
+
 
 _WIDEST = 64  # columns for one program
 

@@ -94,7 +94,8 @@ class Launch:
         addresses = tuple(
             name for name in varying if isinstance(first.arguments[names.index(name)], Tensor | ScratchMemory)
         )
-        self._kernel = around(first.kernel, tuple(varying), addresses)
+        floats = tuple(name for name in varying if isinstance(first.arguments[names.index(name)], float))
+        self._kernel = around(first.kernel, tuple(varying), addresses, floats)
 
     def __call__(self, step: LaunchCall, memory: Tensor) -> None:
         tables = self._owners, self._firsts, self._table
@@ -103,8 +104,8 @@ class Launch:
 
 
 def differences(values: Sequence[Any]) -> list[int] | None:
-    """The table's numbers for an argument: address offsets from the first in elements, or numbers; None if they are
-    equal.
+    """The table's numbers for an argument: address offsets from the first in elements, numbers, or the bits of float32;
+    None if they are equal.
 
     Raises:
         ValueError: the argument is another kind of thing, and not the same for all.
@@ -121,18 +122,21 @@ def differences(values: Sequence[Any]) -> list[int] | None:
         return [(each.offset - first.offset) // first.dtype.itemsize for each in values]
     if all(each == first for each in values):
         return None
+    if all(isinstance(each, float) for each in values):
+        return torch.tensor(values, dtype=torch.float32).view(torch.int32).tolist()
     if not all(isinstance(each, int) for each in values):
         raise ValueError(f"the pieces have numbers of their own: {values[:3]}")
     return list(values)
 
 
 @cache
-def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) -> Any:
+def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...], floats: tuple[str, ...]) -> Any:
     """Make a kernel that finds its piece and calls ``kernel`` with the piece's arguments.
 
     Args:
         varying: the parameters of which each piece has its own, in the order of the table's columns.
-        addresses: names of the arguments that are addresses; the others are whole numbers.
+        addresses: names of the arguments that are addresses.
+        floats: names of the arguments that are float32; the others are whole numbers.
     """
     parameters = [name for name in inspect.signature(kernel.fn).parameters if name != "program"]
     constants = [name for name in parameters if name.isupper()]
@@ -142,11 +146,14 @@ def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) ->
     lines += ["):", "    _number = tl.program_id(0)", "    _piece = tl.load(_owners + _number).to(tl.int64)"]
     lines += [f"    _row = _table + _piece * {len(varying)}"]
     for column, name in enumerate(varying):
-        lines.append(f"    {name} {'+=' if name in addresses else '='} tl.load(_row + {column})")
+        number = f"tl.load(_row + {column})"
+        number += ".to(tl.int32).to(tl.float32, bitcast=True)" if name in floats else ""
+        lines.append(f"    {name} {'+=' if name in addresses else '='} {number}")
     given = [f"{name}={name}" for name in parameters]
     lines.append(f"    kernel({', '.join(given)}, program=_number - tl.load(_firsts + _piece))")
     source = "\n".join(lines) + "\n"
-    name = f"<gradwire: {kernel.fn.__module__}.{kernel.fn.__name__} for many pieces, {', '.join(varying)}>"
+    told = ", ".join(f"{name}: float" if name in floats else name for name in varying)
+    name = f"<gradwire: {kernel.fn.__module__}.{kernel.fn.__name__} for many pieces, {told}>"
     # The compiler reads the source again.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     scope: dict[str, Any] = {"tl": tl, "kernel": kernel, "__name__": __name__}
