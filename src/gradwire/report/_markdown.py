@@ -34,8 +34,8 @@ _EXCHANGES = (
 
 
 def markdown(results: Results) -> dict[str, str]:
-    """Write the results as Markdown by the name of their markers: "quality" and "equal" for runs and "links" for
-    replays, each with the place of measurement.
+    """Write the results as Markdown by the name of their markers: "quality" and "equal" for runs, "links" for replays,
+    each with the place of measurement, and "suites" for how many runs of suites are there.
     """
     found = {}
     if results.runs:
@@ -44,7 +44,16 @@ def markdown(results: Results) -> dict[str, str]:
         found["equal"] = _equal(runs)
     if results.replays:
         found["links"] = _links(dataclasses.replace(results, runs=(), codecs=()))
+    if results.coverages:
+        found["suites"] = _suites(results)
     return found
+
+
+def _suites(results: Results) -> str:
+    """Write how many runs of each suite are there."""
+    heads = ["| suite | runs that are there | of | failed |", "|---|---:|---:|---:|"]
+    rows = [f"| `{each.name}` | {each.made} | {each.planned} | {each.failed} |" for each in results.coverages]
+    return "\n".join([*heads, *rows]) + "\n"
 
 
 def _where(results: Results) -> list[str]:
