@@ -46,8 +46,9 @@ def curve_plots(results: Results, over: Over, title: str) -> Iterator[Plot]:
         found = [curve(entry, over) for entry in panel.entries if entry.timed or over == "epoch"]
         found = [each for each in found if len(each.x) > 1]
         if found:
-            steps = {"tick0": 0, "dtick": 1 + _longest(found) // 12} if over == "epoch" else {}
-            yield Plot(panel.title, drawn(panel, found, axis(title, **steps)))
+            steps = 1 + _longest(found) // 12
+            x = axis(title, tick0=0, dtick=steps) if over == "epoch" else axis(title)
+            yield Plot(panel.title, drawn(panel, found, x))
 
 
 def drawn(panel: Panel, curves: Sequence[Curve], x: Spec) -> Spec:
