@@ -223,7 +223,7 @@ def test_residuals_of_16_bits_take_half_the_memory_and_still_send_everything() -
 
 def test_the_width_of_a_residual_is_checked_and_told_to_the_ranks() -> None:
     settings = Settings(residual_dtype="float8")
-    with pytest.raises(ConfigError, match="residual_dtype must be 'float32' or 'bfloat16', got 'float8'"):
+    with pytest.raises(ConfigError, match="residual_dtype must be 'float32' or 'bfloat16' or 'int4', got 'float8'"):
         settings.check()
     with pytest.raises(ConfigError, match="residual_dtype must be float32 with a memory object"):
         Settings(residual_dtype="bfloat16", memory=Residual()).check()
@@ -239,9 +239,9 @@ def test_a_residual_of_16_bits_does_not_collect_how_ranks_differ() -> None:
     assert exchange.compressor == PowerSGD(rank=2, error="local")
     assert exchange.policy.overrides == {"a.*": PowerSGD(rank=4, error="local")}
     assert Exchange(PowerSGD(rank=2)).compressor == PowerSGD(rank=2)
-    with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got bfloat16"):
+    with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got fewer bits"):
         Exchange(GradiVeQ(), residual_dtype="bfloat16")
-    with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got bfloat16"):
+    with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got fewer bits"):
         Exchange(TopK(), memory=Residual(dtype="bfloat16"), policy=Policy(overrides={"a": GradiVeQ()}))
 
 

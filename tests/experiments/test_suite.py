@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
+from gradwire import registry
 from gradwire.errors import ConfigError
 from gradwire.experiments import models
 from gradwire.experiments.job import Job
 from gradwire.experiments.recommended import labels
-from gradwire.experiments.records import Record, counted, read
+from gradwire.experiments.records import Record, read
 from gradwire.experiments.run_snapshots import parameters_in
 from gradwire.experiments.start import digest_of_start
-from gradwire.experiments.suite import load
+from gradwire.experiments.suite import coverage, load
 from gradwire.experiments.sweep import described
+from gradwire.report import Results, markdown
 from tests.house.source import ROOT
 
 SUITE = """
@@ -36,8 +40,7 @@ loss_scale = 2
 """
 
 SUITES = sorted((ROOT / "benchmarks").glob("*.toml"))
-IN_PROGRESS = {"auto", "gpt"}
-"""Suites of which a part has been run."""
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def written(folder: Path, text: str) -> Path:
@@ -254,31 +257,76 @@ def test_the_runs_of_a_task_may_begin_with_what_was_saved(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda path: path.stem)
-def test_the_suites_of_the_project_can_be_run(suite: Path) -> None:
-    assert load(suite)
+def test_the_suites_of_the_project_can_be_run(suite: Path, tmp_path: Path) -> None:
+    told = tomllib.loads(suite.read_text())
+    starts = [(name, table["start"]) for name, table in told.get("task", {}).items() if "start" in table]
+    if not starts:
+        assert load(suite)
+        return
+    copy = Path(shutil.copy(suite, tmp_path))
+    with pytest.raises(ConfigError, match="start must be a folder of gradwire train --checkpoint"):
+        load(copy)
+    for name, start in starts:
+        (tmp_path / start).mkdir()
+        model = registry.find("experiments.tasks", name)().model()
+        torch.save({"params": dict(model.named_parameters())}, tmp_path / start / "common.pt")
+    jobs = load(copy)
+    assert {job.settings.start is not None for job in jobs if job.settings.task in dict(starts)} == {True}
+    # What they began with is gone, and they can be counted.
+    assert coverage(suite, [ended(job, 0.5) for job in jobs]).made == len(jobs)
 
 
 def published(suite: Path) -> list[Record]:
-    return list(read(ROOT / "benchmarks" / "results" / f"{suite.stem}.jsonl"))
+    place = RESULTS / f"{suite.stem}.jsonl"
+    return list(read(place)) if place.exists() else []
 
 
-def test_every_suite_has_results() -> None:
-    there = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.jsonl")}
-    assert {suite.stem for suite in SUITES} <= there
+@pytest.mark.parametrize("suite", SUITES, ids=lambda path: path.stem)
+def test_what_is_published_of_a_suite_is_part_of_it(suite: Path) -> None:
+    covered = coverage(suite, published(suite))
+    # Beside all of its runs the survey's file has rows of earlier settings, under a name of their own.
+    assert covered.made == covered.planned or [described(settings) for settings in covered.strange] == []
 
 
-@pytest.mark.parametrize("name", sorted(IN_PROGRESS))
-def test_what_is_published_of_a_suite_is_part_of_it(name: str) -> None:
-    suite = ROOT / "benchmarks" / f"{name}.toml"
-    made = published(suite)
-    # A seed after the first may have been run at a rate that is not the best of all any more, or not yet.
-    mine = {dataclasses.replace(job.settings, seed=seed).id for job in load(suite) for seed in range(3)}
-    assert made
-    assert [described(record.settings) for record in made if record.settings.id not in mine] == []
+def test_the_documentation_says_how_many_runs_of_each_suite_are_published() -> None:
+    covered = [coverage(suite, published(suite)) for suite in SUITES]
+    page = (ROOT / "docs" / "train.md").read_text()
+    told = page.partition("<!-- suites -->\n")[2].partition("<!-- end of suites -->")[0]
+    # `gradwire report benchmarks/results/*.jsonl --suite ... --markdown docs/train.md` writes it.
+    assert told == markdown(Results(coverages=covered))["suites"]
 
 
-@pytest.mark.parametrize("suite", [each for each in SUITES if each.stem not in IN_PROGRESS], ids=lambda path: path.stem)
-def test_the_published_results_are_those_of_the_settings_as_they_are(suite: Path) -> None:
-    made = counted(published(suite))
-    well = {name for name, record in made.items() if record.status == "ok"}
-    assert [described(job.settings) for job in load(suite) if job.settings.id not in well] == []
+def test_all_that_is_planned_can_be_there_and_each_run_counts_once(tmp_path: Path) -> None:
+    text = """
+    tasks = ["classification"]
+    methods = ["topk", "dgc", "dgc"]
+    rates = [0.1, 0.2]
+    seeds = 3
+    [method.dgc]
+    rates = [0.05]
+    """
+    suite = written(tmp_path, text)
+    # Two methods, and the baseline, at two rates on seed 0 and at the best one on seeds 1 and 2; one at one rate.
+    assert str(coverage(suite, [])) == "0 of 11 runs of suite.toml"
+    made: list[Record] = []
+    for count in (7, 11):
+        made = [ended(job, 0.5) for job in load(suite, made)]
+        assert str(coverage(suite, [*made, *made])) == f"{count} of 11 runs of suite.toml"
+    assert coverage(suite, made).strange == []
+    # A later seed at a rate that another one has overtaken counts as this seed's run, and not twice.
+    topk = [job for job in load(suite, made) if job.settings.method == "topk"]
+    overtaken = [replaced(job, lr=0.2) for job in topk if job.settings.seed == 1]
+    assert coverage(suite, [*made, *(ended(job, 0.1) for job in overtaken)]).made == 11
+    assert coverage(suite, [ended(job, 0.1) for job in overtaken]).made == 1
+    # A failed run is none until it ended well.
+    broken = [ended(job, None, "failed") for job in topk[:1]]
+    assert str(coverage(suite, broken)) == "0 of 11 runs of suite.toml, 1 failed"
+    assert str(coverage(suite, [*broken, ended(topk[0], 0.5)])) == "1 of 11 runs of suite.toml"
+    other = [ended(replaced(topk[0], lr=0.7), 0.5)]
+    assert [settings.recipe["lr"] for settings in coverage(suite, other).strange] == [0.7]
+
+
+def replaced(job: Job, lr: float) -> Job:
+    """The same run at another rate."""
+    settings = dataclasses.replace(job.settings, recipe={**job.settings.recipe, "lr": lr})
+    return dataclasses.replace(job, settings=settings)

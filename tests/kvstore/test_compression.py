@@ -28,6 +28,12 @@ from tests.kvstore.stores import SHAPE, device, pulled
         ({"type": "none", "threshold": 1}, "alone"),
         ({"type": "2bit", "memory": "resid"}, "did you mean 'residual'"),
         ({"type": "eden", "memory": "preconditioned"}, "one that needs not know what became of the mean, .* got 'pre"),
+        ({"type": "eden", "memory": "preconditioned"}, "with this one train by compress_ddp"),
+        (
+            {"type": "eden", "variance_correction": True},
+            r"without 'variance_correction', got True: .* compress_ddp\(model, method, variance_correction=optimizer\)",
+        ),
+        ({"type": "none", "pull": {"type": "eden", "variance_correction": 1}}, "without 'variance_correction', got 1"),
         ({"type": "topk", "memory": "none"}, "memory 'none' loses for good what TopK.* say force=True"),
         ({"type": "topk", "memory": "none", "force": 1}, r"compression_params\['force'\] must be True or False, got 1"),
         ({1: 2, "type": "2bit"}, "a str"),

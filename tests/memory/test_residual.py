@@ -11,6 +11,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
+from gradwire.ops.stored import form_of, read, write
 from gradwire.types import Key
 from tests.cases import together
 
@@ -23,7 +24,7 @@ def encode(memory: Residual, compressor: Compressor, grad: Tensor, residual: Ten
     layout, status = compressor.layout(shape), torch.zeros(1, dtype=torch.int32)
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
     state = compressor.init_state(shape, Key(seed=1))
-    kept = {"residual": residual.view(shape)}
+    kept = {"residual": residual if form_of(residual).block else residual.view(shape)}
     memory.encode(compressor, grad.view(shape), kept, payload, state, Key(), status, scale)
     out = torch.zeros(shape)
     compressor.add_decoded(payload, out)
@@ -113,6 +114,46 @@ def test_an_update_of_16_bits_keeps_the_old_residual_of_a_bad_step() -> None:
     assert torch.equal(residual, unsent.bfloat16())
 
 
+@together
+@pytest.mark.parametrize("name", ["topk", "twobit", "qsgd", "powersgd", "randomk"])
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_a_residual_of_4_bits_is_within_half_a_level_and_can_be_taken_back(name: str, beta: float) -> None:
+    memory, compressor = Residual(beta=beta, dtype="int4"), registry.build("compressors", name)
+    grad, residual = torch.randn(N), memory.form.zeros(N)
+    write(residual, 0.3 * torch.randn(N))
+    before, m, work = residual.clone(), read(residual, N), grad.clone()
+    decoded = encode(memory, compressor, work, residual)
+    wanted = grad + beta * m - decoded
+    largest = torch.nn.functional.pad(wanted.abs(), (0, -N % 256)).view(-1, 256).amax(1, keepdim=True)
+    error = (read(residual) - torch.nn.functional.pad(wanted, (0, -N % 256))).view(-1, 256).abs()
+    assert residual.nbytes == 4 * (128 + 4)
+    assert bool((error <= largest / 13.99).all())
+    assert not bool(read(residual, N)[wanted == 0].any())
+    memory.rollback(work, {"residual": residual})
+    assert torch.equal(residual, before)
+
+
+def test_what_comes_back_to_a_residual_of_4_bits_is_added_where_it_belongs() -> None:
+    memory = Residual(dtype="int4")
+    residual = memory.form.zeros(300)
+    memory.returned(torch.zeros(300), {"residual": residual}, torch.tensor([2, 280]), torch.tensor([7.0, -14.0]))
+    memory.returned(torch.zeros(300), {"residual": residual}, torch.tensor([3]), torch.tensor([-3.0]))
+    expected = torch.zeros(300)
+    expected[2], expected[3], expected[280] = 7.0, -3.0, -14.0
+    torch.testing.assert_close(read(residual, 300), expected, rtol=1e-4, atol=0)
+
+
+def test_an_update_of_4_bits_keeps_the_old_residual_of_a_bad_step() -> None:
+    memory, unsent = Residual(dtype="int4"), torch.linspace(0, 1, 70_000)
+    residual = memory.form.zeros(70_000)
+    write(residual, torch.ones(70_000))
+    before = residual.clone()
+    memory.update(unsent, {"residual": residual}, torch.tensor(True))
+    assert torch.equal(residual, before)
+    memory.update(unsent, {"residual": residual}, torch.tensor(False))
+    torch.testing.assert_close(read(residual, 70_000), unsent, rtol=0, atol=1 / 13.99)
+
+
 def test_another_width_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Residual\.dtype must be 'float32' or 'bfloat16', got 'float16'"):
+    with pytest.raises(ConfigError, match=r"Residual\.dtype must be 'float32' or 'bfloat16' or 'int4', got 'float16'"):
         Residual(dtype="float16")

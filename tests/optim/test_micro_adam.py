@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,7 +87,8 @@ def test_with_all_elements_and_a_window_as_long_as_the_run_it_is_adamw() -> None
 def _by_hand(rank: int) -> list[float]:
     """Two ranks, the largest of four elements is sent, and the others wait."""
     weight = nn.Parameter(torch.zeros(4))
-    optimizer = gradwire.MicroAdam([weight], lr=1.0, betas=(0.0, 0.0), window=2, ratio=0.25, min_numel=0)
+    exact = {"ratio": 0.25, "min_numel": 0, "residual_dtype": "float32"}
+    optimizer = gradwire.MicroAdam([weight], lr=1.0, betas=(0.0, 0.0), window=2, **exact)
     for _ in range(3):
         weight.grad = torch.tensor([4.0, 3.0, 0.0, 0.0] if rank == 0 else [2.0, 1.0, 0.0, 0.0])
         optimizer.step()
@@ -130,19 +132,30 @@ def test_a_checkpoint_continues_bit_for_bit(cut: int) -> None:
     assert all(run_ranks(2, resume, "micro_adam", cut, 12, {**SPARSE, "window": 4}))
 
 
-def _narrow(rank: int) -> tuple[set[torch.dtype], str]:
+def _narrow(rank: int, options: dict[str, Any]) -> tuple[set[torch.dtype], int, str]:
     model = model_of()
-    optimizer = make("micro_adam", model, {**SPARSE, "residual_dtype": "bfloat16"})
+    optimizer = make("micro_adam", model, {**SPARSE, **options})
     for step in range(4):
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
-    return {tensor.dtype for tensor in optimizer.exchange.residuals.worker["residual"].values()}, parameters(model)
+    errors = optimizer.exchange.residuals.worker["residual"].values()
+    return {tensor.dtype for tensor in errors}, sum(tensor.nbytes for tensor in errors), parameters(model)
 
 
-def test_errors_may_be_kept_in_sixteen_bits() -> None:
-    results = run_ranks(2, _narrow)
+@pytest.mark.parametrize(
+    ("options", "dtype", "size"),
+    [
+        ({}, torch.int8, lambda n: -(-n // 256) * 132),
+        ({"residual_dtype": "bfloat16"}, torch.bfloat16, lambda n: 2 * n),
+        ({"memory": "residual", "residual_dtype": "float32"}, torch.float32, lambda n: 4 * n),
+    ],
+)
+def test_errors_are_kept_in_four_bits_or_as_wide_as_is_asked_for(
+    options: dict[str, Any], dtype: torch.dtype, size: Callable[[int], int]
+) -> None:
+    results = run_ranks(2, _narrow, options)
     assert results[0] == results[1]
-    assert results[0][0] == {torch.bfloat16}
+    assert results[0][:2] == ({dtype}, sum(size(param.numel()) for param in model_of().parameters()))
 
 
 def test_a_nan_on_one_rank_leaves_everything_as_it_was() -> None:

@@ -34,7 +34,7 @@ def history(quality):
     """Half of the quality after the first epoch."""
     if quality is None:
         return ()
-    return tuple(Point(epoch, 10 * epoch, 2.0 * epoch, 1.0, quality * epoch / 2, 0.0) for epoch in (1, 2))
+    return tuple(Point(epoch, 10 * epoch, 2.0 * epoch, 1.0, quality * epoch / 2, 1e4 * epoch) for epoch in (1, 2))
 
 
 def seeds(method, *qualities, **more):

@@ -47,7 +47,7 @@ class Round:
     """A round of messages that all workers send at the same time and wait for.
 
     Args:
-        kind: pattern of the messages; "hosts" and "local" are rounds of ``hierarchical``, between hosts and inside them.
+        kind: pattern of the messages; "hosts" and "local" are rounds of ``hierarchical``, between and inside hosts.
         sent: bytes that the busiest worker hands to its link; for "hosts", bytes that the busiest host sends.
         received: bytes that the busiest worker, or host, gets.
     """

@@ -65,6 +65,14 @@ def _makeable(ctx: click.Context, param: click.Parameter, value: Path | None) ->
     callback=writable,
     help="Write the tables of quality and of links to FILE; in a page that has their markers, between these.",
 )
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Say how many runs of this suite are there; may be repeated.",
+)
 @click.option("--title", default="gradwire: what was measured", show_default=True, help="Of the page.")
 @json_option
 def command(
@@ -72,6 +80,7 @@ def command(
     output: Path | None,
     static_to: Path | None,
     markdown_to: Path | None,
+    suites: tuple[Path, ...],
     title: str,
     json_to: str | None,
 ) -> None:
@@ -80,7 +89,7 @@ def command(
     Quality against throughput and data volume, quality over time, memory, links, latency and break-even bandwidths,
     with the noise floor of the uncompressed runs: a difference below it is shown as none. Failed runs are listed.
     """
-    results = report.read(files)
+    results = report.read(files, suites)
     found = report.sections(results)
     emit(_data(results, found), json_to, lambda: _tables(results, found))
     if output is not None:

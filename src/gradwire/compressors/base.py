@@ -519,7 +519,7 @@ class MultiRound(Compressor):
         """
         if not self.own_share:
             raise ConfigError(
-                f"the residual of {self.name!r} must be float32, got bfloat16: it also collects how the ranks' "
+                f"the residual of {self.name!r} must be float32, got fewer bits: it also collects how the ranks' "
                 "gradients differ, without bound; leave residual_dtype out, or use powersgd"
             )
         return self

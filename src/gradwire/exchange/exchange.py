@@ -118,7 +118,8 @@ class Exchange:
         seed: seed of all random streams, >= 0; the same on all ranks.
         device: device of the gradients.
         force: use error feedback where the method declares it unsafe, or none where it declares it required.
-        residual_dtype: dtype of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
+        residual_dtype: dtype of residuals whose memory is given by name or chosen, "float32", "bfloat16" ("bf16") or
+            "int4".
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.

@@ -34,7 +34,8 @@ class Settings(Configuration):
     Args:
         memory: a memory or its name; None takes what the compressor declares.
         strategy: a strategy or its name; None chooses from declared properties and the number of workers.
-        residual_dtype: "bfloat16" ("bf16") halves the memory of the residual and loses a little of it in each rounding.
+        residual_dtype: "bfloat16" ("bf16") halves the memory of the residual and loses a little of it in each rounding;
+            "int4" leaves an eighth of it, and loses more.
         min_numel: parameters with fewer elements travel dense, together: biases, norms and narrow layers, which are few
             bytes, and where codes of one or two bits cost quality.
         exclude: name patterns of parameters that travel dense.
@@ -53,7 +54,7 @@ class Settings(Configuration):
 
     memory: Memory | str | None = None
     strategy: Strategy | str | None = None
-    residual_dtype: Literal["float32", "bfloat16", "bf16"] = "float32"
+    residual_dtype: Literal["float32", "bfloat16", "bf16", "int4"] = "float32"
     min_numel: int = 1024
     exclude: Sequence[str] = ()
     overrides: Mapping[str, Compressor | SimpleCompressor | str] = field(default_factory=dict)

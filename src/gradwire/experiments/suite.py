@@ -51,6 +51,7 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,13 @@ from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.experiments.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.recommended import labels
-from gradwire.experiments.records import Record, counted
+from gradwire.experiments.records import Record, RunSettings, counted
 from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.training_method import PARALLEL, Method
 from gradwire.netlab import Link
 from gradwire.registry import named_of
 
-__all__ = ["load"]
+__all__ = ["Coverage", "coverage", "load"]
 
 _MOST_WORKERS = 64
 _EVERY = "all"
@@ -131,6 +132,63 @@ _METHOD: dict[str, _Check] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How many runs of a suite are there.
+
+    Args:
+        name: of its file.
+        made: that ended well, or diverged.
+        failed: that only failed.
+        planned: all that it asks for, those among them whose rate is not known yet.
+        strange: settings of results that are none of its runs.
+    """
+
+    name: str
+    made: int
+    failed: int
+    planned: int
+    strange: Sequence[RunSettings] = ()
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.made} of {self.planned} runs of {self.name}{failed}"
+
+
+def coverage(path: Path, made: Iterable[Record]) -> Coverage:
+    """Count the runs of a suite that are there.
+
+    A suite of several rates runs its later seeds at the rate that is best on the first one, which is known when all
+    have ended there. A run of a later seed at another one counts as one of that seed: it was the best before others
+    were tried.
+
+    Args:
+        path: of the suite.
+        made: results.
+
+    Raises:
+        ConfigError: as for ``load``.
+    """
+    last = counted(made)
+    suite = _read(path)
+    # What runs began with need not be here to count them: they say what it was.
+    starts = {record.settings.task: record.settings.start for record in last.values()}
+    with _named(path):
+        groups = _groups(suite, path.parent, {name: starts.get(name) for name in suite.get("tasks", ())})
+    known: dict[str, tuple[int, int]] = {}
+    planned = 0
+    for number, (firsts, others) in enumerate(groups):
+        planned += len(firsts) + len(others)
+        known |= {job.settings.id: (number, -1 - place) for place, job in enumerate(firsts)}
+        known |= {job.settings.id: (number, seed) for seed, jobs in enumerate(others) for job in jobs}
+    found: dict[tuple[int, int], bool] = {}
+    for job_id, place in known.items():
+        if job_id in last:
+            found[place] = found.get(place, False) or last[job_id].status == "ok"
+    strange = [record.settings for record in last.values() if record.settings.id not in known]
+    return Coverage(path.name, sum(found.values()), len(found) - sum(found.values()), planned, strange)
+
+
 def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
     """Load the runs of a suite, in the order in which they are to be made.
 
@@ -142,17 +200,39 @@ def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
         ConfigError: the file cannot be read, or has a key that is not known or a value that cannot be. The message
             names the file and the key.
     """
+    suite, last = _read(path), counted(made)
+    with _named(path):
+        return _ordered(suite, _groups(suite, path.parent), last)
+
+
+def _read(path: Path) -> Table:
     try:
-        written = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the suite {path} cannot be read: {error}") from None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the suite in errors."""
     try:
-        return _ordered(written, path.parent, counted(made))
+        yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _ordered(suite: Table, folder: Path, made: Mapping[str, Record]) -> list[Job]:
+Group = tuple[list[Job], list[list[Job]]]
+"""The runs of a method at each rate on the first seed; and for each other seed those of which one is made."""
+
+
+def _groups(suite: Table, folder: Path, starts: Mapping[str, str | None] | None = None) -> list[Group]:
+    """Make the runs that a suite may ask for, by what they have in common but the seed and the rate.
+
+    Args:
+        suite: as it is written.
+        folder: of the suite.
+        starts: digests of what the runs of each task begin with; None: of what is there.
+    """
     _check(suite, _SUITE, "")
     for name in ("tasks", "methods"):
         require(name in suite, name, _SUITE[name][1], "nothing")
@@ -163,7 +243,15 @@ def _ordered(suite: Table, folder: Path, made: Mapping[str, Record]) -> list[Job
     for name in suite.get("method", {}):
         if name not in used:
             raise ConfigError(f"method.{name} must be of one of the methods: {nearest(name, used)}")
-    jobs = [job for name, (task, data) in tasks.items() for job in _of_task(name, task, data, folder, suite, made)]
+    found = [
+        group for name, (task, data) in tasks.items() for group in _of_task(name, task, data, folder, suite, starts)
+    ]
+    # A method may be named twice.
+    return list({tuple(job.settings.id for job in group[0]): group for group in found}.values())
+
+
+def _ordered(suite: Table, groups: Sequence[Group], made: Mapping[str, Record]) -> list[Job]:
+    jobs = [job for firsts, others in groups for job in _known(firsts, others, made)]
     unique = {job.settings.id: job for job in jobs}
     places = {job_id: place for place, job_id in enumerate(unique)}
     baseline = suite.get("baseline", "none")
@@ -175,15 +263,23 @@ def _ordered(suite: Table, folder: Path, made: Mapping[str, Record]) -> list[Job
     return sorted(unique.values(), key=order)
 
 
+def _known(firsts: Sequence[Job], others: Sequence[Sequence[Job]], made: Mapping[str, Record]) -> Iterator[Job]:
+    """Yield the runs of a group that can be made: those of later seeds when the best rate is known."""
+    yield from firsts
+    best = _best(firsts, [made.get(each.settings.id) for each in firsts])
+    if best is not None:
+        yield from (jobs[best] for jobs in others)
+
+
 def _of_task(
-    name: str, task: Task, data: Path | None, folder: Path, suite: Table, made: Mapping[str, Record]
-) -> Iterator[Job]:
+    name: str, task: Task, data: Path | None, folder: Path, suite: Table, starts: Mapping[str, str | None] | None
+) -> Iterator[Group]:
     backend = suite.get("backend", "gloo")
     own = suite.get("task", {}).get(name, {})
     given = suite.get("seeds", 1)
     first, *others = range(given) if isinstance(given, int) else given
     start = folder / own["start"] if "start" in own else None
-    digest = begun(task, start)
+    digest = begun(task, start) if starts is None else starts[name] if start is not None else None
 
     def job(method: Method, workers: int, link: str, seed: int, *, tuned: bool) -> Job:
         changed = dataclasses.replace(method, recipe={**own.get("recipe", {}), **method.recipe})
@@ -207,11 +303,10 @@ def _of_task(
             for link in suite.get("links", ["none"]):
                 candidates = _at_rates(method, name, suite)
                 tuned = len(candidates) > 1
-                firsts = [job(each, workers, link, first, tuned=tuned) for each in candidates]
-                yield from firsts
-                best = _best(candidates, [made.get(each.settings.id) for each in firsts])
-                if best is not None:
-                    yield from (job(best, workers, link, seed, tuned=tuned) for seed in others)
+                yield (
+                    [job(each, workers, link, first, tuned=tuned) for each in candidates],
+                    [[job(each, workers, link, seed, tuned=tuned) for each in candidates] for seed in others],
+                )
 
 
 def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
@@ -223,10 +318,12 @@ def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
     return [dataclasses.replace(method, recipe={**method.recipe, "lr": float(rate)}) for rate in dict.fromkeys(rates)]
 
 
-def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Method | None:
-    """The candidate whose run ended best, the first among equals; None if one has not ended yet, or all failed."""
+def _best(candidates: Sequence[Job], found: Sequence[Record | None]) -> int | None:
+    """The number of the candidate whose run ended best, the first among equals; None if one has not ended yet, or all
+    failed.
+    """
     if len(candidates) == 1:
-        return candidates[0]
+        return 0
     ended = [record for record in found if record is not None]
     if len(ended) < len(candidates):
         return None
@@ -236,7 +333,7 @@ def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Metho
         if record.status == "ok" and record.quality is not None and math.isfinite(record.quality)
     }
     choose = max if ended[0].higher_is_better else min
-    return candidates[choose(good, key=lambda place: good[place])] if good else None
+    return choose(good, key=lambda place: good[place]) if good else None
 
 
 def _possible(link: str, workers: int, backend: str) -> None:

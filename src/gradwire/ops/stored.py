@@ -1,15 +1,17 @@
-"""Forms in which a memory stores its tensors: as numbers, or as codes of 8 bits with a scale for each block.
+"""Forms in which a memory stores its tensors: as numbers, or as codes of 8 or 4 bits with a scale for each block.
 
 Law: what is kept of a parameter under one name is one plain tensor, which says itself how it is stored. So a copy, a
 select and a checkpoint need not know it, and whoever needs numbers reads and writes them here. Codes are a row of bytes
 for each block of B elements, counted from the parameter's first: B codes in two's complement, and then their scale,
-a float32 in the machine's order.
+a float32 in the machine's order. Codes of 4 bits are stored two to a byte, the first in its lower half, as code + 8; a
+tensor of them is int8, one of 8 bits uint8.
 
-    value = code * scale;    scale = up(N / 127), N the largest magnitude of the block;    code = round(value / scale)
+    value = code * scale;    scale = up(N / top), N the largest magnitude of the block;    code = round(value / scale)
 
-``up`` leaves 17 significant bits, so a code times its scale is exact in float32, and values that were read and are
-written again have the bytes that they had. A step that is taken back through float32 is therefore taken back bit for
-bit. N below 2**-100 counts as zero; where it is not finite the scale is infinite, and the block is read as NaN.
+with top = 127, or 7 for 4 bits. ``up`` leaves 17 significant bits, so a code times its scale is exact in float32, and
+values that were read and are written again have the bytes that they had. A step that is taken back through float32 is
+therefore taken back bit for bit. N below 2**-100 counts as zero; where it is not finite the scale is infinite, and the
+block is read as NaN.
 """
 
 from __future__ import annotations
@@ -56,13 +58,17 @@ _CHUNK = 1 << 16
 """Elements that are converted at once: who reads and writes needs no room of the tensor's size."""
 
 
-def row_bytes(block: int) -> int:
-    """The number of bytes of a block of codes.
+_TOPS = {torch.uint8: 127, torch.int8: 7}
+"""The largest code, by the type of what holds it."""
 
-    >>> row_bytes(256)
-    260
+
+def row_bytes(block: int, dtype: torch.dtype = torch.uint8) -> int:
+    """The number of bytes of a block of codes: of 8 bits, or of 4 in int8.
+
+    >>> row_bytes(256), row_bytes(256, torch.int8)
+    (260, 132)
     """
-    return block + _SCALE
+    return (block if dtype is torch.uint8 else block // 2) + _SCALE
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ class StoredForm:
     """The form in which the tensors of a memory are stored.
 
     Args:
-        dtype: dtype of the numbers; uint8 where codes are stored.
-        block: elements that share a scale, a multiple of 4; 0: numbers are stored.
+        dtype: dtype of the numbers; uint8 where codes of 8 bits are stored, int8 where codes of 4 bits are.
+        block: elements that share a scale, a multiple of 4, or of 8 for 4 bits; 0: numbers are stored.
 
     Example:
         >>> StoredForm().zeros(3), StoredForm(torch.uint8, block=8).zeros(20).shape
@@ -92,11 +98,13 @@ class StoredForm:
         >>> StoredForm().nbytes(1000), StoredForm(torch.uint8, 256).nbytes(1000)
         (4000, 1040)
         """
-        return -(-numel // self.block) * row_bytes(self.block) if self.block else numel * self.dtype.itemsize
+        if not self.block:
+            return numel * self.dtype.itemsize
+        return -(-numel // self.block) * row_bytes(self.block, self.dtype)
 
     def zeros(self, numel: int, device: torch.device | str | None = None) -> Tensor:
         """Make a tensor that holds ``numel`` zeros."""
-        shape = (-(-numel // self.block), row_bytes(self.block)) if self.block else (numel,)
+        shape = (-(-numel // self.block), row_bytes(self.block, self.dtype)) if self.block else (numel,)
         return torch.zeros(shape, dtype=self.dtype, device=device)
 
 
@@ -109,8 +117,10 @@ def form_of(tensor: Tensor) -> StoredForm:
     many: object = tensor
     if isinstance(many, Pieces):
         return StoredForm(many.dtype, many.block)
-    in_rows = tensor.dtype is torch.uint8 and tensor.dim() == 2
-    return StoredForm(tensor.dtype, tensor.shape[1] - _SCALE if in_rows else 0)
+    if tensor.dtype not in _TOPS or tensor.dim() != 2:
+        return StoredForm(tensor.dtype, 0)
+    codes = tensor.shape[1] - _SCALE
+    return StoredForm(tensor.dtype, codes if tensor.dtype is torch.uint8 else 2 * codes)
 
 
 def holds(tensor: Tensor, numel: int, parts: int = 1) -> bool:
@@ -233,10 +243,10 @@ def multiply(tensor: Tensor, factor: float) -> None:
         tensor.mul_(factor)
 
 
-def scale_of(largest: Tensor) -> Tensor:
-    """Compute the scale of a block from its largest magnitude, both float32."""
+def scale_of(largest: Tensor, top: int = 127) -> Tensor:
+    """Compute the scale of a block from its largest magnitude, both float32, and the largest code."""
     usable = largest <= torch.finfo(torch.float32).max
-    scale = _seventeen_bits(torch.where(largest < LEAST, 0.0, largest) / 127.0)
+    scale = _seventeen_bits(torch.where(largest < LEAST, 0.0, largest) / float(top))
     return torch.where(usable, scale, torch.inf)
 
 
@@ -259,8 +269,13 @@ def _encode(stored: Tensor, values: Tensor) -> None:
         return
     blocks = torch.nn.functional.pad(values.float(), (0, -values.numel() % block)).view(-1, block)
     # The maximum is that of the bits as integers, of which that of a NaN is the largest.
-    scale = scale_of((blocks.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32))
-    stored.view(torch.int8)[:, :block].copy_(quantised(blocks, scale))
+    scale = scale_of((blocks.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32), _TOPS[stored.dtype])
+    codes = quantised(blocks, scale)
+    if stored.dtype is torch.uint8:
+        stored.view(torch.int8)[:, :block].copy_(codes)
+    else:
+        nibbles = (codes + 8.0).to(torch.uint8)
+        stored.view(torch.uint8)[:, : block // 2].copy_(nibbles[:, 0::2] | nibbles[:, 1::2] << 4)
     _scales(stored).copy_(scale[:, None])
 
 
@@ -268,7 +283,12 @@ def _decoded(stored: Tensor, numel: int) -> Tensor:
     block = form_of(stored).block
     if not block:
         return stored.float()
-    return (stored.view(torch.int8)[:, :block].float() * _scales(stored)).view(-1)[:numel]
+    if stored.dtype is torch.uint8:
+        codes = stored.view(torch.int8)[:, :block].float()
+    else:
+        pairs = stored.view(torch.uint8)[:, : block // 2]
+        codes = torch.stack((pairs & 15, pairs >> 4), 2).view(-1, block).float() - 8.0
+    return (codes * _scales(stored)).view(-1)[:numel]
 
 
 def _scales(stored: Tensor) -> Tensor:
@@ -286,7 +306,7 @@ def _chunks(tensor: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     block = form_of(tensor).block
     many: object = tensor
     if isinstance(many, Pieces):
-        pieces = (each.view(-1, row_bytes(block)) if block else each for each in many.each())
+        pieces = (each.view(-1, row_bytes(block, many.dtype)) if block else each for each in many.each())
         yield from chain.from_iterable(map(_chunks, pieces, cast(Pieces, values).each()))
         return
     stored = torch.split(tensor, max(1, _CHUNK // block)) if block else torch.split(tensor.view(-1), _CHUNK)

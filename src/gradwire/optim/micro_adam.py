@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import OnResize
+from gradwire.memory.base import Memory
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import COUNT, Closure, check_adam
@@ -41,10 +42,11 @@ class MicroAdam(AdamLike):
     forgets sooner than Adam's: with b2 near 1 steps are longer than those of Adam, by up to
     sqrt((1 - b2^t) / (1 - b2^window)). With a ratio of 1 and a window as long as the run it is Adam.
 
-    Every rank has the same s, and so the same parameters, bit for bit. The paper keeps e in 4 bits to save memory; here
-    it is the house's residual, in float32 or, with ``residual_dtype="bfloat16"``, in 16 bits. All ranks must call
-    ``step`` equally often. A parameter without a gradient counts as one whose gradient is 0. If any rank's gradient
-    is not finite, everything stays as it was on all ranks. A ``GradScaler`` may be used as usual.
+    Every rank has the same s, and so the same parameters, bit for bit. As in the paper e is kept in 4 bits, here with a
+    scale for 256 elements and 0 as one of 15 levels, so that what was sent exactly leaves nothing:
+    ``residual_dtype="int4"``, if it is not given. "bfloat16" and "float32" keep more of e, in more memory. All ranks
+    must call ``step`` equally often. A parameter without a gradient counts as one whose gradient is 0. If any rank's
+    gradient is not finite, everything stays as it was on all ranks. A ``GradScaler`` may be used as usual.
 
     Args:
         params: parameters, (name, parameter) pairs such as ``model.named_parameters()``, or groups; float32. Rank
@@ -101,6 +103,8 @@ class MicroAdam(AdamLike):
             check_adam("MicroAdam", lr, betas, eps, weight_decay)
             self.check_parameters({"window": window})
 
+        if not isinstance(options.get("memory"), Memory):  # Which says itself how it is kept.
+            options.setdefault("residual_dtype", "int4")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         facts = {"window": window, "defaults": defaults}
         super().__init__(params, defaults, compressor, options, process_group, facts, check)

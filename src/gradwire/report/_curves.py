@@ -12,7 +12,7 @@ from gradwire.report._look import COLOURS, Plot, Spec, axis, by_family, hover, l
 from gradwire.report._panels import Panel, PanelEntry
 from gradwire.report._results import Results
 
-__all__ = ["Curve", "curve", "curve_plots"]
+__all__ = ["Curve", "curve", "curve_plots", "drawn"]
 
 Over = Literal["epoch", "seconds"]
 
@@ -46,17 +46,18 @@ def curve_plots(results: Results, over: Over, title: str) -> Iterator[Plot]:
         found = [curve(entry, over) for entry in panel.entries if entry.timed or over == "epoch"]
         found = [each for each in found if len(each.x) > 1]
         if found:
-            yield Plot(panel.title, _figure(panel, found, over, title))
+            steps = 1 + _longest(found) // 12
+            x = axis(title, tick0=0, dtick=steps) if over == "epoch" else axis(title)
+            yield Plot(panel.title, drawn(panel, found, x))
 
 
-def _figure(panel: Panel, curves: Sequence[Curve], over: Over, title: str) -> Spec:
-    """Draw the curves of a panel; the uncompressed one comes last, above the others."""
+def drawn(panel: Panel, curves: Sequence[Curve], x: Spec) -> Spec:
+    """Draw the curves of a panel over an axis; the uncompressed one comes last, above the others."""
     whole = len(curves) <= _NAMED
     data = []
     for family in reversed(by_family(each.entry.family for each in curves)):
         mine = [each for each in curves if each.entry.family == family]
         data += [_trace(panel, each, number, named=whole) for number, each in enumerate(mine)]
-    x = axis(title, tick0=0, dtick=1 + _longest(curves) // 12) if over == "epoch" else axis(title)
     y = axis(panel.unit, reverse=not panel.higher_is_better)
     return {"data": data, "layout": layout(x, y, legend={**_LEGEND, "traceorder": "reversed"})}
 

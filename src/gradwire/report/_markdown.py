@@ -11,6 +11,7 @@ from typing import Any
 
 from gradwire.bench.statistics import CONFIDENCE
 from gradwire.experiments.records import Record
+from gradwire.report._equal import tables as _equal_tables
 from gradwire.report._panels import NOISE, Panel, PanelEntry
 from gradwire.report._replay_table import tables
 from gradwire.report._results import Results
@@ -33,15 +34,26 @@ _EXCHANGES = (
 
 
 def markdown(results: Results) -> dict[str, str]:
-    """Write the results as Markdown by the name of their markers: "quality" for runs and "links" for replays, each with
-    the place of measurement.
+    """Write the results as Markdown by the name of their markers: "quality" and "equal" for runs, "links" for replays,
+    each with the place of measurement, and "suites" for how many runs of suites are there.
     """
     found = {}
     if results.runs:
-        found["quality"] = _quality(dataclasses.replace(results, replays=(), codecs=()))
+        runs = dataclasses.replace(results, replays=(), codecs=())
+        found["quality"] = _quality(runs)
+        found["equal"] = _equal(runs)
     if results.replays:
         found["links"] = _links(dataclasses.replace(results, runs=(), codecs=()))
+    if results.coverages:
+        found["suites"] = _suites(results)
     return found
+
+
+def _suites(results: Results) -> str:
+    """Write how many runs of each suite are there."""
+    heads = ["| suite | runs that are there | of | failed |", "|---|---:|---:|---:|"]
+    rows = [f"| `{each.name}` | {each.made} | {each.planned} | {each.failed} |" for each in results.coverages]
+    return "\n".join([*heads, *rows]) + "\n"
 
 
 def _where(results: Results) -> list[str]:
@@ -64,6 +76,18 @@ def _links(results: Results) -> str:
 def _lost(row: Mapping[str, Any]) -> str:
     named = ", ".join(str(row[key]) for key in ("model", "link"))
     return f"`{_escaped(row['method'])}`, {named}, {row['workers']} workers: {_escaped(str(row['error']))}"
+
+
+def _equal(results: Results) -> str:
+    """Write a table for bytes, and one for time on each link, of each panel; notes that several share stand once."""
+    found = list(_equal_tables(results))
+    notes = dict.fromkeys(note for table in found for note in table.notes)
+    lines = [*_where(results), *notes]
+    for table in found:
+        heads = [f"| {' | '.join(table.heads)} |", f"|---|{'---:|' * (len(table.heads) - 1)}"]
+        rows = [f"| `{_escaped(row[0].text)}` | {' | '.join(cell.text for cell in row[1:])} |" for row in table.rows]
+        lines += [f"### {table.choice}", "\n".join([*heads, *rows])]
+    return "\n\n".join(lines) + "\n"
 
 
 def _quality(results: Results) -> str:

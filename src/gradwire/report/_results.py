@@ -16,6 +16,7 @@ from typing import Any
 
 from gradwire.errors import ConfigError
 from gradwire.experiments.records import Record, counted, kind_of
+from gradwire.experiments.suite import Coverage, coverage
 from gradwire.report._lines import checked_cell, checked_codec, checked_replay, checked_run
 from gradwire.report._panels import Panel, panels
 
@@ -42,6 +43,7 @@ class Results:
         files: the names of those that were read.
         replaced: number of runs that were repeated later, with equal settings.
         cells: cells of ``gradwire check auto`` that did not fail.
+        coverages: numbers of runs of suites that are among them.
     """
 
     runs: Sequence[Record] = ()
@@ -50,6 +52,7 @@ class Results:
     files: Sequence[str] = ()
     replaced: int = 0
     cells: Sequence[Row] = ()
+    coverages: Sequence[Coverage] = ()
 
     @cached_property
     def panels(self) -> list[Panel]:
@@ -57,11 +60,12 @@ class Results:
         return panels(self.runs)
 
 
-def read(paths: Sequence[Path]) -> Results:
+def read(paths: Sequence[Path], suites: Sequence[Path] = ()) -> Results:
     """Read everything that the files hold.
 
     Args:
         paths: paths of JSON lines, or of JSON arrays as ``gradwire bench codec --json`` writes them.
+        suites: suites whose runs are counted.
 
     Raises:
         ConfigError: a file that cannot be read or holds nothing, or a line that is no result.
@@ -79,7 +83,8 @@ def read(paths: Sequence[Path]) -> Results:
     replaced = len(rows["train"]) - len(kept)
     # A cell that was measured again counts as it was last; one that failed says nothing.
     cells = list({row["id"]: row for row in rows["auto"] if "error" not in row}.values())
-    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced, cells)
+    coverages = [coverage(suite, rows["train"]) for suite in suites]
+    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced, cells, coverages)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:

@@ -25,6 +25,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("results", _counts(results)),
         ("seeds", ", ".join(map(str, seeds))),
         ("dates", " to ".join(dict.fromkeys((dates[0], dates[-1]))) + " UTC" if dates else ""),
+        ("suites", ", ".join(map(str, results.coverages))),
         ("files", ", ".join(results.files)),
     ]
     return [(name, value) for name, value in found if value]
@@ -32,7 +33,14 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 def warnings(results: Results) -> list[str]:
     """Warnings as sentences; none if all was measured in one place by one program and compares well."""
-    return [*_mixed(results), *_unmeasured(results)]
+    return [*_partial(results), *_mixed(results), *_unmeasured(results)]
+
+
+def _partial(results: Results) -> Iterator[str]:
+    """Warn of suites of which not all runs are there."""
+    parts = [str(each) for each in results.coverages if each.made < each.planned]
+    if parts:
+        yield f"Not all is there yet: {'; '.join(parts)}."
 
 
 def _mixed(results: Results) -> Iterator[str]:

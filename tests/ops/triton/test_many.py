@@ -115,7 +115,9 @@ def test_every_piece_has_its_own_stream(interpreter) -> None:
 def test_every_piece_has_its_own_factor(interpreter) -> None:
     out, factors = Pieces(torch.zeros(5003), Places(5003, [0, 4900], [4899, 100])), Each((0.1, -2.0))
     named = {"out": out, "value": factors, "when": None}
-    after = pickle.loads(interpreter.submit(worker.interpret_many, "fill_where", pickle.dumps(named)).result()[0])
+    after = pickle.loads(
+        interpreter.submit(kernel_process.interpret_many, "fill_where", pickle.dumps(named)).result()[0]
+    )
     for piece, factor in zip(after["out"].each(), factors, strict=True):
         assert torch.equal(piece, torch.full_like(piece, factor))
 

@@ -203,15 +203,118 @@ GRADWIRE_INLINE std::uint8_t nearest_word(const float* y, const std::uint16_t* w
   return std::uint8_t(found[best] | (signedly[best] < 0.0f ? kEdenWords : 0));
 }
 
-// The same as eden_round for codes of groups.
+// Sixteen groups at a time: lane i of vector j becomes lane j of vector i, so that a lane holds one group, and its products
+// need no exchange between lanes.
+template <int kDistance>
+GRADWIRE_INLINE void transpose_pairs(F32 (&x)[kLanes]) {
+  const U32 distance = set_u32(kDistance);
+  const Mask upper = eq(iota() & distance, distance);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & kDistance)) {
+      const F32 a = x[i], b = x[i + kDistance];
+      x[i] = select(upper, swap_lanes<kDistance>(b), a);
+      x[i + kDistance] = select(upper, b, swap_lanes<kDistance>(a));
+    }
+}
+
+template <int kVectors>
+GRADWIRE_INLINE void transpose_groups(float* columns, const float* y) {
+  for (int v = 0; v < kVectors; ++v) {
+    F32 x[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) x[i] = load(y + (i * kVectors + v) * kLanes);
+    transpose_pairs<8>(x), transpose_pairs<4>(x), transpose_pairs<2>(x), transpose_pairs<1>(x);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store(columns + (v * kLanes + i) * kLanes, x[i]);
+  }
+}
+
+// The products of each lane's group with the words of one form, eight words at a time in the order of their numbers.
+// `signed_at(i)` are coordinates i with the signs of the form. The sums are those of hadamard16, in the same order.
+template <int kGroup, class Signed, class Visit>
+GRADWIRE_INLINE void products_of_form(const Signed& signed_at, const Visit& visit) {
+  constexpr int kRows = kGroup / 8;
+  F32 x[kGroup];
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) x[8 * i + j] = signed_at(8 * i + j);
+#pragma GCC unroll 3
+    for (int half = kRows / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i)
+        if (!(i & half)) {
+          const F32 a = x[8 * i + j], b = x[8 * (i + half) + j];
+          x[8 * i + j] = a + b, x[8 * (i + half) + j] = a - b;
+        }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroup; i += 8) {
+#pragma GCC unroll 3
+    for (int half = 4; half > 0; half /= 2)
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j)
+        if (!(j & half)) {
+          const F32 a = x[i + j], b = x[i + j + half];
+          x[i + j] = a + b, x[i + j + half] = a - b;
+        }
+    visit(i, x + i);
+  }
+}
+
+// The same as nearest_word for 16 groups. The first pass finds the largest product alone, and which form has it; the
+// second one repeats that form, another one in each lane, to see which word it was.
+template <int kVectors>
+GRADWIRE_INLINE void nearest_words(std::uint8_t* codes, float* products, const float* y, const std::uint16_t* words) {
+  constexpr int kGroup = kVectors * kLanes;
+  alignas(64) float columns[kGroup * kLanes];
+  transpose_groups<kVectors>(columns, y);
+  U32 largest = set_u32(0), form = set_u32(0), minus[kVectors];
+  for (int v = 0; v < kVectors; ++v) minus[v] = set_u32(words[v]);
+  for (int first = 0; first < kEdenWords; first += kGroup) {
+    const std::uint16_t* const word = words + first * kVectors;
+    U32 most = set_u32(0);
+    const auto signed_at = [&](int i) GRADWIRE_LAMBDA {
+      const std::uint32_t sign = std::uint32_t(word[i / kLanes]) >> i % kLanes << 31;
+      return as_f32(as_u32(load(columns + i * kLanes)) ^ set_u32(sign));
+    };
+    products_of_form<kGroup>(signed_at, [&](int, const F32* x) GRADWIRE_LAMBDA {
+      for (int j = 0; j < 8; ++j) watch(most, x[j]);
+    });
+    const Mask better = gt(most, largest);
+    largest = max_u32(most, largest), form = select(better, set_u32(std::uint32_t(first)), form);
+    for (int v = 0; v < kVectors; ++v) minus[v] = select(better, set_u32(word[v]), minus[v]);
+  }
+  U32 place = set_u32(0);
+  const auto signed_at = [&](int i) GRADWIRE_LAMBDA {
+    const U32 sign = shl(minus[i / kLanes], 31 - i % kLanes) & set_u32(0x80000000);
+    return as_f32(as_u32(load(columns + i * kLanes)) ^ sign);
+  };
+  Mask missing = mask_of(0xffff);
+  products_of_form<kGroup>(signed_at, [&](int i, const F32* x) GRADWIRE_LAMBDA {
+    for (int j = 0; j < 8; ++j) {
+      const Mask here = missing & eq(abs_bits(x[j]), largest);
+      const U32 whole = select(lt(x[j], set(0.0f)), set_u32(kEdenWords), set_u32(0));
+      place = select(here, whole | set_u32(std::uint32_t(i + j)), place);
+      missing = and_not(missing, here);
+    }
+  });
+  store_u8(codes, form | place);
+  store(products, as_f32(largest));
+}
+
+// The same as eden_round for codes of groups. What is behind whole sixteens of groups is searched one by one.
 template <int kVectors>
 static float eden_match(std::uint8_t* codes, const float* y, int count, const Eden& k) {
   constexpr int kGroup = kVectors * kLanes;
   float products[kLongestRotation / kGroup + kLanes];
   const int groups = count / kGroup;
-  for (int i = 0; i < groups; ++i) codes[i] = nearest_word<kVectors>(y + i * kGroup, k.words, products[i]);
+  int i = 0;
+  for (; groups - i >= kLanes; i += kLanes) nearest_words<kVectors>(codes + i, products + i, y + i * kGroup, k.words);
+  for (; i < groups; ++i) codes[i] = nearest_word<kVectors>(y + i * kGroup, k.words, products[i]);
   F32 sums = set(0.0f);
-  for (int i = 0; i < groups; i += kLanes)
+  for (i = 0; i < groups; i += kLanes)
     sums = sums + load(products + i, groups - i < kLanes ? groups - i : kLanes);
   return eden_scale(sum_of_squares(y, count), sum_of_lanes(sums), count);
 }

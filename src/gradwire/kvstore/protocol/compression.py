@@ -25,6 +25,9 @@ OWN = ("type", "memory", "pull", "force")
 
 PULL = "compression_params['pull']"
 
+CORRECTION = "variance_correction"
+"""An option of the wrappers that a store does not have."""
+
 
 @dataclass(frozen=True)
 class Compression:
@@ -42,7 +45,10 @@ class Compression:
 
     def __post_init__(self) -> None:
         own = self.memory is None or not self.memory.follows_mean
-        allowed = "one that needs not know what became of the mean, which a store alone makes"
+        allowed = (
+            "one that needs not know what became of the mean, which a store alone makes; with this one train by "
+            "compress_ddp, whose ranks make the mean themselves"
+        )
         require(own, "compression_params['memory']", allowed, self.memory and self.memory.name)
 
     def to_config(self) -> dict[str, Any]:
@@ -128,6 +134,13 @@ def _check_pull(pull: Compressor | None) -> None:
 def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
     for key in params:
         require(isinstance(key, str), f"a key of {name}", "a str", key)
+    if CORRECTION in params:
+        raise ConfigError(
+            f"{name} must be without {CORRECTION!r}, got {params[CORRECTION]!r}: it compares what arrives with the "
+            "exact mean, which neither a store nor its workers have. Train by compress_ddp(model, method, "
+            "variance_correction=optimizer), or raise the learning rate of set_optimizer: docs/kvstore.md says by "
+            "how much"
+        )
     require("type" in params, name, f"a dict with 'type': {', '.join(_types())}", dict(params))
     kind = params["type"] if isinstance(params["type"], str) else repr(params["type"])
     rest = {key: value for key, value in params.items() if key not in OWN}

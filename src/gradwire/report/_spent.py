@@ -1,0 +1,197 @@
+"""Bytes and time that training has spent by the end of each epoch: time on a link is measured there, or modelled.
+
+Law: a run over the loopback had no link. What it would have taken on one is a model, and is called so wherever it is
+shown: after n steps that sent b bytes
+
+    t = n (L + C + 2 (W - 1) alpha) + b / beta
+
+with the model's alpha and beta of ``gradwire.auto.wire``. L is what a step takes beside the exchange: the smallest of
+the panel's runs of the same recipe, because a disturbance only adds to it. C is the smallest encoding and decoding of
+the method's own runs. Nothing overlaps, and each step has one exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gradwire.auto.wire import Round, Wire
+from gradwire.experiments.records import Record
+from gradwire.netlab import Link
+from gradwire.report._curves import Curve, curve
+from gradwire.report._look import rate_text
+from gradwire.report._panels import Panel, PanelEntry
+from gradwire.report._quality import data_size
+
+__all__ = ["NEAR", "Spending", "duration", "spendings"]
+
+LINKS = ("100mbit", "1gbit")
+"""The links that runs over the loopback are shown on."""
+
+NEAR = 0.01
+"""A quality within so much of another one, relative to it, is near."""
+
+_MODELLED = (
+    "Modelled, not measured: these runs exchanged over the loopback. A step is assumed to take {local} beside its "
+    "exchange, which is the least of the runs with a recipe, plus the least time that the method's own runs took to "
+    "encode and to decode, plus one exchange whose messages have a latency of {latency:.0f} microseconds, plus its "
+    "bytes over the link; nothing overlaps."
+)
+_BESIDE = (
+    "Some of the runs were made beside others, so their steps took too long, and gains look smaller than they are."
+)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What each method of a panel had spent when an epoch ended.
+
+    Args:
+        panel: of the runs.
+        of: bytes, or time on a link.
+        title: of an axis.
+        text: an amount for people.
+        curves: quality over the mean that was spent, one for each method of which it is known.
+        notes: how it was found, if not by measuring.
+    """
+
+    panel: Panel
+    of: str
+    title: str
+    text: Callable[[float], str]
+    curves: Sequence[Curve]
+    notes: Sequence[str] = ()
+
+    @cached_property
+    def by_method(self) -> Mapping[str, Curve]:
+        """The curves by the names of their methods."""
+        return {each.entry.method: each for each in self.curves}
+
+    def plain(self, entry: PanelEntry) -> Curve | None:
+        """The curve that a method is compared with."""
+        base = self.panel.compared_with(entry)
+        return None if base is None else self.by_method.get(base.method)
+
+    def when(self, of: Curve, quality: float) -> float | None:
+        """What a method had spent when it first was as good as this, on straight lines between epochs, or at the end of
+        its first epoch; None if it never was.
+        """
+        sign = 1.0 if self.panel.higher_is_better else -1.0
+        good = [sign * (reached - quality) >= 0 for reached in of.quality]
+        if not any(good):
+            return None
+        at = good.index(True)
+        if at == 0:
+            return of.x[0]
+        share = (quality - of.quality[at - 1]) / (of.quality[at] - of.quality[at - 1])
+        return of.x[at - 1] + (of.x[at] - of.x[at - 1]) * share
+
+    def by_then(self, of: Curve, spent: float) -> float | None:
+        """The quality of a method when it had spent so much, on straight lines between epochs, or at its end; None
+        before its first epoch ended.
+        """
+        if spent < of.x[0]:
+            return None
+        after = next((at for at, x in enumerate(of.x) if x > spent), None)
+        if after is None:
+            return of.quality[-1]
+        share = (spent - of.x[after - 1]) / (of.x[after] - of.x[after - 1])
+        return of.quality[after - 1] + (of.quality[after] - of.quality[after - 1]) * share
+
+
+def spendings(panel: Panel) -> list[Spending]:
+    """Bytes, and time on links, of a panel whose runs have a history."""
+    found = [Spending(panel, "bytes", "sent by a worker", data_size, list(_curves(panel, _bytes)))]
+    if panel.settings.link != "none":
+        timed = [each for each in panel.entries if each.timed]
+        measured = [curve(each, "seconds") for each in timed]
+        link = panel.settings.link
+        found.append(Spending(panel, f"time, {link}", f"seconds of training on {link}, measured", duration, measured))
+    elif panel.settings.workers > 1:
+        found += [_modelled(panel, Link.parse(link)) for link in LINKS]
+    return [each for each in found if len(each.curves) > 1 and min(len(one.x) for one in each.curves) > 0]
+
+
+def duration(seconds: float) -> str:
+    """Format a time for people.
+
+    >>> duration(0.25), duration(90), duration(5400)
+    ('0.25 s', '90 s', '1.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 3600 else f"{seconds / 3600:.3g} h"
+
+
+Spent = Callable[[PanelEntry, Record], Sequence[float] | None]
+
+
+def _curves(panel: Panel, spent: Spent) -> Iterator[Curve]:
+    for entry in panel.entries:
+        each = [spent(entry, run) for run in entry.runs]
+        known = [one for one in each if one]
+        # A worker alone sends nothing.
+        if len(known) == len(each) and not entry.diverged and all(one[0] > 0 for one in known):
+            quality = curve(entry, "epoch").quality
+            yield Curve(entry, [sum(at) / len(at) for at in zip(*known, strict=False)], quality)
+
+
+def _bytes(_: PanelEntry, run: Record) -> Sequence[float]:
+    return [point.bytes_sent for point in run.history]
+
+
+def _modelled(panel: Panel, link: Link) -> Spending:
+    wire = Wire.of(panel.settings.workers, link)
+    local = _local(panel)
+
+    def spent(entry: PanelEntry, run: Record) -> Sequence[float] | None:
+        here, codec = local.get(_recipe(entry)), _codec(entry, local)
+        if here is None or codec is None:
+            return None
+        alpha = wire.alpha(Round("all_reduce", 1.0, 1.0))
+        return [point.step * (here + codec + alpha) + point.bytes_sent / wire.rate for point in run.history]
+
+    of = rate_text(float(link.rate or 0))
+    notes = []
+    if local:
+        each = " or ".join(dict.fromkeys(f"{1e3 * seconds:.0f} ms" for seconds in local.values()))
+        notes.append(_MODELLED.format(local=each, latency=1e6 * wire.latency))
+        notes += [] if all(entry.timed for entry in panel.entries) else [_BESIDE]
+    title = f"time of training on {of}, modelled"
+    return Spending(panel, f"time, {of}, modelled", title, duration, list(_curves(panel, spent)), notes)
+
+
+_EXCHANGE = ("compress", "communicate", "decompress")
+
+
+def _recipe(entry: PanelEntry) -> str:
+    """What a step computes: the recipe without its learning rate, which costs no time."""
+    return repr(sorted((name, value) for name, value in entry.runs[0].settings.recipe.items() if name != "lr"))
+
+
+def _local(panel: Panel) -> dict[str, float]:
+    """The seconds of a step beside its exchange, by the recipe."""
+    found: dict[str, float] = {}
+    for entry in panel.entries:
+        if entry.runs[0].settings.hook is not None:
+            continue  # torch's own hooks do not say what they exchange.
+        for run in entry.runs:
+            if all(name in run.seconds for name in ("step", *_EXCHANGE)):
+                beside = max(0.0, run.seconds["step"] - sum(run.seconds[name] for name in _EXCHANGE))
+                found[_recipe(entry)] = min(found.get(_recipe(entry), beside), beside)
+    return found
+
+
+def _codec(entry: PanelEntry, local: Mapping[str, float]) -> float | None:
+    """The seconds of encoding and decoding; of a hook of torch what its step takes longer than computing does."""
+    if entry.runs[0].settings.hook is not None:
+        beside = local.get(_recipe(entry))
+        steps = [run.seconds["step"] for run in entry.runs if "step" in run.seconds]
+        return None if beside is None or not steps else max(0.0, min(steps) - beside)
+    own = [
+        run.seconds["compress"] + run.seconds["decompress"]
+        for run in entry.runs
+        if "compress" in run.seconds and "decompress" in run.seconds
+    ]
+    return min(own) if own else None

@@ -1,0 +1,119 @@
+"""Quality at equal bytes and at equal time: measured on a link, modelled for runs over the loopback."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gradwire import report
+from gradwire.auto.wire import LATENCY, PAYLOAD_SHARE
+from gradwire.experiments.records import Point
+from gradwire.report import Results
+from gradwire.report._markdown import markdown
+from gradwire.report._panels import panels
+from gradwire.report._spent import spendings
+from tests.report.made import HERE, record
+
+STEPS = 10
+"""Of an epoch."""
+
+
+def ran(method, losses, sent, *, seed=0, local=0.05, codec=0.0, communicate=0.02, **more):
+    """A run whose epochs end with these losses, and which sends so many bytes in each."""
+    points = [Point(at, STEPS * at, 2.0 * at, 1.0, loss, sent * at) for at, loss in enumerate(losses, 1)]
+    seconds = {
+        "step": local + codec + communicate,
+        "compute": 0.01,
+        "compress": codec / 2,
+        "communicate": communicate,
+        "decompress": codec / 2,
+    }
+    figures = {"seconds": seconds, "history": tuple(points), "measure": "loss", "higher_is_better": False}
+    return record(method, losses[-1], seed, **(figures | more))
+
+
+def dense(**more):
+    return ran("none", [4.0, 3.0, 2.0, 1.8], 1e9, **more)
+
+
+def fewer(**more):
+    return ran("topk", [3.0, 2.0, 1.9, 1.7], 1e7, codec=0.01, **more)
+
+
+def rows(runs, ending):
+    (section,) = report.sections(Results(runs), ["quality_equal"])
+    (table,) = [each for each in section.blocks if each.choice.endswith(ending)]
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}, table.notes
+
+
+def test_at_equal_bytes_a_method_is_compared_with_what_no_compression_had_by_then():
+    found, notes = rows([dense(), fewer(), ran("qsgd", [3.5, 2.5, 2.0, 1.817], 6e8)], "bytes")
+    assert found["none"] == ["1.800", "4 GB", "-", "-", "-"]
+    # 1.8 lies half way between the ends of the third and of the fourth epoch: 35 MB of 4 GB. 1.818 earlier: at 34.1 MB.
+    assert found["topk"] == ["1.700", "40 MB", "-", f"{4e9 / 3.5e7:.3g}", f"{4e9 / 3.41e7:.3g}"]
+    # After 2.4 GB no compression is at 40 % of the way from 3 to 2; 1.8 is never reached, 1 % more is.
+    assert found["qsgd"][:4] == ["1.817", "2.4 GB", "2.600", "-"]
+    assert float(found["qsgd"][4]) == pytest.approx(4e9 / (1.8e9 + 6e8 * (2.0 - 1.818) / (2.0 - 1.817)), rel=1e-2)
+    assert not notes
+
+
+@pytest.mark.parametrize(("workers", "rate"), [(2, 1e8), (4, 1e8), (2, 1e9)])
+def test_time_on_a_link_is_modelled_for_runs_over_the_loopback(workers, rate):
+    busy = fewer(workers=workers, seed=1, local=0.3)  # Disturbed: it does not count.
+    (panel,) = panels([dense(workers=workers, local=0.06), fewer(workers=workers), busy])
+    of = "100 Mbit/s" if rate == 1e8 else "1 Gbit/s"
+    (found,) = [each for each in spendings(panel) if each.of == f"time, {of}, modelled"]
+    alpha, beta = 2 * (workers - 1) * LATENCY, rate / 8 * PAYLOAD_SHARE
+    assert found.by_method["none"].x[-1] == pytest.approx(4 * STEPS * (0.05 + alpha) + 4e9 / beta)
+    assert found.by_method["topk"].x == pytest.approx(
+        [STEPS * at * (0.05 + 0.01 + alpha) + 1e7 * at / beta for at in (1, 2, 3, 4)]
+    )
+    assert "Modelled, not measured" in found.notes[0]
+    assert "50 ms beside its exchange" in found.notes[0]
+
+
+def test_time_on_a_link_is_measured_where_runs_had_one():
+    link = {"link": "100mbit"}
+    found, notes = rows([dense(**link), fewer(**link)], "time, 100mbit")
+    assert found["topk"] == ["1.700", "8 s", "1.800", f"{8 / 7:.3g}", f"{8 / 6.82:.3g}"]
+    assert not notes
+    untimed = {**link, "environment": {**HERE, "jobs": 2}}
+    (panel,) = panels([dense(**untimed), fewer(**untimed)])
+    assert [each.of for each in spendings(panel)] == ["bytes"]
+
+
+def test_runs_made_beside_others_are_modelled_and_that_is_said():
+    beside = {"environment": {**HERE, "jobs": 2}}
+    (panel,) = panels([dense(**beside), fewer(**beside)])
+    modelled = [each for each in spendings(panel) if each.of != "bytes"]
+    assert len(modelled) == 2
+    assert all("made beside others" in each.notes[1] for each in modelled)
+
+
+def test_a_hook_of_torch_takes_as_long_as_its_step_does():
+    made = ran("torch_powersgd", [3.0, 2.0, 1.9, 1.9], 1e7, local=0.09, compressor=None)
+    made = replace(made, settings=replace(made.settings, hook={"name": "powersgd"}))
+    (panel,) = panels([dense(), made])
+    found = next(each for each in spendings(panel) if "100 Mbit/s" in each.of)
+    _, hook = found.curves
+    took = hook.x[-1] - 4e7 / (1e8 / 8 * PAYLOAD_SHARE)
+    assert took == pytest.approx(4 * STEPS * (0.11 + 2 * LATENCY))
+
+
+def test_methods_without_phases_have_bytes_alone():
+    (panel,) = panels([dense(seconds={"step": 0.1}), fewer(seconds={"step": 0.1})])
+    assert [each.of for each in spendings(panel)] == ["bytes"]
+
+
+def test_with_a_higher_quality_a_method_is_as_good_from_the_epoch_on_that_reaches_it():
+    higher = {"higher_is_better": True}
+    found, _ = rows([ran("none", [0.5, 0.8], 1e6, **higher), ran("topk", [0.8, 0.9], 1e5, **higher)], "bytes")
+    assert found["topk"] == ["90.00", "200 kB", "-", "20", "20"]
+
+
+def test_markdown_has_the_tables_and_each_note_once():
+    text = markdown(Results([dense(), fewer()]))["equal"]
+    assert text.count("Modelled, not measured") == 1
+    assert text.count("### ") == 3
+    assert "| `topk` | 1.700 | 40 MB | - | 114 | 117 |" in text
