@@ -1,5 +1,5 @@
-# Two commands from a fresh clone: `make demo` and `make test`. Each sets up .venv if it is not there, or if what it
-# was built from has changed since.
+# Two commands run from a fresh clone: `make demo` and `make test`. Each makes .venv if it does not exist, or makes it
+# again if its sources have changed.
 
 PYTHON ?= python3
 DEMO ?=
@@ -16,17 +16,17 @@ help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
 	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods.md (hours on 2 cores)'
 	@echo 'make test      lint, type check and run the whole suite (PYTEST="-k ddp")'
-	@echo 'make test-frameworks  the tests that need JAX, Keras, Lightning, Hugging Face, dashboards or Triton (installs them: 3 GB)'
-	@echo 'make lint      ruff, mypy, pre-commit configuration'
-	@echo 'make format    let ruff mend what it can'
+	@echo 'make test-frameworks  run the tests that need JAX, Keras, Lightning, Hugging Face, dashboards or Triton (installs them: 3 GB)'
+	@echo 'make lint      run ruff and mypy, and check the pre-commit configuration'
+	@echo 'make format    format the code, and let ruff fix what it can'
 	@echo 'make tables    rewrite the tables of docs/ from the registry'
-	@echo 'make docs      the site in site/, warnings are errors'
+	@echo 'make docs      build the site in site/; warnings are errors'
 	@echo 'make test-neon compare the NEON kernels with the scalar ones in an emulator'
-	@echo 'make build     an sdist and a wheel in dist/'
-	@echo 'make test-build  install both in empty environments, and try them there (minutes)'
-	@echo 'make wheels    wheels for every Python version, with cibuildwheel (needs docker on Linux)'
-	@echo 'make release-check TAG=v1.2.3  whether the version is the same everywhere'
-	@echo 'make clean     remove all that these commands made, .venv included'
+	@echo 'make build     build an sdist and a wheel in dist/'
+	@echo 'make test-build  install both in empty environments, and test them there (minutes)'
+	@echo 'make wheels    build wheels for every Python version, with cibuildwheel (needs docker on Linux)'
+	@echo 'make release-check TAG=v1.2.3  check that the version is the same everywhere'
+	@echo 'make clean     remove everything that these commands made, including .venv'
 
 demo: .venv/.bench
 	$(BIN)/gradwire demo $(DEMO)
@@ -34,12 +34,12 @@ demo: .venv/.bench
 convergence: .venv/.bench
 	$(BIN)/gradwire check convergence --json src/gradwire/advise/convergence.json --markdown docs/methods.md
 
-# Threads of OpenMP that wait for each other sleep: every core has a worker of pytest, and those that spin keep it from
-# the thread that they wait for.
+# OMP_WAIT_POLICY lets waiting OpenMP threads sleep: every core has a worker of pytest, and a thread that spins would
+# keep the core from the thread for which it waits.
 test: lint
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
 
-# A file at a time: what its ranks have trained is shared by all of its tests.
+# Each worker takes whole files, because all tests of a file share what its ranks have trained.
 test-frameworks: .venv/.frameworks
 	$(BIN)/pytest -n auto --dist loadfile tests/frameworks tests/ops/triton $(PYTEST)
 
@@ -62,8 +62,8 @@ docs: .venv/.docs
 test-neon:
 	csrc/tests/neon.sh
 
-# The wheel is built from the sdist, so that nothing is missing there. On Linux it gets the tag of the oldest system that
-# it runs on; libgomp stays outside, for torch brings it.
+# The wheel is built from the sdist, which shows that the sdist is complete. On Linux the wheel gets the tag of the oldest
+# system on which it runs; libgomp stays outside, because torch brings it.
 build: .venv/.build
 	rm -rf dist build/dist
 	$(BIN)/python -m build --outdir build/dist .
@@ -73,15 +73,15 @@ build: .venv/.build
 	else mv build/dist/*.whl dist/; fi
 	$(BIN)/twine check --strict dist/*
 
-# Both of them in empty environments, with the tests of tests/smoke and a demonstration.
+# The sdist and the wheel are installed in empty environments, which run the tests of tests/smoke and a demonstration.
 test-build: build
 	$(BIN)/pytest -c tests/packaging/pytest.ini tests/packaging $(PYTEST)
 
-# For every Python version, in the containers of cibuildwheel.
+# Wheels for every Python version are built in the containers of cibuildwheel.
 wheels: .venv/.build
 	$(BIN)/cibuildwheel --output-dir dist
 
-# The version is the same wherever it is written, and has its section in CHANGELOG.md.
+# The version must be the same wherever it is written, and must have a section in CHANGELOG.md.
 release-check:
 	$(PYTHON) tools/release.py $(TAG)
 
@@ -99,7 +99,7 @@ clean:
 	$(PIP) -e '.[bench]'
 	@touch $@
 
-# It contains the other, so the demo need not install again.
+# The extra test contains the extra bench, so the demo need not install again.
 .venv/.test: .venv/.made $(SOURCES)
 	$(PIP) -e '.[test]'
 	@touch .venv/.bench $@

@@ -1,19 +1,48 @@
-"""Base of ``allgather`` and ``broadcast``: every rank gets every payload."""
+"""Base of ``allgather`` and ``broadcast``: every rank gets every payload and decodes them all."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Session, Site
+from gradwire.comm._variable import VariableSession
+from gradwire.comm.base import Session, Site, Strategy
+from gradwire.compressors.base import Compressor
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
 from gradwire.types import Key, align
 
-__all__ = ["GatheredSession"]
+__all__ = ["GatheredSession", "GatheringStrategy"]
+
+
+@dataclass(frozen=True)
+class GatheringStrategy(Strategy):
+    """Base of a strategy in which every rank gets all payloads whole: a subclass says how their bytes move."""
+
+    gathers = True
+
+    @staticmethod
+    @abstractmethod
+    def move(channel: Channel, rows: Tensor) -> None:
+        """Fill the rows of the other ranks with their messages.
+
+        Args:
+            channel: to the other ranks.
+            rows: uint8 of shape (W, bytes); this rank's own row holds its message.
+        """
+
+    def check(self, compressor: Compressor) -> None:
+        self.refuse_rounds(compressor)
+
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        if not all(unit.compressor.fixed_size for unit in units):
+            return VariableSession(units, site)
+        return GatheredSession(units, site, self.move)
 
 
 class GatheredSession(Session):

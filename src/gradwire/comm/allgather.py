@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.comm._gathered import GatheredSession
-from gradwire.comm._variable import VariableSession
-from gradwire.comm.base import Session, Site, Strategy
-from gradwire.compressors.base import Compressor
-from gradwire.group.part import Unit
+from torch import Tensor
+
+from gradwire.comm._gathered import GatheringStrategy
+from gradwire.group.channel import Channel
 
 __all__ = ["AllGather"]
 
 
 @dataclass(frozen=True)
-class AllGather(Strategy):
+class AllGather(GatheringStrategy):
     """One compression, one round; traffic of a rank is (W-1) payloads, so it suits few workers.
 
     Example:
@@ -24,12 +22,7 @@ class AllGather(Strategy):
     """
 
     name = "allgather"
-    gathers = True
 
-    def check(self, compressor: Compressor) -> None:
-        self.refuse_rounds(compressor)
-
-    def plan(self, units: Sequence[Unit], site: Site) -> Session:
-        if not all(unit.compressor.fixed_size for unit in units):
-            return VariableSession(units, site)
-        return GatheredSession(units, site, lambda channel, rows: channel.all_gather(rows))
+    @staticmethod
+    def move(channel: Channel, rows: Tensor) -> None:
+        channel.all_gather(rows)
