@@ -18,7 +18,7 @@ class Timed:
     """A context whose duration is added to a phase: a class, because a generator costs twice as much in each message.
 
     Args:
-        metrics: with the clock and the sums.
+        metrics: metrics with the clock and the sums.
         phase: a key of ``seconds``.
     """
 

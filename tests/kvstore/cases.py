@@ -12,7 +12,7 @@ import torch
 from gradwire import GradwireError
 from gradwire.kvstore import Trainer
 from gradwire.kvstore.protocol.environment import read_place
-from gradwire.kvstore.worker.connection import Request
+from gradwire.kvstore.worker.connection import Request, ScatterSink
 from gradwire.kvstore.worker.store import DistStore
 from tests.kvstore.stores import rows_of
 
@@ -153,8 +153,9 @@ def a_barrier_waits_for_what_was_pushed_before_it(kv, rank):
     kv.barrier()
     part = kv._keys["barrier"].parts[0]
     out = torch.empty(part.numel)
-    request = Request("pull", {"key": "barrier", "step": 0}, out=out.view(torch.uint8))
-    kv._wait([request], "a value as it is now", [part.server])
+    sink = ScatterSink([(0, out.view(torch.uint8).numpy())], out.nbytes)
+    request = Request("pull", {"items": [["barrier", 0]]}, out=sink)
+    kv._ask([(part.server, request)], "a value as it is now")
     return out
 
 

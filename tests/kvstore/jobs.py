@@ -167,7 +167,7 @@ def lists_of_keys(rank):
     together, alone = ([f"{kind}{i}" for i in range(len(shapes))] for kind in "ta")
     for keys in (together, alone):
         kv.init(keys, [torch.zeros(shape) for shape in shapes])
-    told, lanes = [], []
+    told, joined = [], []
     for step, (name, params) in enumerate(WAYS):
         if params is not None:
             kv.set_gradient_compression(params)
@@ -177,11 +177,11 @@ def lists_of_keys(rank):
             kv.push(key, grad)
         for key, out in zip(alone, outs[1], strict=True):
             kv.pull(key, out)
-        lanes.append(push_list(kv, name, together, grads))
+        joined.append(push_list(kv, name, together, grads))
         pull_list(kv, name, together, outs[0])
         told.append((f"step {step}: {name}", *outs))
     kv.barrier()
-    return told, lanes
+    return told, joined
 
 
 WAYS = [
@@ -232,7 +232,7 @@ def push_list(kv, name, keys, grads):
     for grad in grads:
         # It was pushed: what the caller does with it now changes nothing.
         grad.zero_()
-    return any(shared.lane is not None for shared in kv._keys.values())
+    return any(known.joined is not None for known in kv._keys.values())
 
 
 def refused(kv, keys, grads):

@@ -47,11 +47,31 @@ def init(core, peer, seq, key, value=None, shape=(4,)):
 
 
 def push(core, peer, seq, key, step, value, config=0, optimizer=0, rows=-1, now=0.0):
-    return ask(core, peer, "push", seq, value, now, key=key, step=step, config=config, optimizer=optimizer, rows=rows)
+    return push_units(core, peer, seq, [(key, step, value)], config, optimizer, rows, now)
+
+
+def push_units(core, peer, seq, units, config=0, optimizer=0, rows=-1, now=0.0):
+    """Push several units, each (name, step, tensor)."""
+    items = [[unit, step, value.nbytes, rows] for unit, step, value in units]
+    data = laid_out([value for _, _, value in units])
+    return ask(core, peer, "push", seq, data, now, items=items, config=config, optimizer=optimizer)
+
+
+def laid_out(tensors):
+    """The bytes of tensors, each from a multiple of 8."""
+    data = b""
+    for tensor in tensors:
+        data += bytes(-len(data) % 8) + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def pull(core, peer, seq, key, step):
-    return ask(core, peer, "pull", seq, key=key, step=step)
+    return pull_units(core, peer, seq, [(key, step)])
+
+
+def pull_units(core, peer, seq, units):
+    """Pull several units, each (name, step)."""
+    return ask(core, peer, "pull", seq, items=[list(each) for each in units])
 
 
 def compressed(core, peer, seq, number, params):

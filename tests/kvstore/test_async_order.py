@@ -3,7 +3,7 @@
 import torch
 
 from gradwire.kvstore.mxnet.trainer import Trainer
-from gradwire.kvstore.protocol.small_keys import LONGEST, bundled
+from gradwire.kvstore.protocol.small_keys import MAX_NAME, is_small
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import save_core
@@ -34,12 +34,12 @@ def test_a_worker_keeps_its_own_steps_until_they_are_on_the_disk(tmp_path):
         push(core, other, 2 + step, "w", step, torch.ones(4), optimizer=1)
     save_core(core, tmp_path / "file")
     told = messages(push(core, one, 4, "w", 2, torch.ones(4), optimizer=1))
-    assert [fields["durable"] for *_, fields in [each[:3] for each in told]] == [1]
+    assert [fields["durable"] for *_, fields in [each[:3] for each in told]] == [[1]]
 
 
 def test_long_names_are_counted_in_bytes():
-    assert bundled("w" * LONGEST, 4)
-    assert not bundled("\u91cd" * LONGEST, 4)
+    assert is_small("w" * MAX_NAME, 4)
+    assert not is_small("\u91cd" * MAX_NAME, 4)
 
 
 def test_a_store_that_updates_takes_the_numbers_of_a_file(tmp_path):

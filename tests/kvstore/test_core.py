@@ -11,6 +11,7 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pair, pull, push, values
 
+PLAIN = {"config": 0, "optimizer": 0}
 ONES = torch.ones(4)
 
 
@@ -271,7 +272,9 @@ def test_sync_and_async_do_not_mix():
         (lambda c, p: pull(c, p, 5, "v", 0), "must be initialised"),
         (lambda c, p: init(c, p, 5, "w", torch.zeros(5)), "another worker has"),
         (lambda c, p: init(c, p, 5, "w", torch.zeros(4, dtype=torch.float16)), "another worker has"),
-        (lambda c, p: push(c, p, 5, "w", 1, torch.ones(5)), "ends at byte 20"),
+        (lambda c, p: push(c, p, 5, "w", 1, torch.ones(5)), "a push of key 'w' has 20 bytes"),
+        (lambda c, p: ask(c, p, "push", 5, torch.ones(5), items=[["w", 1, 16, -1]], **PLAIN), "ends at byte 20"),
+        (lambda c, p: ask(c, p, "push", 5, torch.ones(3), items=[["w", 1, 16, -1]], **PLAIN), "has 12 bytes, not 16"),
         (lambda c, p: push(c, p, 5, "w", 1, torch.ones(3)), "has"),
         (lambda c, p: push(c, p, 5, "w", 1, ONES, config=7), "never sent"),
         (lambda c, p: push(c, p, 5, "w", 1, ONES, optimizer=7), "never sent"),
@@ -291,13 +294,15 @@ def test_sync_and_async_do_not_mix():
         (lambda c, p: ask(c, p, "states", 5), "after set_optimizer"),
         (lambda c, p: ask(c, p, "restore", 5, ONES), "after set_optimizer"),
         (lambda c, p: ask(c, p, "fly", 5), "an op, one of"),
-        (lambda c, p: ask(c, p, "pull", 5, key="w"), "has the fields"),
-        (lambda c, p: ask(c, p, "pull", 5, key=1.5, step=0), "bad key"),
-        (lambda c, p: ask(c, p, "pull", 5, key="w", step=-1), "bad step"),
+        (lambda c, p: ask(c, p, "pull", 5, key="w", step=0), "has the fields"),
+        (lambda c, p: ask(c, p, "pull", 5, items=[[1.5, 0]]), "bad items"),
+        (lambda c, p: ask(c, p, "pull", 5, items=[["w", -1]]), "bad items"),
+        (lambda c, p: ask(c, p, "rows", 5, torch.tensor([0]), key=1.5, step=0), "bad key"),
+        (lambda c, p: ask(c, p, "rows", 5, torch.tensor([0]), key="w", step=-1), "bad step"),
         (lambda c, p: c.receive(p, [b"\xc1"], 0.0), "msgpack"),
         (lambda c, p: c.receive(p, [], 0.0), "a header"),
         (lambda c, p: c.receive(p, [pack("ping"), b"", b""], 0.0), "at most one frame"),
-        (lambda c, p: c.receive(p + b"?", [pack("pull", seq=1, key="w", step=0)], 0.0), "starts with hello"),
+        (lambda c, p: c.receive(p + b"?", [pack("pull", seq=1, items=[["w", 0]])], 0.0), "starts with hello"),
     ],
 )
 def test_what_is_wrong_is_answered_and_changes_nothing(request_, message):

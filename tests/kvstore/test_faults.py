@@ -256,8 +256,8 @@ def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers
 
 
 def test_a_server_that_stays_away_is_named_within_the_time_of_a_silent_worker(servers, monkeypatch):
-    assert Rules(workers=1).dead_after == connection.AWAY
-    monkeypatch.setattr(connection, "AWAY", 2.0)
+    assert Rules(workers=1).dead_after == connection.DISCONNECT_TIMEOUT
+    monkeypatch.setattr(connection, "DISCONNECT_TIMEOUT", 2.0)
     started = [servers.start() for _ in range(2)]
     workers = both([endpoint for _, endpoint in started], 10, allowed=2, bound=100, server_timeout=None)
     for worker in workers:

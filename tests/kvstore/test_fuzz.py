@@ -26,7 +26,8 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=6,
 )
-units = [[["w", 1, 16]], [[[1], 1, 256]], [["w", 1, 16], [[1], 1, 256]], [["w", 0]], [[[1], 0], ["v", 0]], ["w", "v"]]
+pushed = [["w", 1, 16, -1], [[1], 1, 256, -1], ["w", 1, 24, 1], ["w", 1, 16, 0]]
+units = [*([each] for each in pushed), pushed[:2], pushed[1:3], [["w", 0]], [[[1], 0], ["v", 0]], ["w", "v"]]
 likely = st.sampled_from(["w", "v", 0, 1, 2, 3, 4, -1, "float32", [4], {}, True, False, b"x" * 16, "sgd", *units])
 
 
@@ -85,7 +86,7 @@ def test_bytes_are_a_message_or_a_wire_error(data):
 @given(st.data())
 def test_a_message_with_flipped_bytes_is_refused_or_is_another_message(data):
     core, a, _ = served()
-    header = bytearray(pack("push", seq=2, chunk=0, chunks=1, key="w", step=1, config=0, optimizer=0, rows=-1))
+    header = bytearray(pack("push", seq=2, chunk=0, chunks=1, items=[["w", 1, 16, -1]], config=0, optimizer=0))
     for _ in range(data.draw(st.integers(1, 4))):
         header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
     core.receive(a, [bytes(header), bytes(16)], 0.0)

@@ -9,14 +9,14 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import load_core, save_core
 from gradwire.types import align
-from tests.kvstore.talk import ask, hello, init, messages, ops, push
+from tests.kvstore.talk import ask, hello, init, messages, ops, pull_units, push, push_units
 from tests.kvstore.test_key_lists import KEYS, SIZES, alone, equal, grads, of_all, pull_all, push_all, served
 
 LISTS = (KEYS, ("a", "b"), ("b", "c", "d"), ("d", "a"))
 
 
 def together(core):
-    return [each.together for each in core.values.lists.values()]
+    return [each.are_joined for each in core.values.lists.values()]
 
 
 def test_a_pull_that_waits_for_one_key_finds_the_others_that_came_together_meanwhile():
@@ -24,7 +24,7 @@ def test_a_pull_that_waits_for_one_key_finds_the_others_that_came_together_meanw
     for peer in (a, b):
         push_all(core, peer, 30, 1, grads(1), keys=("c", "d"))
     push(core, a, 31, "a", 1, grads(1)["a"])
-    assert ask(core, a, "pulls", 32, items=[["a", 1], ["c", 1]]) == []
+    assert pull_units(core, a, 32, [("a", 1), ("c", 1)]) == []
     push_all(core, b, 33, 2, grads(2), keys=("c", "d"))
     assert together(core) == [True]
     told = messages(push(core, b, 34, "a", 1, grads(1)["a"]))
@@ -36,12 +36,12 @@ def test_a_push_that_waits_for_the_slowest_finds_keys_that_came_together_meanwhi
     core, a, b = served((("c", "d"),), sync=False, staleness=0)
     for peer in (a, b):
         push_all(core, peer, 29, 1, grads(1), keys=("c", "d"))
-    items = [["a", 1, 12], ["c", 2, 256], ["d", 2, 4]]
-    assert ask(core, a, "pushes", 30, torch.zeros(70), items=items, config=0, optimizer=0) == []
+    units = [(key, step, torch.zeros(SIZES[key])) for key, step in (("a", 1), ("c", 2), ("d", 2))]
+    assert push_units(core, a, 30, units) == []
     push_all(core, b, 32, 2, grads(2), keys=("c", "d"))
     assert together(core) == [True]
     told = messages(push(core, b, 34, "a", 1, grads(1)["a"]))
-    assert (a, "dones") in [(peer, op) for peer, op, *_ in told]
+    assert (a, "done") in [(peer, op) for peer, op, *_ in told]
 
 
 def test_a_list_is_found_whose_keys_another_list_has_brought_together():
@@ -58,7 +58,7 @@ def test_a_list_is_found_whose_keys_another_list_has_brought_together():
 def of_bundle(reply, keys):
     """The values in one answer to a pull of many keys, by key."""
     _, op, _, raw = reply
-    assert op == "values"
+    assert op == "value"
     out, start = {}, 0
     for key in keys:
         out[key] = torch.frombuffer(bytearray(raw[start : start + 4 * SIZES[key]]), dtype=torch.float32)
@@ -95,9 +95,9 @@ class Pair:
     def take(self, side, replies):
         for reply in messages(replies):
             peer, op, fields, _ = reply
-            assert op in ("done", "dones", "value", "values"), fields
+            assert op in ("done", "value"), fields
             seq = fields["seq"]
-            if seq in self.asked and op.startswith("value"):
+            if seq in self.asked and op == "value":
                 keys, bundle = self.asked[seq]
                 value = of_bundle(reply, keys) if bundle or side else of_all(reply, keys)
                 self.told[side].setdefault((peer, seq), value)
@@ -117,23 +117,18 @@ class Pair:
             if kind == "one":
                 self.take(side, push(self.cores[side], peer, seq, keys[0], steps[keys[0]], tensors[keys[0]]))
             else:
-                items = [[key, steps[key], 4 * SIZES[key]] for key in keys]
-                data = torch.zeros(sum(align(size) for *_, size in items), dtype=torch.uint8)
-                start = 0
-                for key, _, size in items:
-                    data[start : start + size] = tensors[key].view(torch.uint8)
-                    start += align(size)
-                self.take(side, ask(self.cores[side], peer, "pushes", seq, data, items=items, config=0, optimizer=0))
+                units = [(key, steps[key], tensors[key]) for key in keys]
+                self.take(side, push_units(self.cores[side], peer, seq, units))
 
     def pull(self, rank, what, steps):
         self.seq += 1
         self.asked[self.seq] = (what[1], what[0] == "bundle")
         seq, peer, (kind, keys) = self.seq, b"peer-%d" % rank, what
-        items = [[key, steps[key]] for key in keys]
+        units = [(key, steps[key]) for key in keys]
         if kind == "list":
             self.take(0, pull_all(self.cores[0], peer, seq, steps[keys[0]], LISTS.index(keys) + 1))
         for side in (1,) if kind == "list" else (0, 1):
-            self.take(side, ask(self.cores[side], peer, "pulls", seq, items=items))
+            self.take(side, pull_units(self.cores[side], peer, seq, units))
 
     def check(self):
         assert self.told[0].keys() == self.told[1].keys()

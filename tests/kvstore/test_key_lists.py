@@ -9,15 +9,28 @@ from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.protocol.compression import Compression, parse
 from gradwire.kvstore.protocol.messages import pack
-from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle, joinable, side_by_side
+from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, element_offsets, joinable
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import load_core, save_core
-from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pull, push, values
+from tests.kvstore.talk import (
+    ask,
+    compressed,
+    hello,
+    init,
+    laid_out,
+    messages,
+    ops,
+    pull,
+    pull_units,
+    push,
+    push_units,
+    values,
+)
 
 SIZES = {"a": 3, "b": 40, "c": 64, "d": 1}
 KEYS = tuple(SIZES)
-STARTS, TOTAL = side_by_side(list(SIZES.values()))
+STARTS, TOTAL = element_offsets(list(SIZES.values()))
 
 
 def served(lists=(KEYS,), sync=True, **rules):
@@ -38,7 +51,7 @@ def grads(seed):
 
 
 def flat(tensors, keys=KEYS):
-    starts, total = side_by_side([SIZES[key] for key in keys])
+    starts, total = element_offsets([SIZES[key] for key in keys])
     out = torch.zeros(total)
     for start, key in zip(starts, keys, strict=True):
         out[start : start + SIZES[key]] = tensors[key]
@@ -51,21 +64,19 @@ def push_all(core, peer, seq, step, tensors, number=1, keys=KEYS, code=None):
 
 
 def push_list(core, peer, seq, data, *, number, step, config=0, optimizer=0):
-    """Push all keys of a list, whose bytes end at a multiple of 8."""
-    raw = data.contiguous().view(-1).view(torch.uint8)
-    items, gap = [[[number], step, raw.numel()]], torch.zeros(-raw.numel() % 8, dtype=torch.uint8)
-    return ask(core, peer, "pushes", seq, torch.cat([raw, gap]), items=items, config=config, optimizer=optimizer)
+    """Push all keys of a list."""
+    return push_units(core, peer, seq, [([number], step, data)], config, optimizer)
 
 
 def pull_all(core, peer, seq, step, number=1):
-    return ask(core, peer, "pulls", seq, items=[[[number], step]])
+    return pull(core, peer, seq, [number], step)
 
 
 def of_all(reply, keys=KEYS):
     """The values in one answer, by key."""
     _, op, _, raw = reply
-    assert op == "values"
-    starts, _ = side_by_side([SIZES[key] for key in keys])
+    assert op == "value"
+    starts, _ = element_offsets([SIZES[key] for key in keys])
     everything = torch.frombuffer(bytearray(raw), dtype=torch.float32)
     return {key: everything[start : start + SIZES[key]] for start, key in zip(starts, keys, strict=True)}
 
@@ -89,10 +100,10 @@ def sums(*many):
 
 def test_a_step_of_all_keys_is_one_sum_and_one_answer():
     core, a, b = served()
-    assert ops(push_all(core, a, 30, 1, grads(1))) == ["dones"]
+    assert ops(push_all(core, a, 30, 1, grads(1))) == ["done"]
     assert pull_all(core, a, 31, 1) == []
     told = messages(push_all(core, b, 30, 1, grads(2)))
-    assert [(peer, op) for peer, op, *_ in told] == [(b, "dones"), (a, "values")]
+    assert [(peer, op) for peer, op, *_ in told] == [(b, "done"), (a, "value")]
     assert equal(of_all(told[1]), sums(grads(1), grads(2)))
     assert len(core.values.units()) == 1
     assert (core.counters.steps, core.counters.pushes, core.counters.pulls) == (4, {"none": 8}, 4)
@@ -135,7 +146,7 @@ def test_pushes_that_wait_are_put_apart_with_the_keys():
     push_all(core, a, 30, 1, grads(1), code=code)
     assert pull_all(core, a, 31, 1) == []
     replies = [push(core, b, 40 + seq, key, 1, code.compress(grads(2)[key]), config=1) for seq, key in enumerate(KEYS)]
-    assert [ops(each) for each in replies] == [["done"]] * 3 + [["done", "values"]]
+    assert [ops(each) for each in replies] == [["done"]] * 3 + [["done", "value"]]
     wanted = {key: code.decompress(code.compress(grads(1)[key]), (size,)) for key, size in SIZES.items()}
     wanted = {key: wanted[key] + code.decompress(code.compress(grads(2)[key]), (SIZES[key],)) for key in KEYS}
     assert equal(of_all(messages(replies[-1])[1]), wanted)
@@ -222,7 +233,7 @@ def test_in_async_each_push_of_all_keys_counts_at_once_and_the_bound_holds():
     core, a, b = served(sync=False, staleness=0)
     assert push_all(core, a, 30, 1, grads(1)) == []
     told = messages(push_all(core, b, 30, 1, grads(2)))
-    assert sorted((peer, op) for peer, op, *_ in told) == [(a, "dones"), (b, "dones")]
+    assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
     assert equal(of_all(messages(pull_all(core, a, 31, 1))[0]), grads(2))
 
 
@@ -296,29 +307,24 @@ def test_a_push_of_another_size_is_refused(nbytes):
 
 def mixed(core, peer, seq, step, tensors):
     """Push a list of two keys and the others by their names, in one message."""
-    made = Bundle()
-    made.add([1], step, flat(tensors, KEYS[:2]).view(torch.uint8))
-    for key in KEYS[2:]:
-        made.add(key, step, tensors[key].view(torch.uint8))
-    return ask(core, peer, "pushes", seq, made.data(), items=made.items, config=0, optimizer=0)
+    return push_units(
+        core, peer, seq, [([1], step, flat(tensors, KEYS[:2])), *((key, step, tensors[key]) for key in KEYS[2:])]
+    )
 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_lists_and_keys_go_in_one_message(sync):
     core, a, b = served((KEYS[:2],), sync=sync)
-    assert ops(mixed(core, a, 30, 1, grads(1))) == ["dones"]
+    assert ops(mixed(core, a, 30, 1, grads(1))) == ["done"]
     items = [["c", 1], [[1], 1], ["d", 1]]
-    first = messages(ask(core, a, "pulls", 31, items=items))
+    first = messages(pull_units(core, a, 31, items))
     told = messages(mixed(core, b, 30, 1, grads(2)))
-    assert [op for _, op, *_ in told] == (["dones", "values"] if sync else ["dones"])
+    assert [op for _, op, *_ in told] == (["done", "value"] if sync else ["done"])
     assert len(core.values.units()) == 3
     ((_, _, answer, raw),) = told[1:] if sync else first
     assert answer["durable"] == [1, 1, 1]
     wanted = sums(grads(1), grads(2)) if sync else grads(1)
-    made = Bundle()
-    for piece in (wanted["c"], flat(wanted, KEYS[:2]), wanted["d"]):
-        made.add(0, 0, piece.view(torch.uint8))
-    assert raw == made.data().numpy().tobytes()
+    assert raw == laid_out([wanted["c"], flat(wanted, KEYS[:2]), wanted["d"]]).numpy().tobytes()
     mixed(core, b, 30, 1, grads(2))
     assert core.counters.repeated == 4
 
@@ -330,11 +336,8 @@ def test_lists_and_keys_go_in_one_message(sync):
 )
 def test_of_keys_in_one_message_all_count_or_none(sync, steps, text):
     core, a, _ = served((), sync=sync)
-    made = Bundle()
-    for key, step in steps:
-        made.add(key, step, grads(1)[key].view(torch.uint8))
     before = {key: core.values.alone(key).value.clone() for key in KEYS}
-    ((_, op, answer, _),) = messages(ask(core, a, "pushes", 30, made.data(), items=made.items, config=0, optimizer=0))
+    ((_, op, answer, _),) = messages(push_units(core, a, 30, [(key, step, grads(1)[key]) for key, step in steps]))
     assert (op, text in answer["text"]) == ("error", True), answer
     assert not any(core.values.alone(key).pending or core.values.alone(key).last for key in KEYS)
     assert all(torch.equal(core.values.alone(key).value, value) for key, value in before.items())
@@ -343,18 +346,17 @@ def test_of_keys_in_one_message_all_count_or_none(sync, steps, text):
 def test_a_key_of_a_list_is_not_named_beside_it():
     core, a, _ = served((KEYS[:2], KEYS[1:]))
     for units in (([1], "b"), ([1], [2]), ([1], [1])):
-        made = Bundle()
+        pieces = []
         for unit in units:
             keys = {1: KEYS[:2], 2: KEYS[1:]}[unit[0]] if isinstance(unit, list) else (unit,)
-            made.add(unit, 1, flat(grads(1), keys)[: None if len(keys) > 1 else SIZES[keys[0]]].view(torch.uint8))
-        fields = {"items": made.items, "config": 0, "optimizer": 0}
-        ((_, op, answer, _),) = messages(ask(core, a, "pushes", 30, made.data(), **fields))
+            pieces.append((unit, 1, flat(grads(1), keys)[: None if len(keys) > 1 else SIZES[keys[0]]]))
+        ((_, op, answer, _),) = messages(push_units(core, a, 30, pieces))
         assert (op, "one of these keys again" in answer["text"]) == ("error", True)
         assert not any(unit.pending for unit in core.values.units())
         a = hello(core, 0)
         for number, keys in enumerate((KEYS[:2], KEYS[1:]), 1):
             ask(core, a, "join", 20 + number, number=number, keys=list(keys))
-        ((_, op, answer, _),) = messages(ask(core, a, "pulls", 31, items=[[unit, 0] for unit in units]))
+        ((_, op, answer, _),) = messages(pull_units(core, a, 31, [(unit, 0) for unit in units]))
         assert (op, "again" in answer["text"] or "twice" in answer["text"]) == ("error", True)
         a = hello(core, 0)
         for number, keys in enumerate((KEYS[:2], KEYS[1:]), 1):
@@ -369,13 +371,13 @@ def test_a_key_of_a_list_is_not_named_beside_it():
         (["a", "half"], "different ones of one type"),
         (["a"], "'join' has a bad keys"),
         (["a", 1.5], "'join' has a bad keys"),
-        (["a", "large"], f"at most {ROOM} bytes"),
+        (["a", "large"], f"at most {MAX_BATCH} bytes"),
     ],
 )
 def test_a_list_of_keys_is_checked(keys, text):
     core, a, _ = served(())
     init(core, a, 10, "half", torch.zeros(3, dtype=torch.float16))
-    init(core, a, 11, "large", torch.zeros(ROOM // 4))
+    init(core, a, 11, "large", torch.zeros(MAX_BATCH // 4))
     ((_, op, answer, _),) = messages(ask(core, a, "join", 30, number=1, keys=keys))
     assert op == "error"
     assert text in answer["text"]
@@ -409,4 +411,4 @@ def test_only_what_may_be_encoded_as_one_is_joined():
 
 
 def test_the_layout_leaves_no_word_to_two_keys():
-    assert side_by_side([1, 31, 32, 33]) == ([0, 32, 64, 96], 160)
+    assert element_offsets([1, 31, 32, 33]) == ([0, 32, 64, 96], 160)

@@ -41,7 +41,7 @@ class HostWire(Wire):
     Args:
         size: ranks of a host, >= 2.
         crossings: edges of the ring of all ranks that leave a host, of the host with the most.
-        shared: by what factor messages to other hosts are slower if all ranks of a host send, 1 to ``size``.
+        shared: factor by which messages to other hosts are slower if all ranks of a host send, 1 to ``size``.
         between: seconds of a message to another host, >= 0.
         inside: bytes a second of a rank's messages to its neighbours on the host, > 0.
         local: seconds of such a message, >= 0.
@@ -95,9 +95,9 @@ def measured(channel: Channel, device: torch.device, hosts: Hosts, ring: Wire) -
     """Measure the links between the hosts and inside them. All ranks must call it alike.
 
     Args:
-        channel: of all ranks.
-        device: that the channel serves.
-        hosts: of the ranks; at least two, of at least two ranks each.
+        channel: channel of all ranks.
+        device: device that the channel serves.
+        hosts: hosts of the ranks; at least two, of at least two ranks each.
         ring: the link as uncompressed steps have shown it, all ranks taken for hosts of their own.
     """
     host, number = hosts.place(channel.rank)

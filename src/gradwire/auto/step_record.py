@@ -90,7 +90,7 @@ class StepRecord:
         begun: time at which its first bucket was ready.
         runs: records of the buckets, in their order.
         disturbed: something else was done in it, so its times do not count.
-        timed: whether its buckets are timed.
+        timed: true where its buckets are timed.
     """
 
     begun: Moment = None

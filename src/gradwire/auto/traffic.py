@@ -134,8 +134,8 @@ def traffic_of_hosts(bucket: DividedBucket, workers: int, size: int) -> Predicte
     """Predict the rounds of a bucket under ``hierarchical``, with those inside the hosts.
 
     Args:
-        bucket: as ``shared`` gave it.
-        workers: that exchange it.
+        bucket: shared form of the bucket, from ``shared``.
+        workers: number of workers that exchange it.
         size: ranks of a host.
     """
     sent = traffic(replace(bucket, strategy=f"hierarchical:ranks_per_host={size}"), workers)

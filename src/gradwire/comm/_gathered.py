@@ -53,9 +53,9 @@ class GatheredSession(Session):
     Memory and traffic grow with the number of workers: W messages are held, W-1 received.
 
     Args:
-        units: of one bucket.
-        site: where it runs.
-        move: as that of ``GatheringStrategy``.
+        units: units of one bucket.
+        site: place where the session runs.
+        move: collective, as ``GatheringStrategy.move``.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def cut_again(model: nn.Module, full: Mapping[str, Tensor]) -> None:
     """Give each worker its rows of whole tensors, the reverse of ``joined``. Nothing is sent.
 
     Args:
-        model: as ``shard`` left it, or whole.
+        model: model that ``shard`` has sharded, or a whole one.
         full: everything in its ``state_dict``, by name.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict

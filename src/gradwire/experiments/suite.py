@@ -134,12 +134,12 @@ _METHOD: dict[str, _Check] = {
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How many runs of a suite are there.
+    """The numbers of runs of a suite that are there.
 
     Args:
-        name: of its file.
-        made: that ended well, or diverged.
-        failed: that only failed.
+        name: name of the suite's file.
+        made: number of runs that ended well, or diverged.
+        failed: number of runs that only failed.
         planned: all that it asks for, those among them whose rate is not known yet.
         strange: settings of results that are none of its runs.
     """
@@ -156,18 +156,18 @@ class Coverage:
 
 
 def coverage(path: Path, made: Iterable[Record]) -> Coverage:
-    """Count the runs of a suite that are there.
+    """The numbers of runs of a suite that are there.
 
     A suite of several rates runs its later seeds at the rate that is best on the first one, which is known when all
     have ended there. A run of a later seed at another one counts as one of that seed: it was the best before others
     were tried.
 
     Args:
-        path: of the suite.
+        path: path of the suite.
         made: results.
 
     Raises:
-        ConfigError: as for ``load``.
+        ConfigError: the suite cannot be read, as for ``load``.
     """
     last = counted(made)
     suite = _read(path)
@@ -229,8 +229,8 @@ def _groups(suite: Table, folder: Path, starts: Mapping[str, str | None] | None 
     """Make the runs that a suite may ask for, by what they have in common but the seed and the rate.
 
     Args:
-        suite: as it is written.
-        folder: of the suite.
+        suite: tables of the suite, as it is written.
+        folder: folder of the suite.
         starts: digests of what the runs of each task begin with; None: of what is there.
     """
     _check(suite, _SUITE, "")

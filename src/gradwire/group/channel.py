@@ -73,7 +73,7 @@ class Comparison(Protocol):
     """A comparison of the ranks at the beginning of a step, which is under way or waits for a message to travel with.
 
     Attributes:
-        waits: whether nothing of it was sent yet.
+        waits: true as long as nothing of it was sent.
     """
 
     waits: bool
@@ -442,7 +442,7 @@ class Channel:
         """Post receives from all peers, then sends to them; return each work with its peer.
 
         Args:
-            tag: of all of them; None: each has that of its size.
+            tag: tag of all messages; None: each message has the tag of its size.
         """
         incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
         outgoing = [(j, sends[j]) for j in peers if sends[j].numel()]

@@ -72,8 +72,8 @@ class Started(dist.Work):
     """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
 
     Args:
-        worker: that runs it, and knows what failed.
-        done: of the tensors that are made.
+        worker: thread that runs it, and knows what failed.
+        done: future of the tensors that are made.
     """
 
     def __init__(self, worker: Worker, done: Any) -> None:
@@ -106,8 +106,8 @@ class Carrier:
     """The sessions of one private group, and the thread that runs them.
 
     Args:
-        code: for sums.
-        gathered: for what is gathered; None: nothing is compressed there.
+        code: compressor of sums.
+        gathered: compressor of what is gathered; None: nothing is compressed there.
     """
 
     def __init__(self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device) -> None:
@@ -350,7 +350,7 @@ def codes_of(compressor: Any, all_gather: Any, min_numel: object) -> tuple[Compr
     """Make the methods for sums and for what is gathered.
 
     Raises:
-        ConfigError: as ``code_of``, or ``min_numel`` is out of range.
+        ConfigError: the code is refused, as by ``code_of``, or ``min_numel`` is out of range.
     """
     require(is_int(min_numel, 1), "min_numel", "an integer >= 1", min_numel)
     code = code_of(compressor, "compressor")

@@ -81,7 +81,7 @@ class CompressingReplicas(ProcessGroupWrapper):
 
         Args:
             store_addr: address and prefix of the store at which they meet.
-            args, options: as torchft's manager gives them: the replica's name, its rank, their number, and so on.
+            args, options: arguments of torchft's manager: the replica's name, its rank, their number, and so on.
 
         Raises:
             GroupError: the replicas were given different arguments, or one of them is gone already.
@@ -148,7 +148,7 @@ def wrap_replicas(
     """Make the group for a manager out of one of torchft's, with settings that were checked.
 
     Raises:
-        ConfigError: it is not torchft's Gloo group, or an option is given that such a group cannot have.
+        ConfigError: the group is not torchft's Gloo group, or an option is given that such a group cannot have.
     """
     kind = type(group).__name__
     require(type(group) is ProcessGroupGloo, "group", "a torchft.ProcessGroupGloo, if it is torchft's", kind)

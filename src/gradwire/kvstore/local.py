@@ -71,7 +71,11 @@ class LocalStore(KVStore):
         dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
         self._entries[key] = LocalKey(dense, value.is_sparse, Merger(dense.shape, dense.device))
 
-    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
+    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        for key, grads in pairs:
+            self._push(key, grads)
+
+    def _push(self, key: StoreKey, grads: Sequence[Tensor]) -> None:
         entry, pull = self._entry(key), self.compression.pull
         compressed = self.compression.push is not None
         merged = self._compressed_sum(entry, key, grads) if compressed else self._plain_sum(entry, grads)

@@ -173,8 +173,8 @@ class Declaration:
         That is so for plain tensors on the CPU which no gradient is asked of; everything else is left to ``dispatch``.
 
         Args:
-            kernels: as above.
-            threads: as above.
+            kernels: object that has the kernel as an attribute, as in ``kernel``.
+            threads: true where the kernel takes a number of threads, as in ``kernel``.
             watched: returns whether somebody sees the calls that the dispatcher is given.
             dispatch: the operator, of the same parameters.
 

@@ -38,6 +38,6 @@ def _row(panel: Panel, each: Spending, one: Curve) -> list[Cell]:
 
 
 def _times(each: Spending, one: Curve, plain: Curve, goal: float) -> Cell:
-    """How many times less a method had spent when it was as good as this than no compression spends in all."""
+    """The factor by which a method had spent less, when it was as good as this, than no compression spends in all."""
     spent = each.when(one, goal)
     return UNKNOWN if not spent else number(plain.x[-1] / spent, "{:,.3g}")

@@ -45,15 +45,15 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class Spending:
-    """What each method of a panel had spent when an epoch ended.
+    """The amounts that each method of a panel had spent when an epoch ended.
 
     Args:
-        panel: of the runs.
+        panel: panel of the runs.
         of: bytes, or time on a link.
-        title: of an axis.
+        title: title of an axis.
         text: an amount for people.
         curves: quality over the mean that was spent, one for each method of which it is known.
-        notes: how it was found, if not by measuring.
+        notes: way in which it was found, if not by measuring.
     """
 
     panel: Panel
@@ -74,8 +74,8 @@ class Spending:
         return None if base is None else self.by_method.get(base.method)
 
     def when(self, of: Curve, quality: float) -> float | None:
-        """What a method had spent when it first was as good as this, on straight lines between epochs, or at the end of
-        its first epoch; None if it never was.
+        """Compute what a method had spent when it first was as good as this, on straight lines between epochs, or at
+        the end of its first epoch; None if it never was.
         """
         sign = 1.0 if self.panel.higher_is_better else -1.0
         good = [sign * (reached - quality) >= 0 for reached in of.quality]
@@ -166,7 +166,7 @@ _EXCHANGE = ("compress", "communicate", "decompress")
 
 
 def _recipe(entry: PanelEntry) -> str:
-    """What a step computes: the recipe without its learning rate, which costs no time."""
+    """Name what a step computes: the recipe without its learning rate, which costs no time."""
     return repr(sorted((name, value) for name, value in entry.runs[0].settings.recipe.items() if name != "lr"))
 
 

@@ -14,6 +14,7 @@ from tests.attacks.kvstore.wire import (
     introduction,
     pack,
     part,
+    pull,
     raw,
     send_while_taken,
     zmtp,
@@ -61,7 +62,7 @@ def questions_without_answers(endpoint):
     """Pulls of a step that will never be, each of which would be kept."""
     with Attacker(endpoint, 1) as attacker:
         for seq in range(1, 70_000):
-            attacker.socket.send(pack("pull", seq=seq, key="w", step=2**40))
+            attacker.socket.send(pack("pull", seq=seq, **pull("w", 2**40)))
         told = attacker.answer(30)
         assert told["op"] == "error", told
 

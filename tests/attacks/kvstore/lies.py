@@ -3,7 +3,7 @@
 import json
 import struct
 
-from tests.attacks.kvstore.wire import Attacker, config, init, push
+from tests.attacks.kvstore.wire import Attacker, config, init, pull, push
 
 INJECTIONS = [
     "\n[server] worker 0 is dead",
@@ -32,7 +32,7 @@ def names(endpoint):
     """Keys, optimizers and compressors that are paths, modules, control characters and formats."""
     for name in INJECTIONS:
         with Attacker(endpoint, 1) as attacker:
-            refused(attacker.request("pull", key=name, step=0))
+            refused(attacker.request("pull", **pull(name)))
             refused(attacker.request("optimizer", number=1, name=name, numbers={}))
             refused(attacker.request("optimizer", number=1, name="sgd", numbers={name: 1.0}))
             for folder, known in (("push", "twobit"), ("memory", "residual"), ("pull", "twobit")):
@@ -157,7 +157,9 @@ def payloads(endpoint):
             refused(attacker.request("push", payload, **push("spoilt", step=2, config=1)))
     for rows in ([4], [-1], [2**62]):
         with Attacker(endpoint, 1) as attacker:
-            refused(attacker.request("push", struct.pack("<qf", *rows, 1.0), **push("spoilt", step=2, rows=1)))
+            refused(
+                attacker.request("push", struct.pack("<qf", *rows, 1.0), **push("spoilt", step=2, nbytes=12, rows=1))
+            )
 
 
 def another_form_of_a_key(endpoint):

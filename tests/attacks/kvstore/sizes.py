@@ -4,7 +4,7 @@ import struct
 
 import msgpack
 
-from tests.attacks.kvstore.wire import CHUNK, Attacker, config, init, pack, push
+from tests.attacks.kvstore.wire import CHUNK, Attacker, config, init, pack, pull, push
 
 HUGE = 2**62
 
@@ -68,6 +68,12 @@ def numbers(endpoint):
         ("config", HUGE),
         ("config", -1),
         ("optimizer", HUGE),
+        ("nbytes", -1),
+        ("nbytes", 15),
+        ("nbytes", 17),
+        ("nbytes", 2**40),
+        ("nbytes", HUGE),
+        ("nbytes", 16.0),
         ("rows", -2),
         ("rows", 2**40),
         ("rows", HUGE),
@@ -79,10 +85,10 @@ def numbers(endpoint):
         ("step", True),
     ):
         with Attacker(endpoint, 1) as attacker:
-            refused(attacker.request("push", bytes(16), **{**push("w"), field: value}))
+            refused(attacker.request("push", bytes(16), **push(**{"key": "spoilt", field: value})))
     for seq in (0, -1, HUGE * 2, None, "1"):
         with Attacker(endpoint, 1) as attacker:
-            refused(attacker.ask(pack("pull", seq=seq, key="w", step=0)))
+            refused(attacker.ask(pack("pull", seq=seq, **pull("w"))))
 
 
 def numbers_far_ahead(endpoint):
@@ -110,15 +116,15 @@ def bombs(endpoint):
         with Attacker(endpoint, 1) as attacker:
             told = attacker.request("config", number=1, config=config(name, "none", **params))
             if told["op"] == "done":
-                refused(attacker.request("push", bytes(CHUNK), **push("w", config=1, chunks=2**20)))
+                refused(attacker.request("push", bytes(CHUNK), **push("w", nbytes=2**40, config=1, chunks=2**20)))
 
 
 def pieces(endpoint):
     """Out of order, twice, overlapping, past the end, of other lengths, and more than there may be."""
     whole = {"chunks": 2, "total": 400_000, "shape": [400_000]}
-    with Attacker(endpoint, 1) as attacker:
-        for chunk, nbytes in ((1, CHUNK), (0, 10), (0, CHUNK - 1)):
-            fields = {**push("w"), "chunk": chunk, "chunks": 2}
+    for chunk, chunks, nbytes in ((1, 2, CHUNK), (0, 16, 10), (0, 16, CHUNK - 1), (15, 16, CHUNK), (16, 16, 10)):
+        with Attacker(endpoint, 1) as attacker:
+            fields = push("large", nbytes=16_000_000, chunk=chunk, chunks=chunks)
             refused(attacker.request("push", bytes(nbytes), **fields))
     with Attacker(endpoint, 1) as attacker:
         # A key of this worker alone cannot be: only worker 0's value counts, so these wait or are refused.

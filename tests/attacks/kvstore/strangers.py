@@ -4,12 +4,12 @@ import contextlib
 import os
 import socket
 
-from tests.attacks.kvstore.wire import Attacker, init, introduction, pack, push, raw
+from tests.attacks.kvstore.wire import Attacker, init, introduction, pack, pull, push, raw
 
 
 def without_hello(endpoint):
     """Requests of somebody who did not say who he is."""
-    fields = {"push": push("w"), "pull": {"key": "w", "step": 0}, "init": init("w"), "finish": {}, "states": {}}
+    fields = {"push": push("w"), "pull": pull("w"), "init": init("w"), "finish": {}, "states": {}}
     for op, each in fields.items():
         with Attacker(endpoint) as attacker:
             assert attacker.request(op, **each)["text"] == "a session starts with hello"
@@ -51,7 +51,7 @@ def a_session_again(endpoint):
     token = os.urandom(16)
     with Attacker(endpoint, 1, session=token) as worker:
         assert worker.introduced["op"] == "welcome", worker.introduced
-        assert worker.request("pull", key="w", step=0)["op"] == "value"
+        assert worker.request("pull", **pull("w"))["op"] == "value"
     with Attacker(endpoint) as thief:
         recorded = pack("finish", seq=2)
         assert thief.ask(recorded)["text"] == "a session starts with hello"

@@ -10,7 +10,7 @@ import msgpack
 import zmq
 
 CHUNK = 1 << 20
-VERSION = 4
+VERSION = 5
 """Of the protocol that the server speaks: an attacker with another one is refused before it can attack."""
 CONTEXT = zmq.Context()
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -73,16 +73,18 @@ def introduction(rank, world=2, version=VERSION, sync=False, session=None):
     return pack("hello", version=version, rank=rank, world=world, sync=sync, session=session or os.urandom(16))
 
 
-def push(key="own", step=1, chunk=0, chunks=1, config=0, optimizer=0, rows=-1):
+def push(key="own", step=1, nbytes=16, chunk=0, chunks=1, config=0, optimizer=0, rows=-1):
     return {
-        "key": key,
-        "step": step,
+        "items": [[key, step, nbytes, rows]],
         "chunk": chunk,
         "chunks": chunks,
         "config": config,
         "optimizer": optimizer,
-        "rows": rows,
     }
+
+
+def pull(key="own", step=0):
+    return {"items": [[key, step]]}
 
 
 def init(key="own", shape=(4,), dtype="float32", start=0, total=4, chunk=0, chunks=0, sparse=False):

@@ -61,8 +61,8 @@ def thc_begin(seed: Annotated[Tensor, Flat(torch.int64, "n", written=True)], key
 
     Args:
         seed: int64, (2,), or empty for a tensor without elements; of any other length all but the first are the step.
-        key: of the stream, a signed 64-bit integer.
-        step: of the stream.
+        key: key of the stream, a signed 64-bit integer.
+        step: step of the stream.
 
     Raises:
         ConfigError: a tensor is not of this form.

@@ -24,7 +24,7 @@ import zmq
 from gradwire.errors import ConfigError, GroupError, WireError, is_int
 from gradwire.kvstore.protocol.messages import MAX_HEADER, VERSION, Outgoing, pack, unpack
 from gradwire.kvstore.server.access import check_exposure, lock_server
-from gradwire.kvstore.worker.handshake import Door, lock_peer
+from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_peer
 
 __all__ = ["ANSWERS", "Member", "Rendezvous", "join", "schedule"]
 
@@ -219,7 +219,7 @@ class Member:
         self._socket.setsockopt(zmq.IDENTITY, os.urandom(16).hex().encode())
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._deadline, self._pinged = time.monotonic() + timeout, time.monotonic()
-        self._door = Door(self._socket, f"the scheduler at {scheduler}", keys)
+        self._monitor = ConnectionMonitor(self._socket, f"the scheduler at {scheduler}", keys)
         try:
             if keys is not None:
                 lock_peer(self._socket, keys)
@@ -242,11 +242,11 @@ class Member:
         if self._socket.poll(int(1000 * wait)):
             self._take(self._socket.recv_multipart())
         now = time.monotonic()
-        self._door.events()
-        if self._door.refusal:
-            raise ConfigError(self._door.refusal)
+        self._monitor.events()
+        if self._monitor.refusal:
+            raise ConfigError(self._monitor.refusal)
         if self.group is None and now > self._deadline:
-            reason = "" if self._door.opened else ": it never answered. Is it started, and is that its address?"
+            reason = "" if self._monitor.opened else ": it never answered. Is it started, and is that its address?"
             raise GroupError(f"the scheduler at {self.scheduler} gave no group within {self.timeout:g} s{reason}")
         if now - self._pinged > PING:
             self._pinged = now
@@ -270,7 +270,7 @@ class Member:
         self.group = fields
 
     def _close(self) -> None:
-        self._door.close()
+        self._monitor.close()
         self._socket.close()
         self._context.term()
 

@@ -2,20 +2,20 @@
 
 A message is a header, a msgpack map with "op", and frames of raw bytes, none longer than ``CHUNK``. Large values
 travel as several messages with the same "seq", each with its place ("chunk" of "chunks"); they may arrive in any order
-and more than once. Nothing in a header is evaluated: names are looked up, numbers are checked, the rest is refused.
+and more than once. Nothing in a header is evaluated: names are looked up, numbers are checked, the rest is refused. A
+unit is a key or a list of keys; "durable" has a step for each key or unit of the request: the pushes up to that step
+need not be kept.
 
     worker                                    server
     hello      who I am                       welcome    who you are to me, and since when I run
     init       a key and, from rank 0, its value        done, with the key's version
     config     a compression, by number       done
     optimizer  name and numbers, by number    done
-    push       a gradient of one step         done, when it counts
-    pull       the value after one step       value, when it is there
-    follow     what it is now, compressed     value
-    rows       some rows of it                value
     join       a list of keys, by number      done
-    pushes     of small keys, or such lists   dones, when all of them count
-    pulls      of small keys, or such lists   values, when all of them are there
+    push       units, each with a step and its bytes    done, when all of them count
+    pull       units, each with a step        value, when all of them are there
+    follow     a key and a step               value, compressed
+    rows       some rows of a key             value
     staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
     why        what a request waits for       value, text in UTF-8
@@ -167,7 +167,7 @@ SEQ = {"seq": count(1)}
 CHUNKED = {**SEQ, "chunk": count(0), "chunks": count(1, 2**20)}
 """Fields of a request in pieces."""
 
-VERSION = 4
+VERSION = 5
 
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
@@ -176,10 +176,8 @@ MAX_HEADER = 64 * 1024
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
     "welcome": {"epoch": token, "rank": count(0), "world": count(1), "restored": boolean, "snapshots": boolean},
-    "done": {**SEQ, "version": count(0), "durable": count(0)},
-    "value": {**CHUNKED, "version": count(0), "durable": count(0), "nbytes": count(0)},
-    "dones": {**SEQ, "durable": counts},
-    "values": {**CHUNKED, "durable": counts, "nbytes": count(0)},
+    "done": {**SEQ, "version": count(0), "durable": counts},
+    "value": {**CHUNKED, "durable": counts, "nbytes": count(0)},
     "error": {"seq": count(0), "kind": text, "text": text},
     "pong": {"dead": lambda value: isinstance(value, list) and all(count(0)(rank) for rank in value)},
 }

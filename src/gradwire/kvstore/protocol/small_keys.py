@@ -1,15 +1,17 @@
-"""Small keys that travel together: which keys do, and how their bytes lie in one message.
+"""Units of pushes and pulls, and how small ones share a message.
 
-A key of its own message costs both sides as much work as a hundred kilobytes of a large one. So the small keys of one
-push, or one pull, go in one message; and a list of keys that workers name again and again is known by a number, and its
-tensors lie side by side as one.
+A push is a list of units, each with its step and its bytes; a pull is a list of units, each with its step. A unit is a
+key on one server, or a list of small keys that workers repeatedly name together and whose tensors are joined end to
+end. A message costs both sides as much work as a hundred kilobytes of a large key. So the small units of a call share a
+message, and the keys of a list cost as much as one key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,134 +25,148 @@ from gradwire.kvstore.protocol.payloads import layout_of
 from gradwire.types import align
 
 __all__ = [
+    "ALIGNMENT",
+    "MAX_BATCH",
     "MAX_LISTS",
-    "ROOM",
+    "MAX_NAME",
     "SMALL",
-    "UNIT",
-    "Bundle",
-    "Bundles",
-    "Patience",
+    "Backoff",
     "Unit",
-    "bundled",
+    "UnitBatches",
+    "element_offsets",
+    "is_small",
     "joinable",
-    "named",
-    "side_by_side",
+    "offsets",
+    "packed",
+    "quoted",
+    "unpacked",
 ]
 
 SMALL = CHUNK // 8
-"""Bytes of a key's value up to which it travels with others."""
+"""The largest value, in bytes, that shares a message with others."""
 
-LONGEST = 100
-"""Bytes of the name of such a key: all names must fit into one header."""
+MAX_NAME = 100
+"""The longest name, in bytes, of a key that shares a message: the names of all must fit into one header."""
 
-ROOM = 4 * CHUNK
-"""Bytes of a message that names many keys, at most."""
+MAX_BATCH = 4 * CHUNK
+"""The most bytes that a message with several keys carries."""
 
 Unit: TypeAlias = StoreKey | list[int]
-"""What a push or a pull names: a key, or the number of a list of keys, in a list of its own."""
+"""The name of a unit in a message: a key, or the number of a list of keys inside a list of its own."""
 
-UNIT = 32
-"""Elements at whose multiples keys start: no word of MXNet's codes has elements of two keys."""
+ALIGNMENT = 32
+"""Elements. Each key of a list starts at a multiple of it, so no word of MXNet's codes has elements of two keys."""
 
 MAX_LISTS = 256
-"""Lists of keys that a worker may name."""
+"""The most lists of keys that a worker may declare."""
 
-MOST_USES = 1024
-"""Uses that keys stay apart at most, after they had to be put apart again and again."""
+MAX_BACKOFF = 1024
+"""The most uses for which the keys of a list stay separate after they were separated repeatedly."""
 
-
-@dataclass
-class Bundle:
-    """Units that travel to one server in one message: small keys, and lists of them by their numbers.
-
-    Args:
-        room: bytes that it takes at most.
-    """
-
-    room: int = ROOM
-    items: list[list[Any]] = field(default_factory=list)
-    places: list[tuple[int, Tensor]] = field(default_factory=list)
-    """The place at which the bytes of each unit start, and the bytes."""
-    nbytes: int = 0
-    kept: bool = True
-    """Whether the bytes are somebody else's, who goes on using them."""
-
-    @classmethod
-    def of(cls, unit: Unit, step: int, data: Tensor) -> Bundle:
-        """Make a bundle of one unit, which takes over its bytes."""
-        bundle = cls(kept=False)
-        bundle.add(unit, step, data)
-        return bundle
-
-    def fits(self, nbytes: int) -> bool:
-        return len(self.items) < MAX_ITEMS and (not self.items or self.nbytes + align(nbytes) <= self.room)
-
-    def add(self, unit: Unit, step: int, piece: Tensor) -> None:
-        """Add a unit with its bytes: uint8, which must not change until ``data`` is called."""
-        self.items.append([unit, step, piece.numel()])
-        self.places.append((self.nbytes, piece))
-        self.nbytes += align(piece.numel())
-
-    def data(self) -> Tensor:
-        """Return all bytes, each unit's at a multiple of 8."""
-        if not self.kept and len(self.places) == 1 and self.places[0][1].numel() == self.nbytes:
-            return self.places[0][1]
-        out = lease((self.nbytes,), torch.uint8)
-        for start, piece in self.places:
-            end = start + piece.numel()
-            out[start:end].copy_(piece)
-            # What was in this memory before is nobody's business at the other end.
-            if end % 8:
-                out[end : align(end)] = 0
-        return out
+Item = TypeVar("Item")
 
 
-class Bundles:
-    """The bundles of one call to all servers: each is sent when it is full, or when every key was added.
+class UnitBatches(Generic[Item]):
+    """A context that distributes the units of one call over messages to each server.
+
+    On exit it sends what is left, also after an exception: what was encoded before it has to be pushed.
 
     Args:
-        send: called with a server and a bundle.
+        send: called with a server and the units of one message.
+
+    Example:
+        >>> with UnitBatches(lambda server, items: print(server, items)) as batches:
+        ...     batches.add(0, 8, "a", small=True)
+        ...     batches.add(0, 2**20, "large", small=False)
+        ...     batches.add(0, 8, "b", small=True)
+        0 ['large']
+        0 ['a', 'b']
     """
 
-    def __init__(self, send: Callable[[int, Bundle], None]) -> None:
+    def __init__(self, send: Callable[[int, list[Item]], None]) -> None:
         self._send = send
-        self._open: dict[int, Bundle] = {}
+        self._open: dict[int, tuple[list[Item], int]] = {}
 
-    def add(self, server: int, unit: Unit, step: int, piece: Tensor) -> None:
-        """Add a unit to the bundle of its server."""
-        bundle = self._open.setdefault(server, Bundle())
-        if not bundle.fits(piece.numel()):
-            self._send(server, bundle)
-            bundle = self._open[server] = Bundle()
-        bundle.add(unit, step, piece)
+    def add(self, server: int, nbytes: int, item: Item, *, small: bool) -> None:
+        """Add a unit. A large one is sent at once, alone; a small one is sent when its message is full, or on exit.
 
-    def close(self) -> None:
-        """Send the bundles that are left."""
-        for server, bundle in self._open.items():
-            self._send(server, bundle)
-        self._open = {}
+        Args:
+            server: index of the unit's server.
+            nbytes: number of the unit's bytes, >= 0.
+            item: the unit, as ``send`` expects it.
+            small: true if the unit shares a message with others.
+        """
+        if not small:
+            self._send(server, [item])
+            return
+        items, filled = self._open.get(server, ([], 0))
+        if items and (len(items) == MAX_ITEMS or filled + align(nbytes) > MAX_BATCH):
+            self._send(server, items)
+            items, filled = [], 0
+        items.append(item)
+        self._open[server] = items, filled + align(nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for server, (items, _) in self._open.items():
+            self._send(server, items)
 
 
-def bundled(key: StoreKey, nbytes: int) -> bool:
-    """Return whether a key's value is small enough to travel with others, and its name short enough."""
-    return nbytes <= SMALL and (isinstance(key, int) or len(key.encode()) <= LONGEST)
+def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Compute where the bytes of each unit start in a message, at multiples of 8, and how many bytes there are in all.
+
+    >>> offsets([3, 16, 5])
+    ([0, 8, 24], 29)
+    """
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(align(end))
+        end = starts[-1] + size
+    return starts, end
 
 
-def side_by_side(numels: Sequence[int]) -> tuple[list[int], int]:
-    """The offset of each of several tensors laid end to end, and the number of elements of all.
+def packed(pieces: Sequence[Tensor]) -> Tensor:
+    """Copy the bytes of units to their offsets in new memory: uint8."""
+    starts, nbytes = offsets([piece.numel() for piece in pieces])
+    out, end = lease((nbytes,), torch.uint8), 0
+    for start, piece in zip(starts, pieces, strict=True):
+        # What was in this memory before must not leave the process.
+        if start > end:
+            out[end:start] = 0
+        end = start + piece.numel()
+        out[start:end].copy_(piece)
+    return out
 
-    >>> side_by_side([3, 40, 1])
+
+def unpacked(data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Split the bytes of a message into those of each unit, without a copy."""
+    if len(sizes) == 1:
+        return [data]
+    return [data[start : start + size] for start, size in zip(offsets(sizes)[0], sizes, strict=True)]
+
+
+def is_small(key: StoreKey, nbytes: int) -> bool:
+    """Return whether a key's value is small enough to share a message, and its name is short enough."""
+    return nbytes <= SMALL and (isinstance(key, int) or len(key.encode()) <= MAX_NAME)
+
+
+def element_offsets(numels: Sequence[int]) -> tuple[list[int], int]:
+    """Compute where each key of a list starts, in elements, and the number of elements of the whole list.
+
+    >>> element_offsets([3, 40, 1])
     ([0, 32, 96], 128)
     """
     starts, end = [], 0
     for numel in numels:
         starts.append(end)
-        end += align(numel, UNIT)
+        end += align(numel, ALIGNMENT)
     return starts, end
 
 
 def joinable(compression: Compression) -> bool:
-    """Return whether the payload of several tensors laid end to end is that of each, one after the other."""
+    """Return whether the payload of joined tensors consists of the payloads of each, one after the other."""
     code, memory = compression.push, compression.memory
     if compression.pull is not None:
         return False
@@ -158,13 +174,13 @@ def joinable(compression: Compression) -> bool:
         return True
     alone = code.elementwise and not code.random and code.fixed_size and code.alignment > 0
     plain = memory is not None and memory.plain and sums(code, memory)
-    return alone and plain and UNIT % code.alignment == 0 and len(layout_of(code, (UNIT,)).fields) == 1
+    return alone and plain and ALIGNMENT % code.alignment == 0 and len(layout_of(code, (ALIGNMENT,)).fields) == 1
 
 
-def named(keys: Sequence[StoreKey]) -> str:
-    """Describe keys in words.
+def quoted(keys: Sequence[StoreKey]) -> str:
+    """Quote the first five of several keys, for a message to the user.
 
-    >>> named(["a", "b"]), named(range(100))
+    >>> quoted(["a", "b"]), quoted(range(100))
     ("'a', 'b'", '0, 1, 2, 3, 4 and 95 more')
     """
     more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
@@ -172,17 +188,17 @@ def named(keys: Sequence[StoreKey]) -> str:
 
 
 @dataclass
-class Patience:
-    """A back-off that doubles how long keys stay separate each time."""
+class Backoff:
+    """An exponential backoff: the number of uses for which the keys of a list stay separate doubles each time."""
 
-    uses: int = 0
+    length: int = 0
     left: int = 0
 
-    def lose(self) -> None:
-        """Note that the keys had to be separated again."""
-        self.uses = self.left = min(MOST_USES, 2 * self.uses + 1)
+    def start(self) -> None:
+        """Start a longer wait, because the keys had to be separated again."""
+        self.length = self.left = min(MAX_BACKOFF, 2 * self.length + 1)
 
-    def over(self) -> bool:
-        """Return whether to join them again; to be asked once for each use."""
+    def expired(self) -> bool:
+        """Count one use, and return whether the keys may be joined again."""
         self.left = max(0, self.left - 1)
         return not self.left

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, require
 from gradwire.integrations.adaptive import keeps_much, warn
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
-from gradwire.kvstore.protocol.keys import StoreKey, grouped, key_list
+from gradwire.kvstore.protocol.keys import Pairs, StoreKey, grouped, key_list
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.ops.native import warn_without_kernels
@@ -105,10 +105,7 @@ class KVStore(ABC):
             ConfigError: an unknown key, another shape than the key's, or a NaN where it would be compressed.
         """
         check_priority(priority)
-        pairs = [(each, [flat_gradient(t.detach()) for t in tensors]) for each, tensors in grouped(key, value, "value")]
-        for each, tensors in pairs:
-            self._check_push(each, tensors)
-        self._push_all(pairs, priority)
+        self._push_all(self._gradients(key, value), priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy values out of the store.
@@ -123,13 +120,7 @@ class KVStore(ABC):
             ConfigError: an unknown key, or a tensor of another shape.
         """
         check_priority(priority)
-        require(out is not None, "out", "a tensor for each key", out)
-        pairs = [
-            (each, outs) for each, outs in grouped(key, out, "out") if not (ignore_sparse and self._is_sparse(each))
-        ]
-        for each, outs in pairs:
-            self._check_shapes(each, outs, "out")
-        self._pull_all(pairs, priority)
+        self._pull_all(self._outputs(key, out, ignore_sparse), priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Do ``push`` and then ``pull``, in one exchange if there is a network.
@@ -309,12 +300,8 @@ class KVStore(ABC):
     @abstractmethod
     def _init(self, key: StoreKey, value: Tensor) -> None: ...
 
-    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        for key, grads in pairs:
-            self._push(key, grads, priority)
-
     @abstractmethod
-    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None: ...
+    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None: ...
 
     @abstractmethod
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None: ...
@@ -338,6 +325,23 @@ class KVStore(ABC):
 
     @abstractmethod
     def _set_optimizer(self, config: OptimizerConfig) -> None: ...
+
+    def _gradients(self, key: Any, value: Any) -> Pairs:
+        """Group the arguments of a push by key, and check them."""
+        pairs = [(each, [flat_gradient(t.detach()) for t in tensors]) for each, tensors in grouped(key, value, "value")]
+        for each, tensors in pairs:
+            self._check_push(each, tensors)
+        return pairs
+
+    def _outputs(self, key: Any, out: Any, ignore_sparse: bool) -> Pairs:
+        """Group the arguments of a pull by key, and check them."""
+        require(out is not None, "out", "a tensor for each key", out)
+        pairs = [
+            (each, outs) for each, outs in grouped(key, out, "out") if not (ignore_sparse and self._is_sparse(each))
+        ]
+        for each, outs in pairs:
+            self._check_shapes(each, outs, "out")
+        return pairs
 
     def _check_push(self, key: StoreKey, grads: Sequence[Tensor]) -> None:
         self._check_shapes(key, grads, "value")

@@ -102,14 +102,11 @@ class ServerCore:
 
     # Answers -----------------------------------------------------------------------------------------------------
 
-    def done(self, session: WorkerSession, seq: int, version: int = 0, durable: int | None = None) -> list[Outgoing]:
-        """Acknowledge a request."""
-        told = {"version": version, "durable": version if durable is None else durable}
-        return [(session.peer, [pack("done", seq=seq, **told)])]
-
-    def reached(self, session: WorkerSession, seq: int, parts: Sequence[StoredPart]) -> list[Outgoing]:
-        """Acknowledge a request, and say how far the worker's pushes of these keys are."""
-        return self.done(session, seq, *self.progress.reached(session.rank, parts))
+    def done(
+        self, session: WorkerSession, seq: int, version: int = 0, units: Sequence[StoredPart] = ()
+    ) -> list[Outgoing]:
+        """Acknowledge a request about units."""
+        return [(session.peer, [pack("done", seq=seq, version=version, durable=self._durable(session, units))])]
 
     def error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
         """Refuse a request."""
@@ -121,28 +118,22 @@ class ServerCore:
         return pack("pong", dead=sorted(self.members.dead))
 
     def value(
-        self, session: WorkerSession, seq: int, data: Tensor, parts: Sequence[StoredPart], method: str = "none"
+        self, session: WorkerSession, seq: int, data: Tensor, units: Sequence[StoredPart] = (), method: str = "none"
     ) -> list[Outgoing]:
-        """Answer with bytes.
+        """Answer with bytes, in messages no longer than a chunk.
 
         Args:
-            session: session that sent the request.
+            session: session that made the request.
             seq: number of the request.
-            data: uint8.
-            parts: parts to which the bytes belong.
+            data: the bytes, uint8.
+            units: units that the request is about.
             method: method that made the bytes.
         """
-        version, durable = self.progress.reached(session.rank, parts)
-        return self.pieces(session, seq, "value", data, method, version=version, durable=durable)
-
-    def pieces(
-        self, session: WorkerSession, seq: int, op: str, data: Tensor, method: str = "none", **more: object
-    ) -> list[Outgoing]:
-        """Split an answer into messages no longer than a chunk; each of them carries ``more``."""
         count, view = chunk_count(data.numel()), data.numpy().data
         self.counters.send(method, data.numel())
-        told = {"seq": seq, "chunks": count, "nbytes": data.numel(), **more}
-        return [(session.peer, [pack(op, chunk=i, **told), view[i * CHUNK : (i + 1) * CHUNK]]) for i in range(count)]
+        fields = {"seq": seq, "chunks": count, "nbytes": data.numel(), "durable": self._durable(session, units)}
+        chunks = [(i, view[i * CHUNK : (i + 1) * CHUNK]) for i in range(count)]
+        return [(session.peer, [pack("value", chunk=i, **fields), chunk]) for i, chunk in chunks]
 
     # Pushes ------------------------------------------------------------------------------------------------------
 
@@ -181,45 +172,49 @@ class ServerCore:
             ready: function that is true when the request can be answered.
             answer: makes the answer.
         """
-        if ready():
-            return answer()
+        return answer() if ready() else self._wait(topic, session, seq, what, ready, answer)
+
+    def _wait(
+        self,
+        topic: Topic,
+        session: WorkerSession,
+        seq: int,
+        what: Callable[[], str],
+        ready: Callable[[], bool],
+        answer: Callable[[], list[Outgoing]],
+    ) -> list[Outgoing]:
         if self.members.dead and self.rules.on_dead_worker == "error":
             return [self._dead(session.peer, seq, what)]
         self.pending.add(topic, PendingRequest(session.peer, seq, what, ready, answer))
         return []
 
-    def when_there(
-        self, session: WorkerSession, seq: int, part: StoredPart, step: int, answer: Callable[[], list[Outgoing]]
-    ) -> list[Outgoing]:
-        """Answer when the worker's own step is in the value, and not too far ahead of the others."""
-        ready = partial(self.progress.has_step, part, session.rank, step)
-        return self.when(part.topic, session, seq, self.progress.missing(part, session.rank, step), ready, answer)
-
     def when_all(
         self,
         session: WorkerSession,
         seq: int,
-        units: Callable[[], Sequence[tuple[StoredPart, int]]],
+        steps: Sequence[tuple[StoredPart, int]],
         holds: Callable[[StoredPart, int], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:
-        """Answer when a condition holds for each of several keys.
+        """Answer when a condition holds for each of several units.
 
         Args:
-            session: session that sent the request.
+            session: session that made the request.
             seq: number of the request.
-            units: function that gives each key's part or list with the step; called anew whenever one of them was
-                waited for.
-            holds: condition on a part and a step.
-            answer: makes the answer.
+            steps: the units, each with its step.
+            holds: condition on a part that has the steps of a unit, and on the step.
+            answer: function that makes the answer.
         """
-        for part, step in units():
-            ready = partial(holds, part, step)
-            if not ready():
+        for part, step in self.values.current(steps):
+            if not holds(part, step):
                 missing = self.progress.missing(part, session.rank, step)
-                again = partial(self.when_all, session, seq, units, holds, answer)
-                return self.when(part.topic, session, seq, missing, ready, again)
+                again = partial(self.when_all, session, seq, steps, holds, answer)
+                return self._wait(part.topic, session, seq, missing, partial(holds, part, step), again)
         return answer()
+
+    def _durable(self, session: WorkerSession, units: Sequence[StoredPart]) -> list[int]:
+        """List for each unit the step up to which the worker need not keep its pushes."""
+        return [min(self.progress.durable(part, session.rank) for part in unit.units()) for unit in units]
 
     def _progress(self) -> list[Outgoing]:
         """Apply steps that are complete, and answer requests that waited for them; an answer may separate keys."""

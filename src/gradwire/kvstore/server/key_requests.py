@@ -1,10 +1,15 @@
-"""Requests for one key: its first value, pushes, pulls, and some of its rows."""
+"""Requests for keys: their first values, lists of them, pushes, pulls, compressed values, and rows.
+
+A push is a list of units, each with its step and its bytes; a pull is a list of units, each with its step. A unit is a
+key, or a list of keys that has a number. Whatever a key is pushed with, a push of a key and a step counts once.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,13 +17,14 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import DTYPES, Outgoing
 from gradwire.kvstore.protocol.replica import is_payload
+from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, Unit, offsets, unpacked
 from gradwire.kvstore.server.members import WorkerSession
-from gradwire.kvstore.server.stored_part import StoredPart, expected_nbytes, raw
+from gradwire.kvstore.server.stored_part import Contribution, StoredPart, raw
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore
 
-__all__ = ["follow", "init", "pull", "push", "rows"]
+__all__ = ["follow", "init", "join", "pull", "push", "rows"]
 
 
 def init(
@@ -55,16 +61,25 @@ def init(
     core.pending.touched.add(key)
 
     def answer() -> list[Outgoing]:
-        # A worker may have asked before rank 0 said what the key is.
+        # This worker may have asked before rank 0 sent the value.
         try:
             values.parts[key].check_same(*form)
         except ConfigError as error:
             return [core.error(session.peer, seq, "config", error)]
-        return core.reached(session, seq, [values.alone(key)])
+        part = values.alone(key)
+        return core.done(session, seq, core.progress.version(part, session.rank), [part])
 
     return core.when(
         key, session, seq, lambda: f"key {key!r} waits for worker 0's value", lambda: key in values.parts, answer
     )
+
+
+def join(core: ServerCore, session: WorkerSession, seq: int, number: int, keys: list[StoreKey]) -> list[Outgoing]:
+    """Register a list of keys under a number."""
+    if number not in session.lists and len(session.lists) >= MAX_LISTS:
+        raise ConfigError(f"a worker names at most {MAX_LISTS} lists of keys")
+    session.lists[number] = core.values.listed(tuple(keys), core.members.sessions())
+    return core.done(session, seq)
 
 
 def push(
@@ -74,42 +89,57 @@ def push(
     seq: int,
     chunk: int,
     chunks: int,
-    key: StoreKey,
-    step: int,
+    items: list[list[Any]],
     config: int,
     optimizer: int,
-    rows: int,
 ) -> list[Outgoing]:
-    """Take a gradient of one step, dense or of some rows."""
-    part, compression = core.values.alone(key), session.compression(config)
+    """Take the gradients of units, each for one step and either dense or of some rows."""
+    compression = session.compression(config)
     core.optimizers.check(optimizer)
-    if rows > len(part.value) if part.value.dim() else rows >= 0:
-        raise WireError(f"a push names {rows} rows of key {key!r}")
-    sizes = expected_nbytes(part, compression, rows)
-    extra = 8 * max(rows, 0)
-    data = session.take(seq, chunk, chunks, rest, range(sizes.start + extra, sizes.stop + extra))
+    units = find_units(core, session, [item[0] for item in items])
+    # No memory is taken before all sizes were checked, and nothing counts before all bytes were checked.
+    for unit, (_, _, size, rows) in zip(units, items, strict=True):
+        if size not in unit.expected(compression, rows):
+            raise WireError(f"a push of {unit.title} has {size} bytes")
+    steps = [(unit, item[1]) for unit, item in zip(units, items, strict=True)]
+    if len(units) > 1 and len({(unit.title, step) for unit, step in steps}) < len(units):
+        raise WireError("a push of many keys has one of them twice for the same step")
+    sizes = [item[2] for item in items]
+    data = session.take(seq, chunk, chunks, rest, total_size("a push of many keys has", sizes))
     if data is None:
         return []
-    core.take_push(session, part, step, part.contribution(compression, data, rows, optimizer))
-    return core.when(
-        key,
-        session,
-        seq,
-        core.progress.missing(part, session.rank, step),
-        partial(core.progress.within_bound, part, step),
-        lambda: core.reached(session, seq, [core.values.alone(key)]),
-    )
+    taken: list[tuple[StoredPart, int, Contribution]] = []
+    for unit, piece, (_, step, _, rows) in zip(units, unpacked(data, sizes), items, strict=True):
+        contribution = unit.contribution(compression, piece, rows, optimizer)
+        core.values.prepare(unit)
+        taken += [(part, step, mine) for part, mine in unit.takers(contribution)]
+    for part, step, mine in taken:
+        if core.progress.sync:
+            part.is_new(session.rank, step, mine)
+        else:
+            part.check_distance(session.rank, step)
+    for part, step, mine in taken:
+        core.take_push(session, part, step, mine)
+    return core.when_all(session, seq, steps, core.progress.within_bound, lambda: core.done(session, seq, 0, units))
 
 
-def pull(core: ServerCore, session: WorkerSession, seq: int, key: StoreKey, step: int) -> list[Outgoing]:
-    """Answer with a value as it is, when the worker's step is in it."""
-    part = core.values.alone(key)
+def pull(core: ServerCore, session: WorkerSession, seq: int, items: list[list[Any]]) -> list[Outgoing]:
+    """Answer with the values of units as they are, when the worker's steps are in them."""
+    units = find_units(core, session, [unit for unit, _ in items])
+    if len(units) > 1 and len({key for unit in units for key in unit.keys}) < sum(unit.count for unit in units):
+        raise WireError("a pull of many keys names one of them twice")
+    total_size("a pull of many keys gets", [unit.nbytes for unit in units])
 
     def answer() -> list[Outgoing]:
-        core.counters.pulls += 1
-        return core.value(session, seq, part.lend(), [part])
+        core.counters.pulls += sum(unit.count for unit in units)
+        # One unit is sent without a copy; several are copied once for all workers that pull the same.
+        data = units[0].lend() if len(units) == 1 else core.frames.of(units)
+        return core.value(session, seq, data, units)
 
-    return core.when_there(session, seq, part, step, answer)
+    there = partial(core.progress.has_step, session.rank)
+    return core.when_all(
+        session, seq, [(unit, step) for unit, (_, step) in zip(units, items, strict=True)], there, answer
+    )
 
 
 def follow(
@@ -126,13 +156,13 @@ def follow(
 
     def answer() -> list[Outgoing]:
         core.counters.pulls += 1
-        # What was given by a server before a restart, or to another process, says nothing about what is there now.
+        # A number from before a restart, or given to another process, says nothing about this server's replica.
         known = have if have <= session.given.get(key, -1) else -1
         data, session.given[key] = part.answer(session.rank, known, compressor, shared=bool(core.progress.sync))
         method = compressor.name if compressor is not None and is_payload(data) else "none"
         return core.value(session, seq, data, [part], method)
 
-    return core.when_there(session, seq, part, step, answer)
+    return core.when_all(session, seq, [(part, step)], partial(core.progress.has_step, session.rank), answer)
 
 
 def rows(
@@ -163,4 +193,30 @@ def rows(
         core.counters.pulls += 1
         return core.value(session, seq, raw(part.value[asked]), [part])
 
-    return core.when_there(session, seq, part, step, answer)
+    return core.when_all(session, seq, [(part, step)], partial(core.progress.has_step, session.rank), answer)
+
+
+def find_units(core: ServerCore, session: WorkerSession, names: Sequence[Unit]) -> list[StoredPart]:
+    """Find units by the worker's names for them.
+
+    Raises:
+        WireError: a list that was never declared, or a list together with one of its keys.
+        ConfigError: a key that does not exist.
+    """
+    units = [session.key_list(each[0]) if isinstance(each, list) else core.values.alone(each) for each in names]
+    count = sum(unit.count for unit in units)
+    if count > len(units) > 1 and len({key for unit in units for key in unit.keys}) < count:
+        raise WireError("a message has a list of keys, and one of these keys again")
+    return units
+
+
+def total_size(what: str, sizes: Sequence[int]) -> range:
+    """Compute the number of bytes of several units, as a range of one number.
+
+    Raises:
+        WireError: several units that are too large for one message.
+    """
+    nbytes = offsets(sizes)[1]
+    if len(sizes) > 1 and nbytes > MAX_BATCH:
+        raise WireError(f"{what} at most {MAX_BATCH} bytes, not {nbytes}")
+    return range(nbytes, nbytes + 1)

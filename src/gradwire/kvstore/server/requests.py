@@ -27,8 +27,7 @@ from gradwire.kvstore.protocol.messages import (
     token,
     unit,
 )
-from gradwire.kvstore.protocol.small_keys import ROOM
-from gradwire.kvstore.server import key_requests, list_requests, run_requests
+from gradwire.kvstore.server import key_requests, run_requests
 
 __all__ = ["FIELDS", "REQUESTS", "Row"]
 
@@ -69,18 +68,17 @@ REQUESTS: dict[str, Row] = {
     ),
     "config": Row(run_requests.config, {**SEQ, "number": count(1), "config": mapping}),
     "optimizer": Row(run_requests.optimizer, {**SEQ, "number": count(1, 2**31), "name": text, "numbers": mapping}),
+    "join": Row(key_requests.join, {**SEQ, "number": count(1), "keys": keys}),
     "push": Row(
         key_requests.push,
         {
             **CHUNKED,
-            "key": key,
-            "step": count(1),
+            "items": several(unit, count(1), count(0, 2**40), count(-1, 2**40)),
             "config": count(0),
             "optimizer": count(0),
-            "rows": count(-1, 2**40),
         },
     ),
-    "pull": Row(key_requests.pull, {**SEQ, "key": key, "step": count(0)}),
+    "pull": Row(key_requests.pull, {**SEQ, "items": several(unit, count(0))}),
     "follow": Row(
         key_requests.follow,
         {
@@ -92,17 +90,6 @@ REQUESTS: dict[str, Row] = {
         },
     ),
     "rows": Row(key_requests.rows, {**CHUNKED, "key": key, "step": count(0)}),
-    "join": Row(list_requests.join, {**SEQ, "number": count(1), "keys": keys}),
-    "pushes": Row(
-        list_requests.pushes,
-        {
-            **CHUNKED,
-            "items": several(unit, count(1), count(0, ROOM)),
-            "config": count(0),
-            "optimizer": count(0),
-        },
-    ),
-    "pulls": Row(list_requests.pulls, {**SEQ, "items": several(unit, count(0))}),
     "staleness": Row(run_requests.staleness, {**SEQ, "steps": count(0, 2**31)}),
     "barrier": Row(run_requests.barrier, {**SEQ, "number": count(1)}),
     "why": Row(run_requests.why, {**SEQ, "of": count(1)}),

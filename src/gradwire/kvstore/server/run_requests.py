@@ -126,13 +126,13 @@ def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> 
 def why(core: ServerCore, session: WorkerSession, seq: int, of: int) -> list[Outgoing]:
     """Say what another request of this worker waits for, because its deadline has passed."""
     text = core.pending.reason(session.peer, of)
-    return core.value(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8), [])
+    return core.value(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8))
 
 
 def states(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:
     """Answer with the optimizer's states."""
     data = torch.frombuffer(bytearray(core.optimizers.to_bytes()), dtype=torch.uint8)
-    return core.value(session, seq, data, [])
+    return core.value(session, seq, data)
 
 
 def restore(

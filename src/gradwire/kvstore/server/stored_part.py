@@ -26,7 +26,7 @@ from gradwire.kvstore.protocol.replica import Replica, follows, whole
 from gradwire.kvstore.protocol.updater import Updater
 from gradwire.kvstore.server.pending import Topic
 
-__all__ = ["AHEAD", "Contribution", "StoredPart", "expected_nbytes", "raw"]
+__all__ = ["AHEAD", "Contribution", "StoredPart", "raw"]
 
 AHEAD = 256
 """Steps of which a server keeps pushes before all workers' are in."""
@@ -121,10 +121,24 @@ class StoredPart:
         """List the parts that take a push of this unit: the part itself."""
         return [(self, push)]
 
-    def expected(self, compression: Compression) -> range:
-        """The ``expected_nbytes`` of a dense push; the compression object stays the same until it changes."""
+    def expected(self, compression: Compression, rows: int = -1) -> range:
+        """Compute the allowed numbers of bytes for a push: exactly those of its layout, fewer only if its size varies.
+
+        Args:
+            compression: compression of the worker.
+            rows: number of rows of a row-sparse push; -1 of a dense one.
+
+        Raises:
+            WireError: more rows than the value has.
+        """
+        if rows >= 0:
+            if rows > (len(self.value) if self.value.dim() else -1):
+                raise WireError(f"a push names {rows} rows of {self.title}")
+            found = payload_sizes(compression, (rows, *self.value.shape[1:]), self.value.itemsize)
+            return range(found.start + 8 * rows, found.stop + 8 * rows)
+        # The compression is the same object until it changes.
         if self._expected[0] is not compression:
-            self._expected = compression, expected_nbytes(self, compression, -1)
+            self._expected = compression, payload_sizes(compression, tuple(self.value.shape), self.value.itemsize)
         return self._expected[1]
 
     def check_same(self, shape: torch.Size, dtype: torch.dtype, start: int, total: int) -> None:
@@ -145,7 +159,7 @@ class StoredPart:
 
         Args:
             compression: compression of the worker.
-            data: uint8, of a size that ``expected_nbytes`` allows, after the rows of a row-sparse push.
+            data: uint8, of a size that ``expected`` allows, after the rows of a row-sparse push.
             rows: number of rows; -1 for a dense push.
             optimizer: number of the setting.
 
@@ -269,10 +283,14 @@ class StoredPart:
     def _update_by(self, updater: Updater, merged: Tensor, rows: Tensor | None) -> None:
         updater(self.key, merged, self.value, rows)
 
-    def lend(self) -> Tensor:
-        """Lend the value's memory, which does not change while a view of it exists, whatever is pushed meanwhile."""
-        self.lent = True
+    def data(self) -> Tensor:
+        """Return the bytes of the value, which may be its memory: the next push may change them."""
         return raw(self.value)
+
+    def lend(self) -> Tensor:
+        """Return the bytes of the value, which no later push changes."""
+        self.lent = True
+        return self.data()
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
         """Apply a push in async mode as soon as the worker's earlier pushes are applied; return False if it came
@@ -357,16 +375,9 @@ def raw(value: Tensor) -> Tensor:
     return value.contiguous().view(-1).view(torch.uint8)
 
 
-def expected_nbytes(entry: StoredPart, compression: Compression, rows: int) -> range:
-    """The allowed numbers of bytes for a push: exactly those of its layout, and fewer only if its size varies.
-
-    Args:
-        entry: part to which the push goes.
-        compression: compression that made it.
-        rows: number of rows of a row-sparse push, -1 for a dense one.
-    """
-    shape = tuple(entry.value.shape) if rows < 0 else (rows, *entry.value.shape[1:])
+def payload_sizes(compression: Compression, shape: tuple[int, ...], itemsize: int) -> range:
+    """Compute the allowed numbers of bytes for the elements or the payload of a tensor."""
     if compression.push is None:
-        nbytes = math.prod(shape) * entry.value.itemsize
+        nbytes = math.prod(shape) * itemsize
         return range(nbytes, nbytes + 1)
     return sizes(compression.push, shape)

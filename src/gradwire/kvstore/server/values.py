@@ -14,12 +14,12 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
-from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle
+from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, packed
 from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.members import Members, WorkerSession, workers
 from gradwire.kvstore.server.pending import RequestQueue, Topic
 from gradwire.kvstore.server.rules import Counters, Rules
-from gradwire.kvstore.server.stored_part import StoredPart, raw
+from gradwire.kvstore.server.stored_part import StoredPart
 
 __all__ = ["Progress", "ValueFrames", "Values"]
 
@@ -48,12 +48,7 @@ class Progress:
             return self.version(part, rank)
         return part.durable if self.sync else part.durable_of.get(rank, 0)
 
-    def reached(self, rank: int, parts: Sequence[StoredPart]) -> tuple[int, int]:
-        """The step up to which a worker's pushes are in the values of all keys, and need not be kept."""
-        versions = (self.version(part, rank) for part in parts)
-        return min(versions, default=0), min((self.durable(part, rank) for part in parts), default=0)
-
-    def has_step(self, part: StoredPart, rank: int, step: int) -> bool:
+    def has_step(self, rank: int, part: StoredPart, step: int) -> bool:
         """Return whether a worker's step is in the value, and not too far ahead of the others."""
         return self.version(part, rank) >= step and self.within_bound(part, step)
 
@@ -61,7 +56,7 @@ class Progress:
         """Return whether a worker that made so many steps of a key need not wait for the slowest."""
         if self.sync or self.staleness is None:
             return True
-        return step - min((part.last.get(rank, 0) for rank in self._members.live), default=step) <= self.staleness
+        return step - min((part.last.get(each, 0) for each in self._members.live), default=step) <= self.staleness
 
     def missing(self, part: StoredPart, rank: int, step: int) -> Callable[[], str]:
         """Make a function that says what a request waits for, at the time of the call."""
@@ -77,7 +72,7 @@ class Progress:
         return text
 
 
-FRAMES = 16 * ROOM
+FRAMES = 16 * MAX_BATCH
 """Bytes of answers that a server keeps for the other workers, who will ask for the same."""
 
 
@@ -125,17 +120,22 @@ class Values:
             ConfigError: there is no such key.
         """
         if key in self._within:
-            self._within[key].patience.lose()
-            self._part(self._within[key])
+            self._within[key].backoff.start()
+            self._separate(self._within[key])
         if key not in self.parts:
             raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
         return self.parts[key]
 
-    def find_again(self, unit: StoredPart) -> None:
-        """Separate what was joined with other keys while a request for this unit waited."""
-        if unit.topic not in self._together:
-            for key in unit.keys:
-                self.alone(key)
+    def current(self, steps: Sequence[tuple[StoredPart, int]]) -> list[tuple[StoredPart, int]]:
+        """Find the parts that have the steps of units now.
+
+        While a request waited, keys may have been joined or separated. What was joined with other keys is separated.
+        """
+        found = []
+        for unit, step in steps:
+            self._separate_from_others(unit)
+            found += [(part, step) for part in unit.units()]
+        return found
 
     # Keys and lists --------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Values:
     def apart(self) -> None:
         """Separate all lists, so that every key is as if it had never been joined."""
         for each in list(self._together.values()):
-            self._part(each)
+            self._separate(each)
 
     def mark_durable(self) -> None:
         """Note that all applied steps are on the disk."""
@@ -178,18 +178,24 @@ class Values:
 
     def prepare(self, unit: StoredPart) -> None:
         """Prepare a push of a list: join its keys if possible, else leave each of them alone."""
-        if not isinstance(unit, KeyList) or unit.together:
+        if not isinstance(unit, KeyList) or unit.are_joined:
             return
-        if not unit.patience.over():
-            self.find_again(unit)
+        if not unit.backoff.expired():
+            self._separate_from_others(unit)
             return
         for other in {self._within[key] for key in unit.keys if key in self._within}:
-            other.patience.lose()
-            self._part(other)
-        if unit.alike() and not self._pending.topics() & set(unit.keys):
+            other.backoff.start()
+            self._separate(other)
+        if unit.are_alike() and not self._pending.topics() & set(unit.keys):
             unit.join()
             self._within |= dict.fromkeys(unit.keys, unit)
             self._together[unit.topic] = unit
+
+    def _separate_from_others(self, unit: StoredPart) -> None:
+        """Separate the keys of a unit from other lists, unless the unit is a list that is joined now."""
+        if unit.topic not in self._together:
+            for key in unit.keys:
+                self.alone(key)
 
     def _checked(self, keys: tuple[StoreKey, ...]) -> KeyList:
         members = [self.alone(key) for key in keys]
@@ -198,8 +204,8 @@ class Values:
             raise WireError("keys that are named together are different ones of one type")
         self._numbers += 1
         made = KeyList(self._numbers, members)
-        if made.nbytes > ROOM:
-            raise WireError(f"keys that are named together have at most {ROOM} bytes, not {made.nbytes}")
+        if made.nbytes > MAX_BATCH:
+            raise WireError(f"keys that are named together have at most {MAX_BATCH} bytes, not {made.nbytes}")
         return made
 
     def _forget_unused(self, sessions: Sequence[WorkerSession]) -> None:
@@ -209,14 +215,14 @@ class Values:
         used = {each.topic for session in sessions for each in session.lists.values()}
         for keys, each in list(self.lists.items()):
             if each.topic not in used and keys != next(reversed(self.lists)):
-                if each.together:
-                    self._part(each)
+                if each.are_joined:
+                    self._separate(each)
                 del self.lists[keys]
 
-    def _part(self, whole: KeyList) -> None:
+    def _separate(self, whole: KeyList) -> None:
         for step in whole.pending:
             self._counters.share((whole.topic, step), whole.keys)
-        whole.part()
+        whole.separate()
         del self._together[whole.topic]
         for key in whole.keys:
             del self._within[key]
@@ -225,24 +231,21 @@ class Values:
 
 
 class ValueFrames:
-    """The values of keys one after the other, as an answer carries them: made once for all workers
-    that pull the same.
-    """
+    """A cache of answers with the values of several units, because all workers pull the same ones."""
 
     def __init__(self) -> None:
-        self._frames: OrderedDict[tuple[StoreKey, ...], tuple[list[int], Tensor]] = OrderedDict()
+        self._frames: OrderedDict[tuple[Topic, ...], tuple[list[int], Tensor]] = OrderedDict()
 
-    def of(self, parts: Sequence[StoredPart]) -> Tensor:
-        """Return the bytes of these keys now."""
-        keys, versions = tuple(part.key for part in parts), [part.version for part in parts]
-        known = self._frames.get(keys)
+    def of(self, units: Sequence[StoredPart]) -> Tensor:
+        """Return the bytes of these units now."""
+        topics = tuple(unit.topic for unit in units)
+        versions = [part.version for unit in units for part in unit.units()]
+        known = self._frames.get(topics)
         if known is not None and known[0] == versions:
             return known[1]
-        bundle = Bundle()
-        for part in parts:
-            bundle.add(part.key, 0, raw(part.value))
-        self._frames[keys] = versions, bundle.data()
-        self._frames.move_to_end(keys)
+        data = packed([unit.data() for unit in units])
+        self._frames[topics] = versions, data
+        self._frames.move_to_end(topics)
         while sum(frame.numel() for _, frame in self._frames.values()) > FRAMES:
             self._frames.popitem(last=False)
-        return self._frames[keys][1]
+        return data

@@ -1,9 +1,9 @@
 """Connection of a worker to one server.
 
-A request is sent in pieces, larger priorities first and short requests before long ones, and again whenever the
-connection was lost before its answer; the server knows what it has had. After the server was restarted from its
-snapshot the worker says again what it had told it (compressions, optimizers), and pushes again what the snapshot has
-not.
+A request is sent in pieces, larger priorities first and short requests before long ones. It is sent again when the
+connection was lost before its answer; the server recognises requests that it has already handled. After the server was
+restarted from its snapshot, the worker repeats its declarations (compressions, optimizers, lists of keys), and the
+pushes that the snapshot does not contain.
 """
 
 from __future__ import annotations
@@ -26,80 +26,88 @@ from torch import Tensor
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, REPLIES, chunk_count, pack, unpack
 from gradwire.kvstore.protocol.small_keys import Unit
-from gradwire.kvstore.worker.handshake import Door, lock_worker
+from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_worker
 
-__all__ = ["Request", "ScatterSink", "ServerConnection"]
+__all__ = ["Block", "Request", "ScatterSink", "ServerConnection"]
 
-AGAIN = 0.5
-"""Seconds after which a worker whose place was taken introduces itself again."""
+HELLO_INTERVAL = 0.5
+"""Seconds after which a worker whose rank is taken introduces itself again."""
 
-PATIENCE = 8.0
-"""Seconds after which it gives up: whoever has its place is alive."""
+HELLO_TIMEOUT = 8.0
+"""Seconds after which it gives up, because the process that has its rank is alive."""
 
-AWAY = 8.0
-"""Seconds without a connection after which a server is gone, as silent workers are by default after as many."""
+DISCONNECT_TIMEOUT = 8.0
+"""Seconds without a connection after which a server counts as dead; servers allow silent workers as many by default."""
 
-RESTART = 30.0
-"""Seconds in which a server that keeps a snapshot may come again."""
+RESTART_TIMEOUT = 30.0
+"""Seconds in which a server that keeps a snapshot may be restarted."""
 
-BEAT, SILENT = 2000, 15000
-"""Milliseconds between two heartbeats of ZeroMQ's own threads, which answer while a server computes, and those after
-which a connection without any is over: a machine without power does not say that it ends."""
+HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 2000, 15000
+"""Milliseconds between two heartbeats of ZeroMQ, and without one after which a connection counts as lost.
+
+A machine that loses power closes no connection. ZeroMQ's own threads answer, so a server that computes is not lost.
+"""
 
 log = logging.getLogger("gradwire")
 
-QUEUED = 16
-"""Messages that a socket may hold: what is in it can no longer be overtaken."""
+SOCKET_QUEUE = 16
+"""Messages that a socket may hold; a message in it can no longer be overtaken by an urgent one."""
 
 
 Block: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 
 class ServerConnection:
-    """The connection to one server; used by one thread alone.
+    """The connection to one server, used by one thread alone.
 
     Args:
-        context: of the sockets.
-        who: the server in words, with its address: "server 0 at tcp://127.0.0.1:7000".
-        endpoint: of the server.
-        name: of this worker, as the server sees it.
-        hello: the introduction.
-        keys: this worker's folder.
-        grace: seconds that the server may be away before what was asked of it fails; None: ``AWAY``, or ``RESTART``
-            where it keeps a snapshot from which it may come again.
+        context: ZeroMQ's context.
+        title: name and address of the server for messages: "server 0 at tcp://127.0.0.1:7000".
+        endpoint: address of the server.
+        identity: name of this connection on the server.
+        hello: first message of every connection.
+        keys: this worker's folder with keys; None: the connection is not encrypted.
+        server_timeout: seconds that the server may be disconnected before its requests fail; None:
+            ``DISCONNECT_TIMEOUT``, or ``RESTART_TIMEOUT`` if it keeps a snapshot.
+
+    Attributes:
+        up: true if the server has accepted the hello of this connection.
+        unanswered: requests without an answer, by number.
+        declared: requests that are sent again to a server that was restarted.
+        log: pushes that may have to be sent again, by topic and step.
     """
 
     def __init__(
         self,
         context: zmq.Context[Any],
-        who: str,
+        title: str,
         endpoint: str,
-        name: bytes,
+        identity: bytes,
         hello: bytes,
         keys: Path | None,
-        grace: float | None = None,
+        server_timeout: float | None = None,
     ) -> None:
-        self.who, self.endpoint, self.hello = who, endpoint, hello
+        self.title, self.endpoint, self.hello = title, endpoint, hello
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.IDENTITY, name),
+            (zmq.IDENTITY, identity),
             (zmq.LINGER, 1000),
-            (zmq.SNDHWM, QUEUED),
+            (zmq.SNDHWM, SOCKET_QUEUE),
             (zmq.RCVHWM, 0),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 500),
-            (zmq.HEARTBEAT_IVL, BEAT),
-            (zmq.HEARTBEAT_TIMEOUT, SILENT),
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT),
         ):
             self.socket.setsockopt(option, value)
         if keys is not None:
             lock_worker(self.socket, keys)
-        self.door = Door(self.socket, who, keys)
+        self.monitor = ConnectionMonitor(self.socket, title, keys)
         self.socket.connect(endpoint)
-        self._grace, self._snapshots, self._told_away = grace, False, False
+        self._server_timeout, self._snapshots, self._warned = server_timeout, False, False
         self.up, self.epoch = False, b""
         self._lost: GroupError | None = None
-        self._owed = False
+        self._hello_due = False
         self._refused: tuple[float, float] | None = None
         self.heard = time.monotonic()
         self.dead: set[int] = set()
@@ -110,15 +118,16 @@ class ServerConnection:
         self._lists_of: dict[Any, list[Any]] = {}
         self._reached: dict[Any, dict[Any, int]] = {}
         self._heap: list[tuple[tuple[bool, int, bool], int, Request, int]] = []
-        self._begun = 0
+        self._partly_sent = 0
         self._order = itertools.count()
 
     def add(self, request: Request) -> None:
+        """Take a request, and send it as soon as the connection is up."""
         self.unanswered[request.seq] = request
         if request.declare:
-            self.declared = [*self._may_be_named(), request]
-        for key, step in request.logged():
-            self.log.setdefault(key, {})[step] = request
+            self.declared = [*self._needed_declarations(), request]
+        for topic, step in request.pushed():
+            self.log.setdefault(topic, {})[step] = request
         if request.op == "join":
             many = "list", request.fields["number"]
             self._lists[many] = set(request.fields["keys"])
@@ -128,8 +137,9 @@ class ServerConnection:
             self._queue(request)
 
     @property
-    def wants(self) -> int:
-        return zmq.POLLIN | (zmq.POLLOUT if self._owed or (self.up and self._heap) else 0)
+    def poll_flags(self) -> int:
+        """The events of the socket that are waited for."""
+        return zmq.POLLIN | (zmq.POLLOUT if self._hello_due or (self.up and self._heap) else 0)
 
     def write(self) -> None:
         """Send messages until the socket is full."""
@@ -141,11 +151,11 @@ class ServerConnection:
             except zmq.Again:
                 return
             if piece + 1 < request.pieces():
-                self._begun += not piece
-                # In the same place: what was begun first is complete first, and few are under way at a time.
+                self._partly_sent += not piece
+                # It keeps its place, so the request that was begun first is complete first, and few are incomplete.
                 self._heap[at] = (rank, order, request, piece + 1)
                 continue
-            self._begun -= piece > 0
+            self._partly_sent -= piece > 0
             if at:
                 del self._heap[at]
                 heapq.heapify(self._heap)
@@ -155,89 +165,90 @@ class ServerConnection:
     def _next(self) -> int:
         """Find the next piece in the heap, within the server's limit for messages in pieces."""
         _, _, request, piece = self._heap[0]
-        if piece or request.pieces() == 1 or self._begun < MAX_OPEN:
+        if piece or request.pieces() == 1 or self._partly_sent < MAX_OPEN:
             return 0
         return min((i for i, each in enumerate(self._heap) if each[3]), key=lambda i: self._heap[i][:2])
 
-    def events(self) -> None:
-        """Handle events: introduce this worker when connected; count messages on the way as lost when disconnected."""
-        for opened in self.door.events():
-            self.up, self._heap, self._begun = False, [], 0
+    def handle_events(self) -> None:
+        """Introduce this worker on a new connection; after a disconnection, messages on the way count as lost."""
+        for opened in self.monitor.events():
+            self.up, self._heap, self._partly_sent = False, [], 0
             if opened:
                 self._introduce()
 
     @property
-    def grace(self) -> float:
-        """The seconds for which the server may be away."""
-        return self._grace or (RESTART if self._snapshots else AWAY)
+    def server_timeout(self) -> float:
+        """The seconds for which the server may be disconnected."""
+        return self._server_timeout or (RESTART_TIMEOUT if self._snapshots else DISCONNECT_TIMEOUT)
 
-    def trouble(self, now: float, timeout: float) -> GradwireError | None:
-        """The reason why nothing will be answered; None while something may be.
+    def error(self, now: float, timeout: float) -> GradwireError | None:
+        """Return the reason why no request will be answered; None while they may be.
 
         Args:
-            now: by ``time.monotonic()``.
+            now: time by ``time.monotonic()``.
             timeout: seconds that a server may be connected and silent.
         """
-        if self.door.refusal:
-            return ConfigError(self.door.refusal)
-        away = self.door.away(now)
-        if away > self.grace:
-            return GroupError(f"{self.who} has been away for {away:.1f} s: {self._remedy()}")
-        if away > AWAY and not self._told_away:
-            self._told_away = True
-            log.warning("%s has been away for %.1f s: %s", self.who, away, self._remedy())
+        if self.monitor.refusal:
+            return ConfigError(self.monitor.refusal)
+        away = self.monitor.disconnected_for(now)
+        if away > self.server_timeout:
+            return GroupError(f"{self.title} has been away for {away:.1f} s: {self._remedy()}")
+        if away > DISCONNECT_TIMEOUT and not self._warned:
+            self._warned = True
+            log.warning("%s has been away for %.1f s: %s", self.title, away, self._remedy())
         if now - self.heard > timeout:
-            return GroupError(f"{self.who} has not been heard of for {timeout:g} s: {self.state(now)}")
+            return GroupError(f"{self.title} has not been heard of for {timeout:g} s: {self.state(now)}")
         return None
 
     def state(self, now: float) -> str:
         """Describe the state of the connection in words."""
-        if not self.door.opened:
-            return f"{self.who} never answered: is it started, and is that its address?"
-        if self.door.lost is not None:
-            return f"{self.who} has been away for {self.door.away(now):.1f} s"
-        return f"{self.who} is connected, and was last heard of {now - self.heard:.1f} s ago"
+        if not self.monitor.opened:
+            return f"{self.title} never answered: is it started, and is that its address?"
+        if self.monitor.lost is not None:
+            return f"{self.title} has been away for {self.monitor.disconnected_for(now):.1f} s"
+        return f"{self.title} is connected, and was last heard of {now - self.heard:.1f} s ago"
 
     def _remedy(self) -> str:
         if not self._snapshots:
             return (
                 "it keeps no snapshot, so its values are lost if it has ended. Start the run again, with --snapshot "
                 "FILE of `gradwire server` if it is to survive this; GRADWIRE_SERVER_TIMEOUT (seconds) says how long a "
-                f"lost connection is waited for, now {self.grace:g}"
+                f"lost connection is waited for, now {self.server_timeout:g}"
             )
         return (
             "start it again at this address with the --snapshot file that it had, and training goes on; "
-            f"GRADWIRE_SERVER_TIMEOUT (seconds) says how long that is waited for, now {self.grace:g}"
+            f"GRADWIRE_SERVER_TIMEOUT (seconds) says how long that is waited for, now {self.server_timeout:g}"
         )
 
-    def insist(self, now: float) -> None:
-        """Introduce this worker again if its place was taken.
+    def reintroduce(self, now: float) -> None:
+        """Introduce this worker again if its rank was taken.
 
-        By the process before it, as a rule, of which the server has not noticed yet that it is gone.
+        As a rule its previous process has it, and the server has not noticed yet that this process has ended.
         """
-        if self._refused is not None and now - self._refused[1] > AGAIN:
+        if self._refused is not None and now - self._refused[1] > HELLO_INTERVAL:
             self._refused = (self._refused[0], now)
-            self._owed = True
-        if self._owed:
+            self._hello_due = True
+        if self._hello_due:
             self._introduce()
 
     def _introduce(self) -> None:
-        self.up, self._heap, self._begun, self._owed = False, [], 0, True
+        self.up, self._heap, self._partly_sent, self._hello_due = False, [], 0, True
         with contextlib.suppress(zmq.Again):
             self.socket.send(self.hello, zmq.NOBLOCK)
-            self._owed = False
+            self._hello_due = False
 
-    def say(self, op: str) -> None:
+    def signal(self, op: str) -> None:
+        """Send a message without fields that is not answered by number."""
         try:
             self.socket.send(pack(op), zmq.NOBLOCK)
         except zmq.Again:
             return
 
     def read(self) -> None:
-        """Read the messages that have come.
+        """Read the messages that have arrived.
 
         Raises:
-            WireError: the server sends what the protocol does not allow.
+            WireError: the server sent a message that the protocol does not allow.
         """
         while True:
             try:
@@ -254,20 +265,21 @@ class ServerConnection:
             self._finish(request, error=error)
 
     def close(self) -> None:
+        """Close the connection."""
         if self.up:
-            self.say("leave")
-        self.door.close()
+            self.signal("leave")
+        self.monitor.close()
         self.socket.close()
 
     def _welcome(
         self, rest: list[memoryview], epoch: bytes, rank: int, world: int, restored: bool, snapshots: bool
     ) -> None:
         another, self.epoch = self.epoch not in (b"", epoch), epoch
-        self._snapshots, self._told_away = snapshots, False
+        self._snapshots, self._warned = snapshots, False
         if another and not restored:
-            self._lost = GroupError(f"{self.who} was restarted without a snapshot: its values are lost")
+            self._lost = GroupError(f"{self.title} was restarted without a snapshot: its values are lost")
             self.fail(self._lost)
-        self.up, self._heap, self._begun, self._refused = True, [], 0, None
+        self.up, self._heap, self._partly_sent, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}
@@ -275,8 +287,8 @@ class ServerConnection:
             self.unanswered[request.seq] = request
             self._queue(request)
 
-    def _may_be_named(self) -> list[Request]:
-        """Keep the declarations that a push may name, or one that is sent again; settings may change in every step."""
+    def _needed_declarations(self) -> list[Request]:
+        """List the declarations that a later or a repeated push may name; the optimizer may change in every step."""
         settings = [each.fields["number"] for each in self.declared if each.op == "optimizer"]
         if not settings:
             return self.declared
@@ -288,28 +300,14 @@ class ServerConnection:
         request.missing = None
         heapq.heappush(self._heap, (request.rank, next(self._order), request, 0))
 
-    def _done(self, rest: list[memoryview], seq: int, version: int, durable: int) -> None:
+    def _done(self, rest: list[memoryview], seq: int, version: int, durable: list[int]) -> None:
         request = self.unanswered.get(seq)
         if request is not None:
-            self._forget(request.topic, durable)
+            self._forget(request, durable)
             self._finish(request, version)
 
-    def _dones(self, rest: list[memoryview], seq: int, durable: list[int]) -> None:
-        request = self.unanswered.get(seq)
-        if request is not None:
-            self._forget_all(request, durable)
-            self._finish(request)
-
-    def _values(
-        self, rest: list[memoryview], seq: int, chunk: int, chunks: int, nbytes: int, durable: list[int]
-    ) -> None:
-        request = self.unanswered.get(seq)
-        self._value(rest, seq, chunk, chunks, 0, 0, nbytes)
-        if request is not None:
-            self._forget_all(request, durable)
-
     def _value(
-        self, rest: list[memoryview], seq: int, chunk: int, chunks: int, version: int, durable: int, nbytes: int
+        self, rest: list[memoryview], seq: int, chunk: int, chunks: int, durable: list[int], nbytes: int
     ) -> None:
         request = self.unanswered.get(seq)
         if request is None:
@@ -328,12 +326,12 @@ class ServerConnection:
         request.take(chunk * CHUNK, piece)
         request.missing.discard(chunk)
         if not request.missing:
-            self._forget(request.topic, durable)
-            self._finish(request, version)
+            self._forget(request, durable)
+            self._finish(request)
 
     def _error(self, rest: list[memoryview], seq: int, kind: str, text: str) -> None:
         if kind == "hello":
-            # What lay in the socket when the connection was made anew has overtaken the introduction.
+            # A message that was in the socket when the connection was lost has overtaken the introduction.
             if self.up:
                 self._introduce()
             return
@@ -341,11 +339,11 @@ class ServerConnection:
             now = time.monotonic()
             since = now if self._refused is None else self._refused[0]
             self._refused = (since, now)
-            if now - since < PATIENCE:
+            if now - since < HELLO_TIMEOUT:
                 return
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
-        # A server that has lost everything may answer what is asked later: what it does not know is no news.
-        error = self._lost or kinds.get(kind, GroupError)(f"{self.who}: {text}")
+        # A server that has lost its values refuses later requests, too: the first error says why.
+        error = self._lost or kinds.get(kind, GroupError)(f"{self.title}: {text}")
         if seq in self.unanswered:
             self._finish(self.unanswered[seq], error=error)
         else:
@@ -354,12 +352,16 @@ class ServerConnection:
     def _pong(self, rest: list[memoryview], dead: list[int]) -> None:
         self.dead = set(dead)
 
-    def _forget(self, topic: Any, durable: int) -> None:
-        """Drop the pushes of a key, or of a list of keys, that the server will not ask for again."""
+    def _forget(self, request: Request, durable: Sequence[int]) -> None:
+        """Drop the pushes that the server will not ask for again: up to a step for each unit of a request."""
+        for topic, step in zip(request.topics(), durable, strict=False):
+            self._forget_unit(topic, step)
+
+    def _forget_unit(self, topic: Any, durable: int) -> None:
         keys = self._lists.get(topic, {topic})
         for each in (topic, *keys):
             self._drop(each, durable)
-        # Keys of a list that go alone now, or in another list: when each of them is so far, the list's own pushes are.
+        # Pushes of another list that has some of these keys are dropped when all of its keys have come so far.
         lists = {many for key in keys for many in self._lists_of.get(key, ()) if many != topic and self.log.get(many)}
         for many in lists:
             reached = self._reached.setdefault(many, {})
@@ -373,15 +375,11 @@ class ServerConnection:
         for step in [step for step in steps if step <= durable]:
             del steps[step]
 
-    def _forget_all(self, request: Request, durable: list[int]) -> None:
-        for item, step in zip(request.fields["items"], durable, strict=False):
-            self._forget(topic_of(item[0]), step)
-
     def _finish(self, request: Request, version: int = 0, error: Exception | None = None) -> None:
         self.unanswered.pop(request.seq, None)
         if request.future.done():
             return
-        # Who waited may cancel it at this moment.
+        # The waiting thread may cancel it at this moment.
         with contextlib.suppress(InvalidStateError):
             if error is None:
                 request.future.set_result(version)
@@ -390,20 +388,20 @@ class ServerConnection:
 
 
 class ScatterSink:
-    """A sink for one answer that fills several tensors: bytes go directly to their tensor, without a copy.
+    """The destination of one answer: the memory of one or several tensors, to which the bytes are written directly.
 
     Args:
-        places: where the bytes of each tensor are in the answer, and its memory.
-        nbytes: of the answer.
+        blocks: offset of each tensor's bytes in the answer, and its memory.
+        nbytes: size of the answer.
     """
 
-    def __init__(self, places: Sequence[tuple[int, Block]], nbytes: int) -> None:
-        self.nbytes, self._places = nbytes, places
+    def __init__(self, blocks: Sequence[tuple[int, Block]], nbytes: int) -> None:
+        self.nbytes, self._blocks = nbytes, blocks
 
     def write(self, at: int, piece: Block) -> None:
         """Take bytes of the answer, which begin at its byte ``at``."""
         end = at + len(piece)
-        for start, array in self._places:
+        for start, array in self._blocks:
             lo, hi = max(start, at), min(start + len(array), end)
             if lo < hi:
                 array[lo - start : hi - start] = piece[lo - at : hi - at]
@@ -414,21 +412,23 @@ class Request:
     """A request to one server.
 
     Args:
-        op: as in the protocol.
-        fields: of the header, without "seq" and the place of a piece.
-        data: uint8 that follows, in pieces; None: nothing.
-        out: uint8, or several tensors, that the answer fills; None: its bytes are handed over as they are.
-        priority: larger ones go first.
-        log: a push: kept and sent again until its step is on the server's disk.
-        declare: sent again to a server that was restarted.
+        op: name of the request in the protocol.
+        fields: fields of the header, without "seq" and the position of a piece.
+        data: bytes that follow the header, in pieces: uint8; None: nothing follows.
+        out: destination of the answer; None: the answer is kept in ``answer``.
+        priority: larger ones are sent first.
+        declare: true if the request is sent again to a server that was restarted.
+
+    Attributes:
+        future: result of the request: the version in the answer, or the error.
+        missing: pieces of the answer that have not arrived; None before the first one.
     """
 
     op: str
     fields: dict[str, Any]
     data: Tensor | None = None
-    out: Tensor | ScatterSink | None = None
+    out: ScatterSink | None = None
     priority: int = 0
-    log: tuple[Any, int] | None = None
     declare: bool = False
     future: Future[int] = field(default_factory=Future)
     seq: int = 0
@@ -437,39 +437,39 @@ class Request:
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """The priority, smallest first: declarations that others may name, then urgent requests, then short ones."""
+        """The order of sending, smallest first: declarations, then urgent requests, then those in one piece."""
         return not self.declare, -self.priority, self.pieces() > 1
 
-    @property
-    def topic(self) -> Any:
-        """The topic under which pushes are kept."""
-        return self.fields.get("key")
+    def topics(self) -> list[Any]:
+        """List the topics that the request is about, in the order of its units: its pushes are kept under these."""
+        if "items" in self.fields:
+            return [topic_of(unit) for unit, *_ in self.fields["items"]]
+        return [self.fields["key"]] if "key" in self.fields else []
+
+    def pushed(self) -> list[tuple[Any, int]]:
+        """List the topics and steps of a push, which is kept and sent again until they are on the server's disk."""
+        return [(topic_of(unit), step) for unit, step, *_ in self.fields["items"]] if self.op == "push" else []
 
     def make_room(self, nbytes: int) -> bool:
-        """Make room before the first piece of an answer; return False if it has another size."""
+        """Make room before the first piece of an answer; return False if the destination has another size."""
         if self.out is None:
             self.answer = bytearray(nbytes)
             return True
-        return nbytes == (self.out.numel() if isinstance(self.out, Tensor) else self.out.nbytes)
+        return nbytes == self.out.nbytes
 
     def take(self, at: int, piece: Block) -> None:
         """Take bytes of the answer, which begin at its byte ``at``."""
-        if self.out is not None and not isinstance(self.out, Tensor):
+        if self.out is not None:
             self.out.write(at, piece)
-            return
-        into = np.frombuffer(self.answer or b"", np.uint8) if self.out is None else self.out.numpy()
-        np.copyto(into[at : at + len(piece)], piece)
-
-    def logged(self) -> list[tuple[Any, int]]:
-        """The topics and steps of the pushes in the request."""
-        if self.op == "pushes":
-            return [(topic_of(unit), step) for unit, step, _ in self.fields["items"]]
-        return [] if self.log is None else [self.log]
+        else:
+            np.copyto(np.frombuffer(self.answer or b"", np.uint8)[at : at + len(piece)], piece)
 
     def pieces(self) -> int:
+        """Count the messages of the request."""
         return 1 if self.data is None else chunk_count(self.data.numel())
 
     def frames(self, piece: int) -> list[Any]:
+        """Make the frames of one message."""
         if self.data is None:
             return [pack(self.op, seq=self.seq, **self.fields)]
         header = pack(self.op, seq=self.seq, chunk=piece, chunks=self.pieces(), **self.fields)
@@ -477,5 +477,5 @@ class Request:
 
 
 def topic_of(unit: Unit) -> Any:
-    """The topic under which the pushes of a unit are kept: that of a key, or of a list of keys by its number."""
+    """Return the topic under which the pushes of a unit are kept: a key, or the number of a list, marked as one."""
     return ("list", unit[0]) if isinstance(unit, list) else unit

@@ -1,7 +1,4 @@
-"""Handshake with a server: the keys of a connection, and the reasons for a refusal.
-
-What was refused is said in words that name the remedy.
-"""
+"""Handshake with a server: the keys of a connection, and the reasons for a refusal, each with its remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gradwire.errors import require
 
-__all__ = ["Door", "lock_peer", "lock_worker"]
+__all__ = ["ConnectionMonitor", "lock_peer", "lock_worker"]
 
 EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -26,41 +23,42 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
-CLOSED = 2.0
-"""Seconds in which every handshake with keys was cut short, after which no bad moment is to blame but a wrong key."""
+HANDSHAKE_TIMEOUT = 2.0
+"""Seconds of failed handshakes after which the reason is a wrong key, and not a server that is about to end."""
 
 
 @dataclass
-class Door:
-    """The connection of one socket to one endpoint, as ZeroMQ's monitor reports it.
+class ConnectionMonitor:
+    """A monitor of the connection between one socket and one endpoint.
 
     Args:
-        socket: not connected yet.
-        who: at the other end, such as "server 0 at tcp://127.0.0.1:7000".
-        keys: the folder of the keys that the socket speaks with; None: without.
+        peer: socket that is to be connected.
+        title: name of the other end for messages, such as "server 0 at tcp://127.0.0.1:7000".
+        keys: folder with the keys of the socket; None: the connection is not encrypted.
 
     Attributes:
-        refusal: why there will be no connection, with the remedy; empty while there may be one.
-        lost: when the connection ended, by ``time.monotonic()``; None while it is there, or before the first one.
-        opened: whether there ever was one.
+        socket: socket from which ZeroMQ's events are read.
+        refusal: reason why there will be no connection, with the remedy; empty while there may be one.
+        lost: time of the disconnection, by ``time.monotonic()``; None while connected, or before the first connection.
+        opened: true if there ever was a connection.
     """
 
-    socket: zmq.Socket[Any]
-    who: str
+    peer: zmq.Socket[Any]
+    title: str
     keys: Path | None
     refusal: str = ""
     lost: float | None = None
     opened: bool = False
 
     def __post_init__(self) -> None:
-        self.monitor = self.socket.get_monitor_socket(EVENTS)
+        self.socket = self.peer.get_monitor_socket(EVENTS)
         self._closed: float | None = None
 
     def events(self) -> list[bool]:
         """List the events since the last call: True for each handshake that succeeded, False for each end."""
-        told = []
-        while self.monitor.poll(0):
-            message = parse_monitor_message(self.monitor.recv_multipart())
+        succeeded = []
+        while self.socket.poll(0):
+            message = parse_monitor_message(self.socket.recv_multipart())
             event, value = message["event"], int(message["value"])
             now = time.monotonic()
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -69,60 +67,60 @@ class Door:
                 self.lost = self.lost or (now if self.opened else None)
             else:
                 self._refused(event, value, now)
-            told.append(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        return told
+            succeeded.append(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        return succeeded
 
-    def away(self, now: float) -> float:
-        """The seconds since the connection ended; 0 while it exists, or before the first one."""
+    def disconnected_for(self, now: float) -> float:
+        """Return the seconds since the connection ended; 0 while it exists, or before the first one."""
         return 0.0 if self.lost is None else now - self.lost
 
     def close(self) -> None:
         """Stop monitoring; to be called before the socket is closed."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
+        self.peer.disable_monitor()
+        self.socket.close(0)
 
     def _refused(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = (
-                f"{self.who} refused the key of this process, of {self.keys}, in the handshake (status {value}): the "
+                f"{self.title} refused the key of this process, of {self.keys}, in the handshake (status {value}): the "
                 "key's public half must be in the folder 'workers' of the server's --keys. Take the folders of one run "
                 "of `gradwire keygen`, by GRADWIRE_KEYS here and --keys there"
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self.refusal = self._unlike(value)
+            self.refusal = self._mechanism_error(value)
         elif self.keys is not None and not self.opened:
-            # Also what a server that is just ending does: only one that never lets this process in has another key.
+            # A server that is about to end closes connections, too. A wrong key is the reason if none ever succeeded.
             self._closed = self._closed or now
-            if now - self._closed > CLOSED:
+            if now - self._closed > HANDSHAKE_TIMEOUT:
                 self.refusal = (
-                    f"{self.who} ends every handshake: it has another key than the one that {self.keys}/server.key "
+                    f"{self.title} ends every handshake: it has another key than the one that {self.keys}/server.key "
                     "says, or is no gradwire server. Take the folders of one run of `gradwire keygen`, by "
                     "GRADWIRE_KEYS here and --keys there"
                 )
 
-    def _unlike(self, value: int) -> str:
+    def _mechanism_error(self, value: int) -> str:
         if value != zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            return f"{self.who} refused the handshake (ZeroMQ's error {value:#x}): is it a gradwire server?"
+            return f"{self.title} refused the handshake (ZeroMQ's error {value:#x}): is it a gradwire server?"
         if self.keys is None:
             return (
-                f"{self.who} refused the handshake: it takes only who has a key, and this process has none. Set "
+                f"{self.title} refused the handshake: it takes only who has a key, and this process has none. Set "
                 "GRADWIRE_KEYS to the folder of `gradwire keygen`, or to this worker's folder in it"
             )
         return (
-            f"{self.who} refused the handshake: it has no keys, and this process has those of {self.keys}. Start the "
+            f"{self.title} refused the handshake: it has no keys, and this process has those of {self.keys}. Start the "
             "server with --keys FOLDER/servers of the same `gradwire keygen`, or this process without GRADWIRE_KEYS"
         )
 
 
 def lock_worker(socket: zmq.Socket[Any], folder: Path) -> None:
-    """Give a worker's socket its key, so that it speaks only to servers that have theirs.
+    """Set the keys of a worker's socket, so that it connects only to servers that have the servers' key.
 
     Args:
-        socket: not connected yet.
-        folder: the worker's.
+        socket: socket that is not connected yet.
+        folder: the worker's folder with keys.
 
     Raises:
-        ConfigError: it is no worker's folder.
+        ConfigError: the folder is no worker's folder.
     """
     secrets, public = sorted(folder.glob("*.key_secret")), folder / "server.key"
     found = len(secrets) == 1 and public.is_file()
@@ -132,7 +130,7 @@ def lock_worker(socket: zmq.Socket[Any], folder: Path) -> None:
 
 
 def lock_peer(socket: zmq.Socket[Any], folder: Path) -> None:
-    """Let a worker's or a server's socket speak, with the key in its folder, to peers that have the servers' key."""
+    """Set the keys of a worker's or a server's socket, so that it connects only to peers that have the servers' key."""
     if not (folder / "server.key_secret").is_file():
         lock_worker(socket, folder)
         return

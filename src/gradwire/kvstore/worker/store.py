@@ -1,12 +1,13 @@
-"""Distributed store, as a worker sees it.
+"""Distributed store in a worker.
 
-Calls that name the same keys again and again send their small keys by lanes: the first such call finds nothing special;
-from the second on gradients are gathered, encoded and sent once for all keys of a lane. Whatever is out of the ordinary
-(a row-sparse gradient, several senders, another dtype) goes the way of single keys, which puts a lane's keys apart.
+A call is divided into units: single keys, and lists of small keys that are joined. A list is made when a call names the
+same keys a second time. Each unit encodes its gradients; the bytes, with the unit's name and step, are distributed over
+messages to the servers. A call that a list cannot take (a row-sparse gradient, several senders, another dtype) uses
+single keys, which separates the keys of the list.
 
-Each part of a key has its own residual at this worker; what the worker's own senders push is added up first and
-compressed once, as MXNet's dist stores do. A push returns when it is on its way; a pull waits for this worker's last
-push of the key to count.
+Each part of a key has its own residual in this worker. The gradients of the worker's own senders are summed first and
+compressed once, as in MXNet's dist stores. A push returns when it is queued; a pull waits until this worker's last push
+of the key counts.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,36 +27,42 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.environment import WorkerPlace, bigarray_bound
-from gradwire.kvstore.protocol.environment import server_timeout as told_timeout
-from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, KeyPart, StoreKey, place
+from gradwire.kvstore.protocol.environment import server_timeout as default_server_timeout
+from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, StoreKey, place
 from gradwire.kvstore.protocol.merge import as_row_sparse, row_sparse
 from gradwire.kvstore.protocol.optimizer_states import by_server, from_bytes, load_states, of_server, to_bytes
-from gradwire.kvstore.protocol.payloads import require_alone, sent
-from gradwire.kvstore.protocol.sender import refuse_nonfinite
-from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, joinable
+from gradwire.kvstore.protocol.payloads import require_alone
+from gradwire.kvstore.protocol.small_keys import UnitBatches, joinable, packed, quoted
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.protocol.updater import OptimizerConfig
-from gradwire.kvstore.worker.client import LASTING, Client, finish_at_exit
+from gradwire.kvstore.worker.client import PROCESS_STORES, Client, finish_at_exit
 from gradwire.kvstore.worker.connection import Request
-from gradwire.kvstore.worker.lanes import Lane, Lanes, Roster
-from gradwire.kvstore.worker.worker_key import Pulling, PushProgress, WorkerKey, as_bytes, as_is, row_requests
+from gradwire.kvstore.worker.pulling import Pulling, row_requests
+from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit, as_bytes
+from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyList
 
 __all__ = ["DistStore"]
+
+Lists: TypeAlias = Sequence[tuple[WorkerKeyList, Sequence[Tensor]]]
+"""Lists of joined keys, each with one tensor for each key."""
+
+Units: TypeAlias = Sequence[tuple[WorkerUnit, Sequence[Tensor]]]
+"""Keys and lists of joined keys, each with its tensors."""
 
 
 class DistStore(KVStore):
     """A store whose values are on servers, shared by the workers of a group.
 
     Args:
-        type: the name it was created by; with "async" in it every push counts at once.
-        where: the worker's place; or what finds it, and then the store lasts as long as the process.
+        type: name by which the store was created; with "async" in it every push counts at once.
+        where: the worker's place, or a function that finds it; then the store lasts as long as the process.
         timeout: seconds that any answer may take, > 0.
         bound: elements from which on a key is cut over all servers; None: MXNET_KVSTORE_BIGARRAY_BOUND, or 1,000,000.
-        seed: of the random streams of methods that have them, the same on all workers.
-        server_timeout: seconds that a server may be away, > 0, before what was asked of it fails with its name; None:
+        seed: seed of the methods' random streams, the same on all workers.
+        server_timeout: seconds, > 0, that a server may be disconnected before its requests fail; None:
             GRADWIRE_SERVER_TIMEOUT, or, if that is not set, 8, and 30 of a server that keeps a snapshot.
-        staleness: of an async store: how many steps of a key a worker may be ahead of the slowest before its pulls
-            and pushes of that key wait, the same on all workers; None: any number.
+        staleness: number of steps that a worker of an async store may be ahead of the slowest before its pulls and
+            pushes of a key wait, the same on all workers; None: there is no bound.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class DistStore(KVStore):
     ) -> None:
         super().__init__(type)
         self._keys: dict[StoreKey, WorkerKey] = {}
-        self._lanes = Lanes(self._keys)
+        self._lists = KeyListRegistry(self._keys)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
         known = server_timeout is None or (is_float32(server_timeout) and server_timeout > 0)
         require(known, "server_timeout", "seconds > 0, or None", server_timeout)
@@ -90,11 +96,11 @@ class DistStore(KVStore):
             sync="async" not in type,
             timeout=timeout,
             keys=self.place.keys,
-            server_timeout=told_timeout() if server_timeout is None else server_timeout,
+            server_timeout=default_server_timeout() if server_timeout is None else server_timeout,
         )
-        # A process's own store lasts as long as the process, or its end would not be said: nobody must wait for that.
-        LASTING.extend([self] if callable(where) else [])
-        # After whatever ``where`` registered: what comes later is called earlier.
+        # A store that found its own place lasts as long as the process, so that the servers are told of its end.
+        PROCESS_STORES.extend([self] if callable(where) else [])
+        # Registered after the functions that ``where`` registered, and so called before them.
         atexit.register(finish_at_exit, weakref.ref(self), weakref.ref(self._client))
         self.staleness = staleness
         if staleness is not None:
@@ -120,7 +126,7 @@ class DistStore(KVStore):
         return len(self._client.dead()) + len(self._client.silent(timeout))
 
     def version(self, key: StoreKey) -> int:
-        return self._shared(key).step
+        return self._find(key).step
 
     def finish(self) -> None:
         """End pushing: the others make their steps without this worker from now on."""
@@ -129,56 +135,28 @@ class DistStore(KVStore):
 
     def close(self) -> None:
         """Close the connections."""
-        LASTING[:] = [store for store in LASTING if store is not self]
+        PROCESS_STORES[:] = [store for store in PROCESS_STORES if store is not self]
         self._client.close()
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        roster = self._roster(key)
-        singles = None if roster is None else roster.singles(value, contiguous=False)
-        if roster is None or singles is None or not roster.together():
-            super().push(key, value, priority)
-            return
         check_priority(priority)
-        mine = [(lane, [singles[place] for place in places]) for lane, places in roster.lanes]
-        for lane, _ in mine:
-            self._settle(lane.progress, lane.title)
-        # Nothing is encoded before everything was looked at: the rest as any other push, each lane here.
-        flats = [self._gathered(lane, grads, one=len(mine) == 1 and not roster.rest) for lane, grads in mine]
-        if roster.rest:
-            super().push([key[place] for place in roster.rest], [value[place] for place in roster.rest], priority)
-        for (lane, grads), flat in zip(mine, flats, strict=True):
-            self._push_lane(lane, self._lane_payload(lane, grads, flat), priority)
+        lists, names, values = self._divide(key, value, pull=False)
+        self._push_all(self._gradients(names, values), priority, lists)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        roster = self._roster(key)
-        outs = None if roster is None else roster.singles(out, contiguous=True)
-        if roster is None or outs is None or not roster.are_together():
-            super().pull(key, out, priority, ignore_sparse)
-            return
         check_priority(priority)
-        requests = [
-            (lane.server, self._lane_pull(lane, [outs[i] for i in places], priority)) for lane, places in roster.lanes
-        ]
-        futures = self._client.ask_all(requests)
-        try:
-            if roster.rest:
-                super().pull([key[i] for i in roster.rest], [out[i] for i in roster.rest], priority, ignore_sparse)
-            self._wait_for_lanes(roster, futures)
-        except BaseException:
-            # What comes too late is not written into tensors that the caller has taken back.
-            for future in futures:
-                future.cancel()
-            raise
+        lists, names, outs = self._divide(key, out, pull=True)
+        self._pull_all(self._outputs(names, outs, ignore_sparse), priority, lists)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the states of all servers to a safetensors file; one worker does it for all, after a barrier.
 
         Args:
-            fname: is replaced at once when all is written.
-            dump_optimizer: also write its name and numbers.
+            fname: path of the file, which is replaced when all is written.
+            dump_optimizer: true if the optimizer's name and numbers are written, too.
         """
         requests = [Request("states", {}) for _ in self.place.servers]
-        self._wait(requests, "the optimizer states")
+        self._ask(list(enumerate(requests)), "the optimizer states")
         states: dict[StoreKey, dict[str, Any]] = {}
         config = None
         for server, request in enumerate(requests):
@@ -193,8 +171,8 @@ class DistStore(KVStore):
         """Load the file of ``save_optimizer_states``: on all workers, or on one of them between two barriers.
 
         Args:
-            fname: written with as many servers as there are now. With the name and numbers of an optimizer in it, all
-                workers have to read it, as they all have to call ``set_optimizer``.
+            fname: path of a file that was written with the same number of servers. If it contains the name and numbers
+                of an optimizer, all workers must load it, as they all must call ``set_optimizer``.
 
         Raises:
             ConfigError: no such file, another number of servers, or the states of another optimizer.
@@ -205,7 +183,7 @@ class DistStore(KVStore):
             require(name in (None, config.name), "the optimizer of fname", f"{name!r}, as the store's", config.name)
         split = [to_bytes(mine) for mine in by_server(states, len(self.place.servers), fname)]
         requests = [Request("restore", {}, torch.frombuffer(bytearray(mine), dtype=torch.uint8)) for mine in split]
-        self._wait(requests, "the optimizer states")
+        self._ask(list(enumerate(requests)), "the optimizer states")
         if config is not None:
             self._set_optimizer(config)
             self.applied_by(config)
@@ -221,8 +199,8 @@ class DistStore(KVStore):
         if value.is_sparse and alignment:
             alignment = max(1, dense[:1].numel())
         parts = place(key, dense.numel(), len(self.place.servers), bound=self.bound, alignment=alignment)
-        shared = WorkerKey(dense.shape, dense.dtype, value.is_sparse, parts)
-        requests = []
+        shared = WorkerKey(key, dense.shape, dense.dtype, value.is_sparse, parts, self.seed, self.rank)
+        requests: list[tuple[int, Request]] = []
         for part in parts:
             fields = {
                 "key": key,
@@ -233,151 +211,128 @@ class DistStore(KVStore):
                 "sparse": value.is_sparse,
             }
             if self.rank == 0:
-                requests.append(Request("init", fields, as_bytes(dense.view(-1)[part.start : part.stop].clone())))
+                request = Request("init", fields, as_bytes(dense.view(-1)[part.start : part.stop].clone()))
             else:
-                requests.append(Request("init", {**fields, "chunk": 0, "chunks": 0}))
-        versions = self._wait(requests, f"init of key {key!r}", [part.server for part in parts])
-        # Not the newest: one that was killed in a push may have reached some servers, and the others wait for the rest.
+                request = Request("init", {**fields, "chunk": 0, "chunks": 0})
+            requests.append((part.server, request))
+        versions = self._ask(requests, f"init of key {key!r}")
+        # The oldest: a worker that was killed in a push may have reached some servers, and the rest is waited for.
         shared.progress.step = min(versions, default=0)
         shared.made = {part.start: version for part, version in zip(parts, versions, strict=True)}
         self._keys[key] = shared
 
-    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        bundles = Bundles(partial(self._send, priority))
-        try:
-            for key, grads in pairs:
-                shared = self._shared(key)
-                if len(pairs) == 1 or not shared.small(key) or any(grad.is_sparse for grad in grads):
-                    self._push(key, grads, priority)
-                else:
-                    shared = self._alone(key)
-                    data = self._small_payload(key, shared, grads)
-                    shared.progress.step += 1
-                    bundles.add(shared.parts[0].server, key, shared.step, data)
-        finally:
-            # Also where a later key was refused: what was encoded is pushed.
-            bundles.close()
+    # Units -----------------------------------------------------------------------------------------------------------
 
-    def _send(self, priority: int, server: int, bundle: Bundle) -> None:
-        fields = {"items": bundle.items, **self._settings(server)}
-        future = self._client.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
-        for unit, _, _ in bundle.items:
-            those = self._lanes.numbered[unit[0]] if isinstance(unit, list) else self._keys[unit]
-            those.progress.pushes.append(future)
+    def _divide(self, key: Any, tensors: Any, *, pull: bool) -> tuple[Lists, Any, Any]:
+        """Divide the arguments of a call into lists that are joined, and the keys and tensors that are left.
 
-    def _small_payload(self, key: StoreKey, shared: WorkerKey, grads: Sequence[Tensor]) -> Tensor:
-        """The bytes of a small key's push, copied before the caller gets its gradients back."""
-        if self.compression.push is None and len(grads) == 1 and as_is(grads[0], shared):
-            return as_bytes(grads[0])
-        return self._payload(key, shared, shared.parts[0], shared.total(grads, copied=False))[1]
+        Args:
+            key: keys as the caller passed them, unchecked.
+            tensors: tensors as the caller passed them, unchecked.
+            pull: true if the tensors are overwritten; a pull does not join keys.
+        """
+        grouping = self._lists.find(key) if joinable(self.compression) else None
+        if self._lists.undeclared:
+            self._declare()
+        singles = None if grouping is None else grouping.singles(tensors, contiguous=pull)
+        if grouping is None or singles is None or not (grouping.are_joined() if pull else grouping.join()):
+            return [], key, tensors
+        lists = [(each, [singles[place] for place in places]) for each, places in grouping.lists]
+        return lists, [key[place] for place in grouping.rest], [tensors[place] for place in grouping.rest]
 
-    def _settings(self, server: int) -> dict[str, int]:
-        """The fields that a push names: how its bytes were made, and the optimizer that it is for."""
-        return {"config": 0 if self.compression == OFF else self._config, "optimizer": self._optimizers[server]}
+    def _declare(self) -> None:
+        """Tell the servers about new lists."""
+        requests = [
+            (each.server, Request("join", {"number": each.number, "keys": each.keys}, declare=True))
+            for each in self._lists.undeclared
+        ]
+        self._ask(requests, "a list of keys")
+        self._lists.undeclared = []
 
-    def _alone(self, key: StoreKey) -> WorkerKey:
-        """Find a key that is pushed by itself, after errors of earlier pushes were raised."""
-        shared = self._shared(key)
-        if shared.lane is not None:
-            shared.lane.part()
-        self._settle(shared.progress, f"key {key!r}")
-        return shared
+    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
+        if self.compression.push is not None and len(lists) + len(pairs) > 1:
+            # Nothing is encoded before everything was checked. A list that is alone is checked while it is encoded.
+            for each, grads in lists:
+                each.check_finite(grads)
+        units: Units = [*lists, *((self._find(key).separate(), grads) for key, grads in pairs)]
+        with UnitBatches(partial(self._send, priority)) as batches:
+            for unit, grads in units:
+                self._settle(unit)
+                # Encoded before the step is counted, because a push that is refused was not made.
+                parts = unit.encode(grads, self.compression)
+                unit.progress.step += 1
+                for part in parts:
+                    batches.add(part.server, part.data.numel(), (unit, unit.progress.step, part), small=unit.small)
 
-    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
-        shared = self._alone(key)
-        parts = shared.lacking()
-        # Encoded before the step is counted: a push that is refused was not made.
-        if all(grad.is_sparse for grad in grads) and shared.in_rows:
-            some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
-            payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in parts]
-        else:
-            total = shared.total(grads, copied=self.compression.push is None)
-            payloads = [self._payload(key, shared, part, total) for part in parts]
-        shared.progress.step += 1
-        for part, (rows, data) in zip(parts, payloads, strict=True):
-            fields = {"key": key, "step": shared.step, "rows": rows, **self._settings(part.server)}
-            request = Request("push", fields, data, priority=priority, log=(key, shared.step))
-            shared.progress.pushes.append(self._client.ask(part.server, request))
+    def _settle(self, unit: WorkerUnit) -> None:
+        """Raise the errors of earlier pushes of a unit, and wait for them where staleness is bounded."""
+        if self.staleness is not None:
+            self._client.wait(unit.progress.pushes, f"a push of {unit.title}")
+        unit.progress.forget_answered()
 
-    def _payload(self, key: StoreKey, shared: WorkerKey, part: KeyPart, total: Tensor) -> tuple[int, Tensor]:
-        """The number -1, which means dense, and the bytes of a part's push."""
-        piece = total.view(-1)[part.start : part.stop].view(shared.part_shape(part))
-        if self.compression.push is not None:
-            return -1, self._encoded(key, shared, part, piece)
-        return -1, as_bytes(piece.to(shared.dtype))
+    def _send(self, priority: int, server: int, batch: list[tuple[WorkerUnit, int, PushedPart]]) -> None:
+        """Send a message with units, their steps and their bytes."""
+        parts = [part for _, _, part in batch]
+        data = parts[0].data if len(parts) == 1 and not parts[0].borrowed else packed([part.data for part in parts])
+        fields = {
+            "items": [[unit.unit, step, part.data.numel(), part.rows] for unit, step, part in batch],
+            "config": 0 if self.compression == OFF else self._config,
+            "optimizer": self._optimizers[server],
+        }
+        future = self._client.ask(server, Request("push", fields, data, priority=priority))
+        for unit, _, _ in batch:
+            unit.progress.pushes.append(future)
 
-    def _rows_payload(self, key: StoreKey, shared: WorkerKey, part: KeyPart, grad: Tensor) -> tuple[int, Tensor]:
-        """The number of rows, and the bytes of a part's row-sparse push."""
-        rows = grad.indices()[0].contiguous()
-        plain = self.compression.push is None
-        data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
-        return len(rows), torch.cat([as_bytes(rows), data])
-
-    def _encoded(self, key: StoreKey, shared: WorkerKey, part: KeyPart, grad: Tensor) -> Tensor:
-        compressor = self.compression.push
-        assert compressor is not None
-        sender = shared.sender(key, part, self.seed, self.rank)
-        sender.use(self.compression)
-        return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
-
-    def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        values = self._values(pairs, priority, self.compression.pull)
+    def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
+        units: Units = [*lists, *((self._find(key), outs) for key, outs in pairs)]
+        values = self._values(units, priority, self.compression.pull)
         with torch.no_grad():
-            for value, (_, outs) in zip(values, pairs, strict=True):
-                for out in outs:
-                    if out.is_sparse:
-                        out.copy_(as_row_sparse(value))
-                    elif out.data_ptr() != value.data_ptr() or not out.numel():
-                        out.copy_(value)
+            for value, (_, outs) in zip(values, units, strict=True):
+                # The tensors of a list have their values already.
+                if value is not None:
+                    copy_value(value, outs)
 
-    def _values(
-        self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, compressor: Compressor | None
-    ) -> list[Tensor]:
-        """Pull the values of keys into the given tensors where these can take them; answers may be compressed."""
-        pulling, keys = Pulling(compressor, self._config, priority), [key for key, _ in pairs]
-        values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
-        pulling.close()
-        # A push that was refused would be waited for in vain.
-        pushes = list(dict.fromkeys(future for key in keys for future in self._keys[key].progress.pushes))
+    def _values(self, units: Units, priority: int, compressor: Compressor | None) -> list[Tensor | None]:
+        """Pull the values of units into their tensors where these have the form of the values.
+
+        Returns:
+            A tensor for each key, which has its value: one of its own, or another one; None for a list.
+        """
+        pulling = Pulling(compressor, self._config, priority)
+        values = pulling.add(units)
         bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
-        what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
-        try:
-            self._wait(pulling.requests, what, pulling.servers, pushes)
-        except BaseException:
-            # Also at Ctrl-C, and where another key was refused.
-            # What comes too late is not written into tensors that the caller has taken back.
-            for request in pulling.requests:
-                request.future.cancel()
-            raise
-        for key in keys:
-            self._keys[key].progress.forget_answered()
+        what = f"the pull of {quoted([key for unit, _ in units for key in unit.keys])}{bound}"
+        self._ask(pulling.requests, what, [unit.progress for unit, _ in units])
         pulling.fill()
         return values
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
-        shared = self._shared(key)
-        if shared.in_rows:
-            values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
-            requests, servers = row_requests(key, shared, rows.cpu(), values, priority)
-            self._wait(requests, f"rows of key {key!r}", servers, shared.progress.pushes)
+        known = self._find(key)
+        if known.in_rows:
+            values = torch.empty((len(rows), *known.shape[1:]), dtype=known.dtype)
+            self._ask(row_requests(known, rows.cpu(), values, priority), f"rows of key {key!r}", [known.progress])
         else:
-            values = self._values([(key, [])], priority, None)[0][rows.cpu()]
+            (value,) = self._values([(known, [])], priority, None)
+            assert value is not None
+            values = value[rows.cpu()]
         with torch.no_grad():
             if out.is_sparse:
-                out.copy_(row_sparse(rows.cpu(), values, shared.shape))
+                out.copy_(row_sparse(rows.cpu(), values, known.shape))
             else:
                 out.zero_()[rows.to(out.device)] = values.to(out.device, out.dtype)
 
     def _shape(self, key: StoreKey) -> torch.Size:
-        return self._shared(key).shape
+        return self._find(key).shape
 
     def _is_sparse(self, key: StoreKey) -> bool:
-        return self._shared(key).sparse
+        return self._find(key).sparse
 
-    def _shared(self, key: StoreKey) -> WorkerKey:
+    def _find(self, key: StoreKey) -> WorkerKey:
         if key not in self._keys:
             raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
         return self._keys[key]
+
+    # Settings and answers --------------------------------------------------------------------------------------------
 
     def _set_compression(self, compression: Compression) -> None:
         require_alone(compression.push)
@@ -386,83 +341,51 @@ class DistStore(KVStore):
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
         setting = {"number": max(self._optimizers) + 1, "name": config.name, "numbers": dict(config.numbers)}
-        told = [dict(setting) for _ in self.place.servers]
-        requests = [Request("optimizer", fields, declare=True) for fields in told]
-        # To a worker that came later a server says by which number it knows the setting.
-        self._optimizers, self._optimizer_name = self._wait(requests, "an optimizer"), config.name
-        for fields, known in zip(told, self._optimizers, strict=True):
-            fields["number"] = known
+        fields = [dict(setting) for _ in self.place.servers]
+        requests = [Request("optimizer", each, declare=True) for each in fields]
+        # A server answers with its own number of the setting, which differs where this worker came later than others.
+        self._optimizers, self._optimizer_name = self._ask(list(enumerate(requests)), "an optimizer"), config.name
+        for each, number in zip(fields, self._optimizers, strict=True):
+            each["number"] = number
 
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
-        self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
+        """Send the same request to all servers, and wait for the answers."""
+        self._ask([(server, Request(op, fields, declare=declare)) for server in range(len(self.place.servers))], what)
 
-    def _wait(
-        self,
-        requests: Sequence[Request],
-        what: str,
-        servers: Sequence[int] | None = None,
-        first: Sequence[Future[int]] = (),
-    ) -> list[int]:
-        places = range(len(requests)) if servers is None else servers
-        futures = self._client.ask_all(list(zip(places, requests, strict=True)))
-        return self._client.wait([*first, *futures], what)[len(first) :]
+    def _ask(self, requests: Sequence[tuple[int, Request]], what: str, after: Sequence[PushProgress] = ()) -> list[int]:
+        """Send requests to servers, and wait for the answers.
+
+        Args:
+            requests: requests, each with the index of its server.
+            what: description of the requests, for an error.
+            after: keys whose earlier pushes must not have failed: a request would wait for a refused push in vain.
+        """
+        futures = self._client.ask_all(requests)
+        pushes = list(dict.fromkeys(push for progress in after for push in progress.pushes))
+        try:
+            results = self._client.wait([*pushes, *futures], what)[len(pushes) :]
+        except BaseException:
+            # Also at Ctrl-C. An answer that comes too late is not written into tensors that the caller has taken back.
+            for future in futures:
+                future.cancel()
+            raise
+        for progress in after:
+            progress.forget_answered()
+        return results
 
     def _flush(self) -> None:
-        open_keys = {key: shared for key, shared in self._keys.items() if shared.progress.pushes}
-        pushes = dict.fromkeys(future for shared in open_keys.values() for future in shared.progress.pushes)
-        for shared in open_keys.values():
-            shared.progress.pushes = []
+        """Wait until all pushes were answered."""
+        open_keys = {key: known for key, known in self._keys.items() if known.progress.pushes}
+        pushes = dict.fromkeys(future for known in open_keys.values() for future in known.progress.pushes)
+        for known in open_keys.values():
+            known.progress.pushes = []
         self._client.wait(list(pushes), f"a push of key {', '.join(map(repr, list(open_keys)[:5]))}")
 
-    # Lists of keys -------------------------------------------------------------------------------------------------
 
-    def _settle(self, progress: PushProgress, title: str) -> None:
-        """Raise the errors of earlier pushes, before another push."""
-        if self.staleness is not None:
-            self._client.wait(progress.pushes, f"a push of {title}")
-        progress.forget_answered()
-
-    def _roster(self, key: Any) -> Roster | None:
-        roster = self._lanes.find(key) if joinable(self.compression) else None
-        if self._lanes.fresh:
-            self._declare(self._lanes.fresh)
-            self._lanes.fresh = []
-        return roster
-
-    def _declare(self, lanes: Sequence[Lane]) -> None:
-        requests = [
-            (lane.server, Request("join", {"number": lane.number, "keys": lane.keys}, declare=True)) for lane in lanes
-        ]
-        self._client.wait(self._client.ask_all(requests), "a list of keys")
-
-    def _gathered(self, lane: Lane, grads: Sequence[Tensor], *, one: bool) -> Tensor:
-        """Join gradients end to end; they are checked, unless the call does nothing but encode this ``one`` lane."""
-        if self.compression.push is None:
-            return lane.gather(grads)
-        flat = lane.gather(grads, lane.sender(self.compression, self.seed, self.rank).room())
-        if not one:
-            for key, grad in zip(lane.keys, grads, strict=True):
-                refuse_nonfinite(key, grad.detach())
-        return flat
-
-    def _lane_payload(self, lane: Lane, grads: Sequence[Tensor], flat: Tensor) -> Tensor:
-        if self.compression.push is None:
-            return as_bytes(flat)
-        sender = lane.sender(self.compression, self.seed, self.rank)
-        return sent(self.compression.push, flat.shape, lane.encode(sender, grads, flat))
-
-    def _push_lane(self, lane: Lane, data: Tensor, priority: int) -> None:
-        lane.progress.step += 1
-        self._send(priority, lane.server, Bundle.of([lane.number], lane.progress.step, data))
-
-    def _lane_pull(self, lane: Lane, outs: Sequence[Tensor], priority: int) -> Request:
-        fields = {"items": [[[lane.number], lane.progress.step]]}
-        return Request("pulls", fields, out=lane.sink(outs), priority=priority)
-
-    def _wait_for_lanes(self, roster: Roster, futures: Sequence[Future[int]]) -> None:
-        # A push that was refused would be waited for in vain.
-        pushes = [push for lane, _ in roster.lanes for push in lane.progress.pushes]
-        bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
-        self._client.wait([*pushes, *futures], f"the pull of {roster.lanes[0][0].title}{bound}")
-        for lane, _ in roster.lanes:
-            lane.progress.forget_answered()
+def copy_value(value: Tensor, outs: Sequence[Tensor]) -> None:
+    """Copy the value of a key to the tensors that do not have it yet."""
+    for out in outs:
+        if out.is_sparse:
+            out.copy_(as_row_sparse(value))
+        elif out.data_ptr() != value.data_ptr() or not out.numel():
+            out.copy_(value)

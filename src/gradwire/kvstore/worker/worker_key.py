@@ -1,4 +1,4 @@
-"""A key as a worker of a distributed store knows it, and the requests that pull it."""
+"""A key of a distributed store in a worker: what a push sends for it, and where a pull writes its value."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor
 from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import KeyPart, StoreKey
 from gradwire.kvstore.protocol.merge import add_dense, row_sparse
-from gradwire.kvstore.protocol.replica import Held, follows
+from gradwire.kvstore.protocol.payloads import sent
+from gradwire.kvstore.protocol.replica import Held
 from gradwire.kvstore.protocol.sender import Sender
-from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, bundled
-from gradwire.kvstore.worker.connection import Request, ScatterSink
+from gradwire.kvstore.protocol.small_keys import is_small
+from gradwire.kvstore.worker.connection import Block
 
 if TYPE_CHECKING:
-    from gradwire.kvstore.worker.lanes import Lane
+    from gradwire.kvstore.worker.worker_key_list import WorkerKeyList
 
-__all__ = ["Pulling", "PushProgress", "WorkerKey", "as_bytes", "as_is", "row_requests"]
+__all__ = ["Destination", "PushProgress", "PushedPart", "WorkerKey", "WorkerUnit", "as_bytes", "inside"]
 
 
 @dataclass
 class PushProgress:
-    """The pushed steps, and the pushes that may not have been answered, of one key or of all keys in a lane."""
+    """The number of pushed steps, and the pushes that may be unanswered, of one key or of a list of joined keys."""
 
     step: int = 0
     pushes: list[Future[int]] = field(default_factory=list)
 
     def forget_answered(self) -> None:
-        """Forget pushes that were answered.
+        """Forget the pushes that were answered.
 
         Raises:
-            GradwireError: what one of them met with.
+            GradwireError: one of them failed.
         """
         for future in self.pushes:
             if future.done():
@@ -45,43 +46,125 @@ class PushProgress:
         self.pushes = [future for future in self.pushes if not future.done()]
 
 
-@dataclass
-class WorkerKey:
-    """A key, as this worker knows it."""
+class PushedPart(NamedTuple):
+    """The bytes that a push sends to one server.
 
+    Args:
+        server: index of the server.
+        data: elements or payload, uint8; of a row-sparse gradient, the row numbers come first.
+        rows: number of rows of a row-sparse gradient; -1 of a dense one.
+        borrowed: true if ``data`` is the caller's gradient, which must be copied before the push returns.
+    """
+
+    server: int
+    data: Tensor
+    rows: int = -1
+    borrowed: bool = False
+
+
+class Destination(NamedTuple):
+    """The memory to which the answer of one server is written.
+
+    Args:
+        server: index of the server.
+        nbytes: size of the answer.
+        blocks: offsets in the answer, each with the memory for the bytes from there on.
+    """
+
+    server: int
+    nbytes: int
+    blocks: list[tuple[int, Block]]
+
+
+@dataclass(eq=False)
+class WorkerKey:
+    """A key in a worker.
+
+    Args:
+        key: name in the store.
+        shape: shape of the value.
+        dtype: dtype of the value.
+        sparse: true if the value was initialised as a row-sparse tensor.
+        parts: parts of the key on the servers.
+        seed: seed of the random streams of the method.
+        rank: rank of this worker.
+        progress: steps and pushes; shared with the other keys while they are joined.
+        senders: the encoder of each part, by the part's start.
+        joined: list with whose keys this one is joined now; None: the key is alone.
+        held: the value of each part after the last compressed answer, by the part's start.
+        made: step of each part, by its start, when this worker began. A worker that was killed may have pushed some.
+    """
+
+    key: StoreKey
     shape: torch.Size
     dtype: torch.dtype
     sparse: bool
     parts: list[KeyPart]
+    seed: int = 0
+    rank: int = 0
     progress: PushProgress = field(default_factory=PushProgress)
     senders: dict[int, Sender] = field(default_factory=dict)
-    lane: Lane | None = None
+    joined: WorkerKeyList | None = None
     held: dict[int, Held] = field(default_factory=dict)
     made: dict[int, int] = field(default_factory=dict)
-    """The step of each part, by its start, when this worker came: one that was killed may have pushed some of them."""
 
-    def small(self, key: StoreKey) -> bool:
-        """Return whether the key travels with others."""
-        return len(self.parts) == 1 and bundled(key, self.shape.numel() * self.dtype.itemsize)
+    def __post_init__(self) -> None:
+        nbytes = self.shape.numel() * self.dtype.itemsize
+        self.unit, self.keys, self.title = self.key, [self.key], f"key {self.key!r}"
+        self.small = len(self.parts) == 1 and is_small(self.key, nbytes)
 
-    def total(self, grads: Sequence[Tensor], *, copied: bool) -> Tensor:
-        """Sum the gradients of a worker's senders: contiguous, on the CPU.
+    def separate(self) -> WorkerKey:
+        """Separate the key from the list with which it is joined, and return it."""
+        if self.joined is not None:
+            self.joined.separate()
+        return self
+
+    def encode(self, grads: Sequence[Tensor], compression: Compression) -> list[PushedPart]:
+        """Encode the sum of the gradients of this worker's senders, for each server.
 
         Args:
-            grads: dense, one for each sender.
-            copied: in memory of its own; False: the gradient itself where there is one, and it is like that.
-        """
-        one = grads[0] if len(grads) == 1 and not copied else None
-        if one is not None and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
-            return one
-        return add_dense(grads, self.shape, "cpu")
+            grads: gradients of the key's shape, dense or row-sparse, one for each sender.
+            compression: compression that the caller has set.
 
-    def sender(self, key: StoreKey, part: KeyPart, seed: int, rank: int) -> Sender:
-        """The sender that encodes a part, and keeps its residual."""
+        Raises:
+            ConfigError: a value is not finite and would be compressed.
+        """
+        parts = self.lacking()
+        if self.in_rows and all(grad.is_sparse for grad in grads):
+            total = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+            return [self._encode_rows(part, self.rows_of(part, total), compression) for part in parts]
+        total = self._total(grads)
+        if compression.push is None:
+            total = total.to(self.dtype)
+        pieces = [total.view(-1)[part.start : part.stop].view(self.part_shape(part)) for part in parts]
+        if compression.push is None:
+            borrowed = total is grads[0]
+            return [PushedPart(part.server, as_bytes(x), -1, borrowed) for part, x in zip(parts, pieces, strict=True)]
+        payloads = [self._payload(part, piece, compression) for part, piece in zip(parts, pieces, strict=True)]
+        return [PushedPart(part.server, payload) for part, payload in zip(parts, payloads, strict=True)]
+
+    def receive(self, outs: Sequence[Tensor]) -> tuple[Tensor, list[Destination]]:
+        """Choose the tensor for the value: one of ``outs`` that has the form of the value, or else new memory.
+
+        Returns:
+            The tensor, and the destination of each part in it.
+        """
+        value = next((out.detach() for out in outs if self._has_form(out)), None)
+        if value is None:
+            value = lease(self.shape, self.dtype)
+        data, size = as_bytes(value).numpy(), self.dtype.itemsize
+        blocks = [(part.server, data[size * part.start : size * part.stop]) for part in self.parts]
+        return value, [Destination(server, len(block), [(0, block)]) for server, block in blocks]
+
+    def sender(self, part: KeyPart, compression: Compression) -> Sender:
+        """Find or make the sender that encodes a part and keeps its residual."""
         if part.start not in self.senders:
-            name = key if len(self.parts) == 1 else f"{key!r}[{part.start}]"
-            self.senders[part.start] = Sender(name, torch.Size(self.part_shape(part)), seed=seed, rank=rank)
-        return self.senders[part.start]
+            name = self.key if len(self.parts) == 1 else f"{self.key!r}[{part.start}]"
+            shape = torch.Size(self.part_shape(part))
+            self.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
+        sender = self.senders[part.start]
+        sender.use(compression)
+        return sender
 
     @property
     def step(self) -> int:
@@ -90,105 +173,59 @@ class WorkerKey:
 
     @property
     def in_rows(self) -> bool:
-        """Return whether every part has whole rows, as small keys have, and row-sparse ones, which are cut between
-        rows.
+        """Return whether every part has whole rows.
+
+        Small keys have one part, and row-sparse keys are cut between rows.
         """
         return self.shape.numel() > 0 and (self.sparse or len(self.parts) == 1)
 
     def lacking(self) -> list[KeyPart]:
-        """The parts whose next step was not made before this worker came."""
+        """Find the parts whose next step was not made before this worker began."""
         return [part for part in self.parts if self.made.get(part.start, 0) <= self.step]
 
     def part_shape(self, part: KeyPart) -> tuple[int, ...]:
+        """Compute the shape of a part: whole rows where that is possible, or else a vector."""
         if len(self.parts) == 1:
             return tuple(self.shape)
         return (len(self.rows(part)), *self.shape[1:]) if self.in_rows else (part.numel,)
 
     def rows(self, part: KeyPart) -> range:
-        """The rows of a part, if parts have whole rows."""
+        """Compute the rows of a part that has whole rows."""
         width = math.prod(self.shape[1:])
         return range(part.start // width, part.stop // width)
 
     def rows_of(self, part: KeyPart, grad: Tensor) -> Tensor:
-        """The part of a coalesced row-sparse gradient, with rows counted from the part's first."""
+        """Select a part of a coalesced row-sparse gradient; its rows are counted from the part's first row."""
         mine, (places,) = self.rows(part), grad.indices()
         lo, hi = inside(places, mine)
         return row_sparse(places[lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part))
 
+    def _total(self, grads: Sequence[Tensor]) -> Tensor:
+        """Sum the gradients: contiguous, on the CPU; a single gradient that is so already is returned itself."""
+        one = grads[0]
+        if len(grads) == 1 and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
+            return one
+        return add_dense(grads, self.shape, "cpu")
 
-class Pulling:
-    """The requests of one pull, and the values that their answers make.
+    def _encode_rows(self, part: KeyPart, grad: Tensor, compression: Compression) -> PushedPart:
+        rows = grad.indices()[0].contiguous()
+        plain = compression.push is None
+        data = as_bytes(grad.values().to(self.dtype)) if plain else self._payload(part, grad, compression)
+        return PushedPart(part.server, torch.cat([as_bytes(rows), data]), len(rows))
 
-    Args:
-        compressor: of the answers; None: values come as they are.
-        config: number under which the servers know it.
-        priority: of the requests.
-    """
+    def _payload(self, part: KeyPart, grad: Tensor, compression: Compression) -> Tensor:
+        assert compression.push is not None
+        payload = self.sender(part, compression).encode(grad)
+        return sent(compression.push, grad.values().shape if grad.is_sparse else grad.shape, payload)
 
-    def __init__(self, compressor: Compressor | None, config: int, priority: int) -> None:
-        self.compressor, self.config, self.priority = compressor, config, priority
-        self.requests: list[Request] = []
-        self.servers: list[int] = []
-        self._answers: list[tuple[Request, Held, Tensor]] = []
-        self._bundles = Bundles(self._ask)
-
-    def add(self, key: StoreKey, shared: WorkerKey, outs: Sequence[Tensor] = ()) -> Tensor:
-        """Request a key; return the tensor that will have its value after all answers and ``fill``.
-
-        It is one of ``outs`` where the bytes can come into it as they are.
-        """
-        own = direct(outs, shared)
-        value = lease(shared.shape, shared.dtype) if own is None else own
-        if shared.small(key) and not follows(self.compressor, shared.shape, shared.dtype):
-            self._bundles.add(shared.parts[0].server, key, shared.step, as_bytes(value))
-            return value
-        for part in shared.parts:
-            self.requests.append(self._request(key, shared, part, value.view(-1)[part.start : part.stop]))
-            self.servers.append(part.server)
-        return value
-
-    def close(self) -> None:
-        """Send the requests that are left, because all keys were added."""
-        self._bundles.close()
-
-    def _ask(self, server: int, bundle: Bundle) -> None:
-        fields = {"items": [[unit, step] for unit, step, _ in bundle.items]}
-        sink = ScatterSink([(start, piece.numpy()) for start, piece in bundle.places], bundle.nbytes)
-        self.requests.append(Request("pulls", fields, out=sink, priority=self.priority))
-        self.servers.append(server)
-
-    def fill(self) -> None:
-        """Copy the answers that did not go directly into their tensors.
-
-        Raises:
-            WireError: bytes that are no answer.
-        """
-        for request, held, room in self._answers:
-            room.copy_(held.take(request.answer or bytearray(), self.compressor).view(-1))
-
-    def _request(self, key: StoreKey, shared: WorkerKey, part: KeyPart, room: Tensor) -> Request:
-        fields, shape = {"key": key, "step": shared.step}, shared.part_shape(part)
-        if not follows(self.compressor, shape, shared.dtype):
-            return Request("pull", fields, out=as_bytes(room), priority=self.priority)
-        held = shared.held.setdefault(part.start, Held(shape, shared.dtype))
-        request = Request("follow", {**fields, "config": self.config, "have": held.number}, priority=self.priority)
-        self._answers.append((request, held, room))
-        return request
+    def _has_form(self, out: Tensor) -> bool:
+        """Return whether a tensor's memory can hold the bytes of the value."""
+        plain = out.layout == torch.strided and out.device.type == "cpu"
+        return plain and out.dtype == self.dtype and out.is_contiguous()
 
 
-def row_requests(
-    key: StoreKey, shared: WorkerKey, rows: Tensor, values: Tensor, priority: int
-) -> tuple[list[Request], list[int]]:
-    """Make the requests to each server for rows in increasing order; the answers are written to ``values``."""
-    requests, servers = [], []
-    for part in shared.parts:
-        lo, hi = inside(rows, shared.rows(part))
-        if hi > lo:
-            asked = as_bytes(rows[lo:hi] - shared.rows(part).start)
-            fields = {"key": key, "step": shared.step}
-            requests.append(Request("rows", fields, asked, as_bytes(values[lo:hi]), priority))
-            servers.append(part.server)
-    return requests, servers
+WorkerUnit: TypeAlias = "WorkerKey | WorkerKeyList"
+"""The unit that a worker pushes and pulls as one: a key, or a list of joined keys."""
 
 
 def inside(places: Tensor, rows: range) -> tuple[int, int]:
@@ -197,19 +234,8 @@ def inside(places: Tensor, rows: range) -> tuple[int, int]:
     return lo, hi
 
 
-def direct(outs: Sequence[Tensor], shared: WorkerKey) -> Tensor | None:
-    """The first tensor that can receive the value's bytes directly."""
-    return next((out.detach() for out in outs if as_is(out, shared)), None)
-
-
-def as_is(tensor: Tensor, shared: WorkerKey) -> bool:
-    """Return whether a tensor's memory is the value's bytes."""
-    plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return plain and tensor.dtype == shared.dtype and tensor.is_contiguous()
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
     """View the memory of a contiguous tensor as bytes."""
     flat = tensor.contiguous().view(-1)
-    # One element, or none, is contiguous whatever its stride.
+    # A tensor of one element, or of none, is contiguous whatever its stride.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
