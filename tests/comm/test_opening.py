@@ -11,7 +11,9 @@ import torch.distributed as dist
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import GroupError
 from gradwire.exchange.exchange import Exchange
-from gradwire.group.agree import DIGEST
+from gradwire.group.agree import DIGEST, agree
+from gradwire.group.channel import Channel
+from gradwire.metrics import Metrics
 from gradwire.testing.processes import run_ranks
 
 PARAMS = [("weight", (64, 64)), ("other", (64, 32))]
@@ -44,6 +46,8 @@ def _apart(rank: int, what: str) -> str:
         elif what == "a step left out":
             exchange.begin_step()
             stepped(exchange)
+        elif what == "another channel":
+            agree(Channel(exchange.channel.group, Metrics()), "gathered", lambda: "{}", torch.device("cpu"))
         else:
             exchange.load_state_dict(exchange.state_dict())
     except GroupError as error:
@@ -57,9 +61,10 @@ BYTES = 8 + numel(PARAMS) // 4
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("other sizes", f"travels_with is {BYTES} on rank 0; not there on rank 1"),
-        ("no payload", f"travels_with is {BYTES} on rank 0; not there on rank 1"),
+        ("other sizes", f"first payload is {BYTES} on rank 0; not there on rank 1; buckets must be the same"),
+        ("no payload", f"first payload is {BYTES} on rank 0; not there on rank 1; buckets must be the same"),
         ("a step left out", f"step is {STEADY + 1} on rank 0; {STEADY + 2} on rank 1"),
+        ("another channel", "call is step on rank 0; gathered on rank 1"),
         ("another call", "call is step on rank 0; load_state_dict on rank 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -45,6 +46,19 @@ def test_who_watches_sees_the_operator() -> None:
     with torch.profiler.profile() as profile:
         call()
     assert NAME in [event.name for event in profile.events()]
+
+
+def test_a_profiler_of_all_threads_sees_the_operator_on_another_thread() -> None:
+    every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(experimental_config=every) as profile, ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result()
+    assert NAME in [event.name for event in profile.events()]
+
+
+def test_a_view_with_the_negative_bit_is_read_with_its_sign() -> None:
+    out = torch.empty(3, dtype=torch.bfloat16)
+    cast_encode(torch._neg_view(torch.tensor([1.0, 2.0, 3.0])), out, 0.5)
+    assert out.tolist() == [-0.5, -1.0, -1.5]
 
 
 def test_who_watches_is_noticed() -> None:

@@ -33,6 +33,7 @@ STEP = "step"
 REMEDIES = {
     "call": "every rank must make the same calls in the same order",
     "compressor": "a schedule must give the same values on all ranks",
+    "first payload": "buckets must be the same on all ranks, and no error on one of them may keep its payload back",
     "generation": "load_state_dict and change must be called on all ranks, between the same two steps",
     "iteration": "a rank left out an exchange that others made; all ranks must skip the same steps",
     "shrunk_by": "learning rates and weight decay must be the same on all ranks; decay='inner' lets them differ",
@@ -144,7 +145,7 @@ class _Comparison:
     def write(self, heads: Tensor, room: int) -> None:
         """Write the own digest, which tells how many bytes of payload are behind it."""
         self.waits = False
-        self.text = f'{self.text[:-1]}, "travels_with": {room}}}'
+        self.text = f'{self.text[:-1]}, "first payload": {room}}}'
         self.digest = hashlib.sha256(f"{self.call} {self.text}".encode()).digest()
         heads[self.channel.rank].numpy()[:] = memoryview(self.digest)
 

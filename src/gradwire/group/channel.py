@@ -55,17 +55,23 @@ _SMALL = 2**18
 
 @dataclass
 class Traffic:
-    """Counts of the collectives that were begun on a group, and of those that ended well."""
+    """Counts of the collectives that were begun on a group, and of those that ended well.
+
+    Attributes:
+        room: bytes that every opening message on the group has behind its row, where a payload may travel. It is the
+            group's and not a channel's, because openings of two sizes on one group would never meet.
+    """
 
     begun: int = 0
     ended: int = 0
+    room: int = 0
 
 
 _traffic: weakref.WeakKeyDictionary[dist.ProcessGroup, Traffic] = weakref.WeakKeyDictionary()
 
 
 def traffic_of(group: dist.ProcessGroup | None) -> Traffic:
-    """The count that all channels on a group share."""
+    """What all channels on a group share."""
     return Traffic() if group is None else _traffic.setdefault(group, Traffic())
 
 
@@ -107,7 +113,6 @@ class Channel:
         self.doing = "its first exchange"
         self.failed: GroupError | None = None
         self._opening: Comparison | None = None
-        self._room = 0  # Bytes that every opening message has behind its row, where a payload may travel.
         self._deferred: list[Callable[[], None]] = []
         self.traffic, self._closed = traffic_of(group), False
         self._lock, self._summed_until = threading.Lock(), 0.0
@@ -271,12 +276,12 @@ class Channel:
                 still to be made; where it is given in every step, small payloads travel with that.
         """
         if headed is not None and self._opening is not None:
-            if self._opening.waits and rows[0].nbytes == self._room:
+            if self._opening.waits and rows[0].nbytes == self.traffic.room:
                 self._gather_headed(headed)
                 return
             small = rows[0].nbytes <= _SMALL
             self._gather(rows)
-            self._room = rows[0].nbytes if small else 0
+            self.traffic.room = rows[0].nbytes if small else 0
             return
         self._gather(rows)
 
@@ -289,12 +294,12 @@ class Channel:
         self._refuse_after_failure()
         comparison, self._opening = self._opening, None
         assert comparison is not None
-        heads = headed[:, : headed.size(1) - self._room]
-        comparison.write(heads, self._room)
+        heads = headed[:, : headed.size(1) - self.traffic.room]
+        comparison.write(heads, self.traffic.room)
         self._open_with(headed)()
         comparison.check(heads)
         self._post_deferred()
-        moved = len(self.peers) * self._room
+        moved = len(self.peers) * self.traffic.room
         self.metrics.compared_bytes += len(self.peers) * heads.size(1)
         self._count(moved, moved)
 
@@ -336,9 +341,9 @@ class Channel:
             A function that waits until all rows are there.
         """
         self.settle()
-        if not self._room or self.is_nccl:
+        if not self.traffic.room or self.is_nccl:
             return self.begin_rows(rows)
-        headed = torch.zeros((self.world, rows.size(1) + self._room), dtype=torch.uint8)
+        headed = torch.zeros((self.world, rows.size(1) + self.traffic.room), dtype=torch.uint8)
         headed[:, : rows.size(1)] = rows
         self.metrics.compared_bytes += len(self.peers) * headed[0].nbytes
         finish = self._open_with(headed)
@@ -379,7 +384,7 @@ class Channel:
     @property
     def opens_with_payload(self) -> bool:
         """Return whether the next step's first message is expected to be a small payload, as it was in the last."""
-        return self._room > 0 and self.group is not None and not self.is_nccl
+        return self.traffic.room > 0 and self.group is not None and not self.is_nccl
 
     def open(self, comparison: Comparison) -> None:
         """Register a comparison of the ranks, which is made before the first message of a conversation is posted, or
@@ -397,7 +402,7 @@ class Channel:
         comparison, self._opening = self._opening, None
         if comparison is not None:
             comparison.end()
-            self._room = 0
+            self.traffic.room = 0
         self._post_deferred()
 
     def _post_deferred(self) -> None:

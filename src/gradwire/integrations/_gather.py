@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.errors import GroupError
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
@@ -24,7 +25,11 @@ def gathered(state: ExchangeState) -> dict[str, Any] | None:
     """
     exchange = state.exchange
     channel = Channel(exchange.channel.group, Metrics())  # A checkpoint is no traffic of the gradients.
-    agree(channel, "gathered", lambda: "{}", exchange.device)
+    try:
+        agree(channel, "gathered", lambda: "{}", exchange.device)
+    except GroupError:
+        exchange.channel.failed = channel.failed
+        raise
     file = io.BytesIO()
     torch.save(state.state_dict(), file)
     own = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(exchange.device)

@@ -190,11 +190,15 @@ class Declaration:
         plain += [f"({name} is None or type({name}) is Tensor)" for name in tensors if name in self.optional]
         asked = [f"{name}.requires_grad" for name in required]
         asked += [f"({name} is not None and {name}.requires_grad)" for name in tensors if name in self.optional]
+        # Such a view has the memory of its opposite; the dispatcher makes the values first.
+        negative = [f"{name}.is_neg()" for name in required]
+        negative += [f"({name} is not None and {name}.is_neg())" for name in tensors if name in self.optional]
         given = ", ".join(self._parameters)
         lines = [
             f"if watched() or not ({' and '.join(plain)} and {first}.is_cpu):",
             f"    return dispatch({given})",
             f"if is_grad_enabled() and ({' or '.join(asked)}): return dispatch({given})",
+            f"if {' or '.join(negative)}: return dispatch({given})",
             *self._guarded(self._kernel_lines(threads)),
         ]
         names = {"kernels": kernels, "watched": watched, "dispatch": dispatch, "Tensor": Tensor}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, overload
 
 import torch
+from torch.autograd import profiler as autograd_profiler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradwire.errors import require
@@ -299,8 +300,19 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 
 def watched() -> bool:
-    """Return whether something sees the operators that are called: a mode, a transform, a trace or a profiler."""
-    return bool(_modes() or _functions() or _profiled() or _transform() is not None or _traced() is not None)
+    """Return whether something sees the operators that are called: a mode, a transform, a trace or a profiler.
+
+    A profiler of all threads shows on its own thread alone, so the flag of the process is read, too. Not seen are an
+    ``ExecutionTraceObserver`` without a profiler, and a CPU kernel that was put in place of ours by ``torch.library``.
+    """
+    return bool(
+        _modes()
+        or _functions()
+        or _profiled()
+        or autograd_profiler._is_profiler_enabled
+        or _transform() is not None
+        or _traced() is not None
+    )
 
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:
