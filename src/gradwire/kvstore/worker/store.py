@@ -264,9 +264,9 @@ class DistStore(KVStore):
                     parts = unit.encode(grads, self.compression)
                 except ConfigError as error:
                     # What was encoded before it is pushed, and counts: its residuals have changed.
-                    raise (
-                        ConfigError(f"{error}; of this call {quoted(pushed)} were pushed") if pushed else error
-                    ) from None
+                    if not pushed:
+                        raise
+                    raise ConfigError(f"{error}; of this call {quoted(pushed)} were pushed") from error
                 pushed += unit.keys
                 unit.progress.step += 1
                 for part in parts:
