@@ -172,7 +172,12 @@ def differences(rank: int) -> dict[Any, Any]:
     told["refused"] = answers(
         {
             name: lambda code=code: compress_fsdp(model, "none", weights=code)
-            for name, code in {"plain": "loco", "random": "ef21:inner=eden", "rounds": "ef21:inner=powersgd"}.items()
+            for name, code in {
+                "plain": "loco",
+                "random": "ef21:inner=eden",
+                "rounds": "ef21:inner=powersgd",
+                "coarse": "ef21:inner=topk",
+            }.items()
         }
     )
     return told

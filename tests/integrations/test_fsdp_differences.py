@@ -109,6 +109,7 @@ REFUSED = {
     "plain": "weights must be a method whose error is small and that is not random, such as .* got 'loco'",
     "random": "weights must be a method whose error is small and that is not random, .* or 'ef21:inner=loco' for "
     "differences, got 'ef21'",
+    "coarse": "weights must be a method whose error is small .* got 'ef21'",
     "rounds": r"EF21\.inner must be a contraction of one round",
 }
 

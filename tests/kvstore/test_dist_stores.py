@@ -77,3 +77,20 @@ def test_rows_of_a_key_that_is_cut_between_them(name):
             total += out
         assert name != "none" or total[:, 0].tolist() == [2, 0, 0, 2, 2, 0, 0, 0, 0, 0, 4]
         assert total[[0, 3, 4, 10]].any()
+
+
+def test_an_error_of_a_push_names_the_keys_that_were_pushed_before():
+    """A residual that overflows shows only when its key is encoded, after others of the call were."""
+    huge = torch.full((4,), 3e38)
+    with stores(1, timeout=60) as (kv,):
+        for key in ("a", "b"):
+            kv.init(key, torch.zeros(4))
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        kv.push(["a", "b"], [torch.ones(4), huge])
+        kv.push("a", torch.ones(4))  # The two are at different steps now, so they are encoded one after the other.
+        with pytest.raises(ConfigError, match=r"gradient of key 'b' must be finite .* of this call 'a' were pushed$"):
+            kv.push(["a", "b"], [torch.ones(4), huge])
+        with pytest.raises(ConfigError, match=r"nothing of this key was pushed: [^;]*$"):
+            kv.push("b", huge)
+        kv.pull("a", out=torch.empty(4))
+        assert (kv.version("a"), kv.version("b")) == (3, 1)

@@ -29,7 +29,7 @@ def test_a_pull_that_waits_for_one_key_finds_the_others_that_came_together_meanw
     assert together(core) == [True]
     told = messages(push(core, b, 34, "a", 1, grads(1)["a"]))
     wanted = {key: 2 * grads(1)[key] for key in ("a", "c")}
-    assert equal(next(of_bundle(each, ("a", "c")) for each in told if each[0] == a), wanted)
+    assert equal(next(of_batch(each, ("a", "c")) for each in told if each[0] == a), wanted)
 
 
 def test_a_push_that_waits_for_the_slowest_finds_keys_that_came_together_meanwhile():
@@ -55,7 +55,7 @@ def test_a_list_is_found_whose_keys_another_list_has_brought_together():
     assert equal(of_all(messages(pull_all(core, a, 33, 1))[0]), wanted)
 
 
-def of_bundle(reply, keys):
+def of_batch(reply, keys):
     """The values in one answer to a pull of many keys, by key."""
     _, op, _, raw = reply
     assert op == "value"
@@ -98,8 +98,8 @@ class Pair:
             assert op in ("done", "value"), fields
             seq = fields["seq"]
             if seq in self.asked and op == "value":
-                keys, bundle = self.asked[seq]
-                value = of_bundle(reply, keys) if bundle or side else of_all(reply, keys)
+                keys, batch = self.asked[seq]
+                value = of_batch(reply, keys) if batch or side else of_all(reply, keys)
                 self.told[side].setdefault((peer, seq), value)
 
     def push(self, rank, what, steps, seed):
@@ -122,7 +122,7 @@ class Pair:
 
     def pull(self, rank, what, steps):
         self.seq += 1
-        self.asked[self.seq] = (what[1], what[0] == "bundle")
+        self.asked[self.seq] = (what[1], what[0] == "batch")
         seq, peer, (kind, keys) = self.seq, b"peer-%d" % rank, what
         units = [(key, steps[key]) for key in keys]
         if kind == "list":
@@ -140,11 +140,11 @@ class Pair:
 
 def some(chance, mine, names):
     """What a worker names now: a list that it may, several keys, or one."""
-    kind = chance.choice(("list",) * 6 + ("bundle", "one"))
+    kind = chance.choice(("list",) * 6 + ("batch", "one"))
     if kind == "list":
         fit = [keys for keys in LISTS if len({mine[key] for key in keys}) == 1]
         kind, keys = (kind, chance.choice(fit)) if fit else ("one", (chance.choice(names),))
-    elif kind == "bundle":
+    elif kind == "batch":
         keys = tuple(chance.sample(names, chance.randint(2, len(names))))
     else:
         keys = (chance.choice(names),)
@@ -170,7 +170,7 @@ def test_answers_are_those_of_a_server_without_lists(sync, rules, seed, tmp_path
             else:
                 mine |= {key: mine[key] - 1 for key in what[1]}
         elif action < 0.98:
-            pair.pull(rank, what if what[0] != "one" else ("bundle", what[1]), mine)
+            pair.pull(rank, what if what[0] != "one" else ("batch", what[1]), mine)
         else:
             pair.cores = [restarted(core, tmp_path / "snapshot") for core in pair.cores]
             pair.asked.clear()

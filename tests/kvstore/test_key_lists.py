@@ -87,7 +87,7 @@ def equal(got, wanted):
 
 def alone(core):
     """Every key as it is when it is alone."""
-    core.values.apart()
+    core.values.separate_all()
     return {
         key: (entry.value.tolist(), entry.version, entry.last, sorted(entry.pending))
         for key, entry in core.values.parts.items()

@@ -67,7 +67,7 @@ def test_a_pull_is_answered_when_the_last_of_its_keys_is_there():
     assert core.counters.steps == 3
 
 
-def test_a_bundle_that_comes_again_counts_once_key_by_key():
+def test_a_batch_that_comes_again_counts_once_key_by_key():
     core, a, b = pair()
     push(core, a, 4, "b", 1, grads(1)["b"])
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_payloads_are_read_as_they_were_made():
     assert same(received(messages(pulls(core, b, 6, 1))[0]), want)
 
 
-def test_in_async_each_bundle_counts_at_once_and_the_bound_holds():
+def test_in_async_each_batch_counts_at_once_and_the_bound_holds():
     core = ServerCore(Rules(workers=2, staleness=0))
     a, b = (hello(core, rank, sync=False) for rank in range(2))
     for peer in (a, b):
@@ -201,7 +201,7 @@ def test_real_workers_get_what_one_key_at_a_time_gives(tmp_path):
             assert all(map(torch.equal, together, alone)), name
 
 
-def test_pull_of_one_key_after_a_bundle():
+def test_pull_of_one_key_after_a_batch():
     core, a, b = pair()
     for peer in (a, b):
         pushes(core, peer, 4, grads(1))

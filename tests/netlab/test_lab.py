@@ -147,8 +147,8 @@ time.sleep(100)
 def start_owner() -> tuple[subprocess.Popen[str], str, int, int]:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    lab, inner, warden = owner.stdout.readline().split()
-    return owner, lab, int(inner), int(warden)
+    lab, inner, watchdog = owner.stdout.readline().split()
+    return owner, lab, int(inner), int(watchdog)
 
 
 def end(owner: subprocess.Popen[str]) -> None:
@@ -174,9 +174,9 @@ def test_a_killed_owner_leaves_nothing(possible: None) -> None:
     assert _watchdog.born(inner) is None
 
 
-def test_what_owner_and_warden_left_is_removed_later(possible: None) -> None:
-    owner, lab, _, warden = start_owner()
-    os.kill(warden, signal.SIGKILL)
+def test_what_owner_and_watchdog_left_is_removed_later(possible: None) -> None:
+    owner, lab, _, watchdog = start_owner()
+    os.kill(watchdog, signal.SIGKILL)
     remove_leftovers()
     assert lab in _watchdog.records()
     end(owner)

@@ -68,6 +68,7 @@ FREE = {
     ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
     ("waves_add_decoded", "out"),
+    ("thc_begin", "seed"),
 }
 WRONG = {
     "dtype": lambda x: x.to(torch.complex64),

@@ -19,7 +19,7 @@ from gradwire._extras import needs
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.group.agree import agree
-from gradwire.group.replicas import ReplicaChannel
+from gradwire.group.replica_channel import ReplicaChannel
 from gradwire.integrations._compressing import Carrier, CompressingGroup, described, travels_as_it_is
 from gradwire.metrics import Metrics
 

@@ -50,8 +50,13 @@ def weight_code(weights: Any) -> Compressor | None:
         return None
     code = build_compressor(weights, {}, "weights")
     TwoPhase().check(code)
-    kept = isinstance(code, EF21) and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
-    # Nobody sends later what a method that needs feedback has not sent; EF21 sends it with the next difference.
+    # Nobody sends later what a method that needs feedback has not sent; EF21 sends it with the next difference. Until
+    # then all ranks compute with weights that lack it, so it must be little.
+    kept = (
+        isinstance(code, EF21)
+        and code.inner.fine
+        and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
+    )
     same = (kept or (code.fine and code.feedback != "required")) and not code.random and code.advice == 0
     allowed = (
         "a method whose error is small and that is not random, such as 'blockwise8', 'fp8' or 'bf16', or "

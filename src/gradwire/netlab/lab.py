@@ -186,7 +186,7 @@ class Netlab:
         _watchdog.record(self.names.id, {"owner": self._owner, "born": born, **facts})
 
     def _dismiss(self) -> None:
-        """Dismiss the warden of a lab that has been taken away."""
+        """Dismiss the watchdog of a lab that has been taken away."""
         if self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.wait()

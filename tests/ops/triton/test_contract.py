@@ -43,6 +43,7 @@ LEFT_TO_TORCH = {
     "sums in a fixed order": {
         "moments",
         "moments_feedback",
+        "moments_norm",
         "sketch_add",
         "sketch_estimate",
     },

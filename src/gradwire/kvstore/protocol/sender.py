@@ -177,8 +177,8 @@ def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:
 
 def refuse(key: StoreKey) -> None:
     raise ConfigError(
-        f"the gradient of key {key!r} must be finite to be compressed, got NaN or infinity; nothing was "
-        "pushed: leave this step out on all workers, or lower the loss scale"
+        f"the gradient of key {key!r} must be finite to be compressed, got NaN or infinity; nothing of "
+        "this key was pushed: leave this step of it out on all workers, or lower the loss scale"
     )
 
 

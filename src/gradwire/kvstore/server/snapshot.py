@@ -36,7 +36,7 @@ TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
 
 def save_core(core: ServerCore, path: Path) -> None:
     """Write the state of a server; after that the workers may forget the pushes that are in it."""
-    core.values.apart()
+    core.values.separate_all()
     tensors: dict[str, Tensor] = {}
     told = []
     states = core.optimizers.states()

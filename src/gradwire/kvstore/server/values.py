@@ -1,7 +1,7 @@
 """Values of a server: its keys, the lists of keys that are joined now, and the progress of each for a worker.
 
 A list is named once; after it a push or a pull of all of its keys has a header as short as one key's. ``alone`` finds a
-key as it would be if nobody had named it together with others; where it is within a list, it puts that list apart, and
+key as it would be if nobody had named it together with others; where it is within a list, it separates that list, and
 the others notice nothing but that it takes longer.
 """
 
@@ -148,7 +148,7 @@ class Values:
         """Find a unit by the topic under which requests wait for it."""
         return self._together.get(topic) if isinstance(topic, tuple) else self.parts.get(topic)
 
-    def apart(self) -> None:
+    def separate_all(self) -> None:
         """Separate all lists, so that every key is as if it had never been joined."""
         for each in list(self._together.values()):
             self._separate(each)
@@ -235,6 +235,7 @@ class ValueFrames:
 
     def __init__(self) -> None:
         self._frames: OrderedDict[tuple[Topic, ...], tuple[list[int], Tensor]] = OrderedDict()
+        self._nbytes = 0
 
     def of(self, units: Sequence[StoredPart]) -> Tensor:
         """Return the bytes of these units now."""
@@ -246,6 +247,8 @@ class ValueFrames:
         data = packed([unit.data() for unit in units])
         self._frames[topics] = versions, data
         self._frames.move_to_end(topics)
-        while sum(frame.numel() for _, frame in self._frames.values()) > FRAMES:
-            self._frames.popitem(last=False)
+        self._nbytes += data.numel() - (0 if known is None else known[1].numel())
+        # Answers of few bytes cost more than their bytes.
+        while self._nbytes > FRAMES or len(self._frames) > MAX_LISTS:
+            self._nbytes -= self._frames.popitem(last=False)[1][1].numel()
         return data

@@ -255,11 +255,19 @@ class DistStore(KVStore):
             for each, grads in lists:
                 each.check_finite(grads)
         units: Units = [*lists, *((self._find(key).separate(), grads) for key, grads in pairs)]
+        pushed: list[StoreKey] = []
         with UnitBatches(partial(self._send, priority)) as batches:
             for unit, grads in units:
                 self._settle(unit)
                 # Encoded before the step is counted, because a push that is refused was not made.
-                parts = unit.encode(grads, self.compression)
+                try:
+                    parts = unit.encode(grads, self.compression)
+                except ConfigError as error:
+                    # What was encoded before it is pushed, and counts: its residuals have changed.
+                    if not pushed:
+                        raise
+                    raise ConfigError(f"{error}; of this call {quoted(pushed)} were pushed") from error
+                pushed += unit.keys
                 unit.progress.step += 1
                 for part in parts:
                     batches.add(part.server, part.data.numel(), (unit, unit.progress.step, part), small=unit.small)
