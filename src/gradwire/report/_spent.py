@@ -148,7 +148,7 @@ def _spending(
 
 
 def _amounts(entry: PanelEntry, spent: Spent) -> list[Sequence[float]]:
-    """What each run had spent by the end of each epoch; empty if it is not known of one, or is nothing."""
+    """Collect what each run had spent by the end of each epoch; empty if it is not known of one, or is nothing."""
     known = [one for run in entry.runs if (one := spent(entry, run))]
     # A worker alone sends nothing.
     return known if len(known) == len(entry.runs) and all(one[0] > 0 for one in known) else []
