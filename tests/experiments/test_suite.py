@@ -326,6 +326,40 @@ def test_all_that_is_planned_can_be_there_and_each_run_counts_once(tmp_path: Pat
     assert [settings.recipe["lr"] for settings in coverage(suite, other).strange] == [0.7]
 
 
+def test_of_a_method_that_diverged_at_all_rates_no_other_seeds_are_planned(tmp_path: Path) -> None:
+    text = """
+    tasks = ["classification"]
+    methods = ["topk", "dgc"]
+    rates = [0.1, 0.2]
+    seeds = 3
+    [method.dgc]
+    rates = [0.05]
+    """
+    suite = written(tmp_path, text)
+    # What diverged at its only rate has that rate's other seeds.
+    lost = {"topk", "dgc"}
+
+    def runs(status: str = "ok") -> list[Record]:
+        made: list[Record] = []
+        for _ in range(2):
+            for job in load(suite, made):
+                diverged = job.settings.method in lost
+                last = status if job.settings.recipe["lr"] == 0.2 and job.settings.method == "topk" else "ok"
+                made.append(ended(job, math.nan if diverged else 0.5, last))
+        return made
+
+    assert str(coverage(suite, runs())) == "9 of 9 runs of suite.toml"
+    # A run that failed can be repeated, and may end well.
+    assert str(coverage(suite, runs("failed"))) == "8 of 11 runs of suite.toml, 1 failed"
+    # One of two rates has not ended yet.
+    topk = [job for job in load(suite) if job.settings.method == "topk"]
+    assert str(coverage(suite, [ended(topk[0], math.nan)])) == "1 of 11 runs of suite.toml"
+    # A later seed that is there counts, and no more are planned than are.
+    later = dataclasses.replace(topk[0], settings=dataclasses.replace(topk[0].settings, seed=1))
+    found = coverage(suite, [*runs(), ended(later, 0.5)])
+    assert (str(found), found.strange) == ("10 of 10 runs of suite.toml", [])
+
+
 def replaced(job: Job, lr: float) -> Job:
     """The same run at another rate."""
     settings = dataclasses.replace(job.settings, recipe={**job.settings.recipe, "lr": lr})

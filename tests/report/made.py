@@ -10,7 +10,11 @@ HERE = {"machine": "a machine", "commit": "0123456789abcdef", "torch": "2.13.0",
 def record(method="none", quality=0.9, seed=0, *, task="classification", workers=2, compressor="", **more):
     """A training run; ``compressor`` None is torch's own, empty is the one that the label starts with."""
     config = None if compressor is None else {"name": compressor or method.partition(":")[0]}
-    changed = {key: more.pop(key) for key in ("link", "options", "epochs", "recipe", "tuned") if key in more}
+    changed = {
+        key: more.pop(key)
+        for key in ("link", "options", "epochs", "recipe", "tuned", "parallel", "weights")
+        if key in more
+    }
     settings = RunSettings(task, "a_model", "some data", method, config, workers=workers, seed=seed, **changed)
     figures = {
         "measure": "top-1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -110,6 +111,61 @@ def test_with_a_higher_quality_a_method_is_as_good_from_the_epoch_on_that_reache
     higher = {"higher_is_better": True}
     found, _ = rows([ran("none", [0.5, 0.8], 1e6, **higher), ran("topk", [0.8, 0.9], 1e5, **higher)], "bytes")
     assert found["topk"] == ["90.00", "200 kB", "-", "20", "20"]
+
+
+LOST = {
+    "diverged": ran("qsgd", [3.0, 2.0, 1.9, math.nan], 1e7),
+    "a run without a history": ran("qsgd", [1.9], 1e7, history=()),
+    "a run with 3 of 4 epochs": ran("qsgd", [3.0, 2.0, 1.9], 1e7, seed=1),
+}
+
+
+@pytest.mark.parametrize("link", ["none", "100mbit"])
+@pytest.mark.parametrize("reason", LOST)
+def test_a_method_without_a_whole_curve_is_named_with_the_reason(reason, link):
+    lost = replace(LOST[reason], settings=replace(LOST[reason].settings, link=link))
+    whole = ran("qsgd", [3.0, 2.0, 1.9, 1.8], 1e7, link=link)
+    group = panels([dense(link=link)])[0].title
+    said = f"Left out of {group}: qsgd ({reason}). Nothing is compared with what is left out."
+    beside = ("bytes", "time, 100mbit") if link != "none" else ("bytes", "100 Mbit/s, modelled", "1 Gbit/s, modelled")
+    for runs in ([dense(link=link), fewer(link=link), lost], [dense(link=link), whole, lost]):
+        # The lost run is a seed of the second method, which has no mean without it.
+        seeds = [each if each is not lost else replace(lost, settings=replace(lost.settings, seed=1)) for each in runs]
+        for ending in beside:
+            found, notes = rows(seeds, ending)
+            assert list(found) == [name for name in ("none", "topk") if name in {each.settings.method for each in runs}]
+            assert notes[-1] == said
+            assert found["none"][0] == "1.800"
+
+
+@pytest.mark.parametrize("ending", ["bytes", "100 Mbit/s, modelled"])
+def test_with_a_baseline_that_is_left_out_rows_stand_alone_and_that_is_said(ending):
+    group = panels([dense()])[0].title
+    for plain, reason in (
+        (ran("none", [4.0, 3.0, 2.0, math.nan], 1e9), "diverged"),
+        (ran("none", [4.0, 3.0, 2.0], 1e9), "a run with 3 of 4 epochs"),
+    ):
+        found, notes = rows([plain, fewer()], ending)
+        assert list(found) == ["topk"]
+        assert found["topk"][0] == "1.700"
+        assert found["topk"][2:] == ["-", "-", "-"]
+        assert notes[-1] == f"Left out of {group}: none ({reason}). Nothing is compared with what is left out."
+        assert notes[-1] in markdown(Results([plain, fewer()]))["equal"]
+
+
+def test_a_table_of_which_all_diverged_is_empty_and_says_so():
+    lost = [ran(method, [3.0, math.nan], 1e7) for method in ("none", "topk")]
+    found, notes = rows(lost, "bytes")
+    assert found == {}
+    assert "none (diverged), topk (diverged)" in notes[-1]
+
+
+def test_a_method_whose_times_are_not_known_is_named_where_time_is_shown():
+    runs = [dense(), fewer(), ran("qsgd", [3.0, 2.0, 1.9, 1.8], 1e7, seconds={})]
+    assert "qsgd (what it spent is not known, or nothing)" in rows(runs, "100 Mbit/s, modelled")[1][-1]
+    found, notes = rows(runs, "bytes")
+    assert list(found) == ["none", "qsgd", "topk"]
+    assert not notes
 
 
 def test_markdown_has_the_tables_and_each_note_once():

@@ -213,6 +213,23 @@ def test_one_label_with_two_configurations_is_two_methods():
     assert {name: entry.quality.mean for name, entry in entries.items()} == {"topk": 0.5, "topk #2": 0.7}
 
 
+@pytest.mark.parametrize("other", [{"parallel": "fsdp2"}, {"parallel": "fsdp2", "weights": "blockwise8"}])
+def test_runs_that_are_distributed_otherwise_have_a_mean_of_their_own(other):
+    sharded = seeds("bf16", 0.7, 0.7, parallel="fsdp2")
+    runs = [*seeds("topk", 0.5, 0.5), *seeds("topk", 0.7, 0.7, **other), *sharded]
+    _, entries = only([*runs, *seeds("bf16", 0.1, 0.1, parallel="fsdp2", weights="blockwise8")])
+    found = {name: entry.quality.mean for name, entry in entries.items()}
+    assert found == pytest.approx({"topk": 0.5, "topk #2": 0.7, "bf16": 0.7, "bf16 #2": 0.1})
+
+
+def test_runs_with_smaller_weights_are_no_baseline():
+    smaller = seeds("none", 0.1, 0.2, parallel="fsdp2", weights="blockwise8")
+    panel, entries = only([*smaller, *seeds("none", 0.8, 0.81, parallel="fsdp2"), record("topk", 0.8)])
+    assert panel.baselines == (entries["none #2"],)
+    assert panel.compared_with(entries["topk"]) is entries["none #2"]
+    assert panel.verdict(entries["none"]) == "worse"
+
+
 def test_a_figure_that_a_seed_lacks_has_no_mean():
     _, entries = only([record(seed=0), record(seed=1, bytes_per_step=None)])
     assert entries["none"].mean("bytes_per_step") is None

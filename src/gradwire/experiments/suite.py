@@ -42,7 +42,7 @@
 Law: the order is the one in which a suite that is cut off says most: the first seed of everything before the second,
 the baseline before the methods, and runs of the same workers and link together, because they share one group. Which
 rate is the best is known when all rates of a method have ended on the first seed; until then the runs of its other
-seeds are not there.
+seeds are not there. Where all of them diverged none is the best, and there are no other seeds.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class Coverage:
         name: name of the suite's file.
         made: number of runs that ended well, or diverged.
         failed: number of runs that only failed.
-        planned: all that it asks for, those among them whose rate is not known yet.
+        planned: all that it asks for, those among them whose rate is not known yet; no other seeds of a method whose
+            rates all diverged on the first one, unless they are there.
         strange: settings of results that are none of its runs.
     """
 
@@ -178,7 +179,10 @@ def coverage(path: Path, made: Iterable[Record]) -> Coverage:
     known: dict[str, tuple[int, int]] = {}
     planned = 0
     for number, (firsts, others) in enumerate(groups):
-        planned += len(firsts) + len(others)
+        # Of a method that diverged at all rates no later seed will be made; one may be there from before.
+        ended = _all_diverged(firsts, last)
+        there = [any(job.settings.id in last for job in jobs) for jobs in others]
+        planned += len(firsts) + (sum(there) if ended else len(others))
         known |= {job.settings.id: (number, -1 - place) for place, job in enumerate(firsts)}
         known |= {job.settings.id: (number, seed) for seed, jobs in enumerate(others) for job in jobs}
     found: dict[tuple[int, int], bool] = {}
@@ -334,6 +338,13 @@ def _best(candidates: Sequence[Job], found: Sequence[Record | None]) -> int | No
     }
     choose = max if ended[0].higher_is_better else min
     return choose(good, key=lambda place: good[place]) if good else None
+
+
+def _all_diverged(candidates: Sequence[Job], made: Mapping[str, Record]) -> bool:
+    """Return whether runs at several rates all ended, and none with a finite quality; a failed one may be repeated."""
+    found = [made.get(each.settings.id) for each in candidates]
+    ended = all(record is not None and record.status == "ok" for record in found)
+    return ended and _best(candidates, found) is None
 
 
 def _possible(link: str, workers: int, backend: str) -> None:

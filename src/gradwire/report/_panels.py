@@ -27,7 +27,7 @@ NOISE = "within noise"
 DIVERGED = "diverged"
 
 _COMPARED = ("task", "model", "data", "data_digest", "start", "workers", "link", "epochs", "backend", "device")
-_CONFIGURED = ("compressor", "options", "loss_scale", "recipe", "optimizer", "hook")
+_CONFIGURED = ("compressor", "options", "loss_scale", "recipe", "optimizer", "hook", "parallel", "weights")
 _DIGITS = 8
 
 
@@ -249,8 +249,8 @@ def _panel(runs: Sequence[Record]) -> Panel:
 
 
 def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
-    """The first uncompressed entry of each recipe, plain DDP before ours."""
-    plain = [entry for entry in found if entry.family == BASELINE]
+    """The first uncompressed entry of each recipe, plain DDP before ours; smaller weights are no such entry."""
+    plain = [entry for entry in found if entry.family == BASELINE and entry.runs[0].settings.weights is None]
     plain.sort(key=lambda entry: (bool(entry.recipe), entry.tuned, PLAIN.index(entry.runs[0].settings.method)))
     first: dict[str, PanelEntry] = {}
     for entry in plain:

@@ -12,7 +12,7 @@ the method's own runs. Nothing overlaps, and each step has one exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,6 +41,7 @@ _MODELLED = (
 _BESIDE = (
     "Some of the runs were made beside others, so their steps took too long, and gains look smaller than they are."
 )
+_LEFT_OUT = "Left out of {title}: {each}. Nothing is compared with what is left out."
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Spending:
         of: bytes, or time on a link.
         title: title of an axis.
         text: an amount for people.
-        curves: quality over the mean that was spent, one for each method of which it is known.
-        notes: way in which it was found, if not by measuring.
+        curves: quality over the mean that was spent, one for each method of which it is known, all of equal length.
+        notes: way in which it was found, if not by measuring, and which methods have no curve, with the reason.
     """
 
     panel: Panel
@@ -101,16 +102,14 @@ class Spending:
 
 
 def spendings(panel: Panel) -> list[Spending]:
-    """Bytes, and time on links, of a panel whose runs have a history."""
-    found = [Spending(panel, "bytes", "sent by a worker", data_size, list(_curves(panel, _bytes)))]
+    """Bytes, and time on links, of a panel of several methods, if it is known what one of them spent."""
+    found = [_spending(panel, "bytes", "sent by a worker", data_size, _bytes)]
     if panel.settings.link != "none":
-        timed = [each for each in panel.entries if each.timed]
-        measured = [curve(each, "seconds") for each in timed]
         link = panel.settings.link
-        found.append(Spending(panel, f"time, {link}", f"seconds of training on {link}, measured", duration, measured))
+        found.append(_spending(panel, f"time, {link}", f"seconds of training on {link}, measured", duration, _seconds))
     elif panel.settings.workers > 1:
         found += [_modelled(panel, Link.parse(link)) for link in LINKS]
-    return [each for each in found if len(each.curves) > 1 and min(len(one.x) for one in each.curves) > 0]
+    return [each for each in found if each is not None]
 
 
 def duration(seconds: float) -> str:
@@ -127,21 +126,56 @@ def duration(seconds: float) -> str:
 Spent = Callable[[PanelEntry, Record], Sequence[float] | None]
 
 
-def _curves(panel: Panel, spent: Spent) -> Iterator[Curve]:
-    for entry in panel.entries:
-        each = [spent(entry, run) for run in entry.runs]
-        known = [one for one in each if one]
-        # A worker alone sends nothing.
-        if len(known) == len(each) and not entry.diverged and all(one[0] > 0 for one in known):
-            quality = curve(entry, "epoch").quality
-            yield Curve(entry, [sum(at) / len(at) for at in zip(*known, strict=False)], quality)
+def _spending(
+    panel: Panel, of: str, title: str, text: Callable[[float], str], spent: Spent, notes: Sequence[str] = ()
+) -> Spending | None:
+    """The curves of a panel, and a note about those left out; None if there is nothing to compare or to tell."""
+    amounts = {entry.method: _amounts(entry, spent) for entry in panel.entries}
+    if len(amounts) < 2 or not any(amounts.values()):
+        return None
+    longest = max(len(run.history) for entry in panel.entries for run in entry.runs)
+    reasons = {entry.method: _reason(entry, amounts[entry.method], longest) for entry in panel.entries}
+    curves = [
+        Curve(
+            entry, [sum(at) / len(at) for at in zip(*amounts[entry.method], strict=True)], curve(entry, "epoch").quality
+        )
+        for entry in panel.entries
+        if reasons[entry.method] is None
+    ]
+    out = ", ".join(f"{method} ({reason})" for method, reason in reasons.items() if reason is not None)
+    left = [_LEFT_OUT.format(title=panel.title, each=out)] if out else []
+    return Spending(panel, of, title, text, curves, [*notes, *left])
+
+
+def _amounts(entry: PanelEntry, spent: Spent) -> list[Sequence[float]]:
+    """Collect what each run had spent by the end of each epoch; empty if it is not known of one, or is nothing."""
+    known = [one for run in entry.runs if (one := spent(entry, run))]
+    # A worker alone sends nothing.
+    return known if len(known) == len(entry.runs) and all(one[0] > 0 for one in known) else []
+
+
+def _reason(entry: PanelEntry, amounts: Sequence[Sequence[float]], longest: int) -> str | None:
+    """Say why a method has no curve; None if it has one."""
+    fewest = min(len(run.history) for run in entry.runs)
+    if entry.diverged:
+        return "diverged"
+    if not fewest:
+        return "a run without a history"
+    if not amounts:
+        return "what it spent is not known, or nothing"
+    # Its last point would not be the end that the others' last points are.
+    return f"a run with {fewest} of {longest} epochs" if fewest < longest else None
 
 
 def _bytes(_: PanelEntry, run: Record) -> Sequence[float]:
     return [point.bytes_sent for point in run.history]
 
 
-def _modelled(panel: Panel, link: Link) -> Spending:
+def _seconds(entry: PanelEntry, run: Record) -> Sequence[float] | None:
+    return [point.seconds for point in run.history] if entry.timed else None
+
+
+def _modelled(panel: Panel, link: Link) -> Spending | None:
     wire = Wire.of(panel.settings.workers, link)
     local = _local(panel)
 
@@ -159,7 +193,7 @@ def _modelled(panel: Panel, link: Link) -> Spending:
         notes.append(_MODELLED.format(local=each, latency=1e6 * wire.latency))
         notes += [] if all(entry.timed for entry in panel.entries) else [_BESIDE]
     title = f"time of training on {of}, modelled"
-    return Spending(panel, f"time, {of}, modelled", title, duration, list(_curves(panel, spent)), notes)
+    return _spending(panel, f"time, {of}, modelled", title, duration, spent, notes)
 
 
 _EXCHANGE = ("compress", "communicate", "decompress")
