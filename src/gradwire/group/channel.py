@@ -71,7 +71,7 @@ _traffic: weakref.WeakKeyDictionary[dist.ProcessGroup, Traffic] = weakref.WeakKe
 
 
 def traffic_of(group: dist.ProcessGroup | None) -> Traffic:
-    """What all channels on a group share."""
+    """The record that all channels on a group share."""
     return Traffic() if group is None else _traffic.setdefault(group, Traffic())
 
 
