@@ -45,7 +45,8 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
         The files that were written or changed.
 
     Raises:
-        ValueError: a name that is taken or no name of a module.
+        ValueError: a name that is taken or no name of a module; or ruff refuses what came of the files, which are then
+            as they were.
     """
     for what, given in (("NAME", name), ("FAMILY", family)):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", given) or keyword.iskeyword(given):
@@ -84,13 +85,43 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
         methods: _inserted(methods, r"^## Convergence", _filled("section", words)),
         changes: _inserted(changes, r"(?<=^### Added\n\n)", _filled("line", words)),
     }
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    ruff = [str(file) for file in texts if file.suffix == ".py"]
-    for command in (["check", "--fix", "--quiet"], ["format", "--quiet"]):
-        subprocess.run([sys.executable, "-m", "ruff", *command, *ruff], cwd=root, check=True)
+    made = not folder.is_dir()
+    before = {path: path.read_bytes() if path.exists() else None for path in texts}
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        _tidy([file for file in texts if file.suffix == ".py"], root)
+    except BaseException:
+        _restore(before)
+        if made:
+            folder.rmdir()
+        raise
     return list(texts)
+
+
+def _tidy(files: list[Path], root: Path) -> None:
+    """Sort the imports of the files and format them.
+
+    Raises:
+        ValueError: ruff finds what it cannot mend.
+    """
+    for command in (["check", "--fix", "--quiet"], ["format", "--quiet"]):
+        call = [sys.executable, "-m", "ruff", *command, *map(str, files)]
+        done = subprocess.run(call, cwd=root, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(
+                f"ruff must accept the files, which are as they were; it says:\n{done.stdout}{done.stderr}"
+            )
+
+
+def _restore(before: dict[Path, bytes | None]) -> None:
+    """Give files their former bytes; None: there was none."""
+    for path, content in before.items():
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(content)
 
 
 def _filled(part: str, words: dict[str, str]) -> str:

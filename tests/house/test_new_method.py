@@ -41,13 +41,35 @@ TESTED = (
 TO_WRITE = (f"NotImplementedError: write the reference of {NAME}_", f"run: python tests/golden/freeze.py {NAME}")
 
 
+TOUCHED = (
+    "src/gradwire/compressors",
+    "src/gradwire/ops",
+    "tests/compressors",
+    "docs",
+    "CHANGELOG.md",
+    "pyproject.toml",
+)
+"""What the tool reads and writes."""
+FAMILIES = sorted(folder.parent.name for folder in (ROOT / "src" / "gradwire" / "compressors").glob("*/__init__.py"))
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tree")
-    for part in PARTS:
+    return _copied(tmp_path_factory.mktemp("tree"), PARTS)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A tree of what the tool reads and writes."""
+    return _copied(tmp_path, TOUCHED)
+
+
+def _copied(root: Path, parts: tuple[str, ...]) -> Path:
+    for part in parts:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
+            (root / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / part, root / part)
     return root
 
@@ -110,6 +132,31 @@ def test_the_kernels_compile(tree: Path, made: list[Path]) -> None:
         file = f"src/gradwire/compressors/levels/{NAME}.cc"
         done = subprocess.run([*command, file], cwd=tree, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_takes_a_method(small: Path, family: str) -> None:
+    files = new_method(NAME, family, small)
+    assert _differing(small) == {str(file.relative_to(small)) for file in files}
+    assert len(files) + len({f"tests/golden/{NAME}.json"}) <= MOST
+    _ruff(small, "check", *(str(file) for file in files if file.suffix == ".py"))
+
+
+def _ruff(tree: Path, *command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "ruff", *command], cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("family", ["ternary", "cubes"])
+def test_a_tree_that_ruff_refuses_is_left_as_it_was(small: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tools.new_method.SKELETON", _copied(small / "skeleton", ("tools/skeleton",)) / "tools/skeleton"
+    )
+    (small / "skeleton/tools/skeleton/triton.txt").write_text("import torch\n# --- what follows is wrong\nnowhere()\n")
+    with pytest.raises(ValueError, match=r"which are as they were; it says:\n.*nowhere"):
+        new_method(NAME, family, small)
+    assert _differing(small) == set()
+    assert not (small / "src/gradwire/compressors/cubes").exists()
 
 
 def test_a_family_that_is_new(tree: Path, made: list[Path]) -> None:
