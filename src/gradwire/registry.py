@@ -33,7 +33,9 @@ __all__ = [
     "to_config",
 ]
 
-_MACHINERY = frozenset({"base", "ops", "simple", "triton"})
+_MACHINERY = frozenset({"base", "ops", "rounding", "simple", "triton"})
+"""Modules of the folders that register nothing: what their methods, and those of other families, are made of."""
+
 _DEPTH = 3
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.bench.peer_venv import PeerError
 from gradwire.bench.peers import grace as peer
-from gradwire.bench.peers._venv import PeerError
 from gradwire.cli._lines import line
 
 CHECKOUT = Path(__file__).parents[2] / ".peers" / "grace"

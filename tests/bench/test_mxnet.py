@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradwire.bench.peer_venv import PeerError, python_with
 from gradwire.bench.peers import mxnet as peer
-from gradwire.bench.peers._venv import PeerError, python_with
 from gradwire.compressors.ternary.twobit import TwoBit
 
 # Its first run installs MXNet: tens of megabytes.

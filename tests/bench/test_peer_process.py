@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.bench.peers._peer_process import Process
-from gradwire.bench.peers._venv import PeerError, python_with
+from gradwire.bench.peer_process import Process
+from gradwire.bench.peer_venv import PeerError, python_with
 
 ECHO = """
 import json, os, sys

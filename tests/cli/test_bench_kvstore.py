@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.bandwidth import device_bandwidth
-from gradwire.bench.peers._mxnet import REQUIREMENTS
-from gradwire.bench.peers._venv import PeerError, python_with
+from gradwire.bench.mxnet_environment import REQUIREMENTS
+from gradwire.bench.peer_venv import PeerError, python_with
 from gradwire.bench.store_over_link import pushed_bytes
 from gradwire.errors import ConfigError
 from gradwire.experiments.shapes import network_shapes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kvstore
-from gradwire.bench.peers._answers import serve
+from gradwire.bench.answers import serve
 from gradwire.kvstore.protocol.store import KVStore
 
 

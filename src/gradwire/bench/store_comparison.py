@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gradwire.bench.machine import environment
-from gradwire.bench.peers._mxnet_group import MXNetGroup
-from gradwire.bench.peers._venv import PeerError
+from gradwire.bench.mxnet_group import MXNetGroup
+from gradwire.bench.peer_venv import PeerError
 from gradwire.bench.statistics import Summary, interleave, summarise
 from gradwire.bench.storegroup import StoreGroup
 

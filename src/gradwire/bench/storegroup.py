@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.bench.peers._peer_process import Process
+from gradwire.bench.peer_process import Process
 from gradwire.kvstore.launch.processes import Group
 from gradwire.kvstore.launch.remote import Lines, LocalMachine, Machine, Piped
 from gradwire.netlab import Netlab

@@ -65,4 +65,4 @@ class Stores:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("_answers.py")))["serve"](Stores())
+    runpy.run_path(str(Path(__file__).parents[1] / "answers.py"))["serve"](Stores())

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.bench.machine import environment
-from gradwire.bench.peers._venv import PeerError
+from gradwire.bench.peer_venv import PeerError
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.steps import STEPS
 from gradwire.bench.triad import Triad

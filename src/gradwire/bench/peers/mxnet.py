@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from gradwire.bench.machine import environment
-from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
-from gradwire.bench.peers._peer_process import Process
-from gradwire.bench.peers._venv import PeerError, python_with
+from gradwire.bench.mxnet_environment import DIRECTORY, REQUIREMENTS
+from gradwire.bench.peer_process import Process
+from gradwire.bench.peer_venv import PeerError, python_with
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.triad import Triad
 from gradwire.compressors.base import Compressor

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.compressors._room import check_room
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.levels import ops
-from gradwire.compressors.levels._rounding import Grid, linf_omega
+from gradwire.compressors.levels.rounding import Grid, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.compressors.levels._rounding import Grid, linf_omega
+from gradwire.compressors.levels.rounding import Grid, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Key, Layout, Payload, State
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
-from gradwire.compressors.levels._rounding import Grid, linf_omega, uniform_omega
-from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
+from gradwire.compressors.levels.rounding import Grid, linf_omega, uniform_omega
 from gradwire.errors import is_int, require
 from gradwire.ops import nonfinite
+from gradwire.ops.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]

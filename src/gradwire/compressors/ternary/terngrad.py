@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.compressors.levels._rounding import Grid
-from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
+from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
+from gradwire.ops.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["TernGrad"]

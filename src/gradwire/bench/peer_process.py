@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gradwire.bench.peers._venv import PeerError
+from gradwire.bench.peer_venv import PeerError
 
 __all__ = ["Process"]
 

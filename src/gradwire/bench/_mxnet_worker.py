@@ -64,4 +64,4 @@ class MXNetWorker:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("_answers.py")))["serve"](MXNetWorker())
+    runpy.run_path(str(Path(__file__).with_name("answers.py")))["serve"](MXNetWorker())

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
-from gradwire.bench.peers._peer_process import Process
-from gradwire.bench.peers._venv import python_with
+from gradwire.bench.mxnet_environment import DIRECTORY, REQUIREMENTS
+from gradwire.bench.peer_process import Process
+from gradwire.bench.peer_venv import python_with
 from gradwire.bench.storegroup import DEADLINE, ask_all
 
 __all__ = ["MXNetGroup"]
