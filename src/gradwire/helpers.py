@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, Verbatim, is_float32, is_int, require
+from gradwire.ops import bits as _bits
 
 __all__ = ["count_of", "dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
 
@@ -47,9 +48,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         low, high = (int(edge) for edge in torch.aminmax(flat))
         fits = min(low + half, half - 1 - high) >= 0 or min(low, 2 * half - 1 - high) >= 0
         require(fits, "pack.codes", f"within {bits} bits, all signed or all unsigned", Verbatim(f"{low} to {high}"))
-    # Eight codes of b bits are exactly b bytes, and fit into one 64-bit word.
-    groups = torch.nn.functional.pad(flat & (2**bits - 1), (0, -flat.numel() % 8)).view(-1, 8)
-    return _regroup(groups, bits, 8).to(torch.uint8)[: _packed_size(flat.numel(), bits)]
+    return _bits.pack(flat, bits)
 
 
 def unpack(packed: Tensor, bits: int, count: int, *, signed: bool = False) -> Tensor:
@@ -73,15 +72,14 @@ def unpack(packed: Tensor, bits: int, count: int, *, signed: bool = False) -> Te
     """
     _check_bits("unpack", bits)
     require(is_int(count, 0), "unpack.count", "an integer >= 0", count)
-    size = _packed_size(count, bits)
+    size = -(-count * bits // 8)
     ok = packed.dtype == torch.uint8 and packed.numel() == size
     require(ok, "unpack.packed", f"{size} uint8", Verbatim(f"{packed.numel()} {packed.dtype}"))
-    padded = torch.nn.functional.pad(packed.flatten(), (0, -size % bits)).view(-1, bits).to(torch.int64)
-    codes = _regroup(padded, 8, bits)[:count]
+    codes = _bits.unpack(packed, bits, count)
     if not signed:
-        return codes.to(torch.uint8)
+        return codes
     half = 2 ** (bits - 1)
-    return codes.bitwise_xor(half).sub(half).to(torch.int8)
+    return codes.to(torch.int16).bitwise_xor_(half).sub_(half).to(torch.int8)
 
 
 def quantize(
@@ -197,16 +195,3 @@ def desparsify(values: Tensor, indices: Tensor, shape: int | Sequence[int]) -> T
 
 def _check_bits(function: str, bits: int) -> None:
     require(is_int(bits, 1, 8), f"{function}.bits", "an integer from 1 to 8", bits)
-
-
-def _packed_size(count: int, bits: int) -> int:
-    return -(-count * bits // 8)
-
-
-def _regroup(rows: Tensor, old: int, new: int) -> Tensor:
-    """Cut rows of integers of ``old`` bits into integers of ``new`` bits; a row is at most one 64-bit word."""
-    count = rows.shape[1]
-    lows = torch.arange(0, count * old, old, device=rows.device)
-    words = torch.bitwise_left_shift(rows, lows).sum(1, keepdim=True)
-    lows = torch.arange(0, count * old, new, device=rows.device)
-    return torch.bitwise_right_shift(words, lows).bitwise_and(2**new - 1).flatten()

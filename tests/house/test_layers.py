@@ -8,8 +8,9 @@ from tests.house.source import imported, modules
 
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_moved", "_started"),
-    ("types", "registry", "metrics", "worker", "helpers", "meeting"),
+    ("types", "registry", "metrics", "worker", "meeting"),
     ("wire", "ops"),
+    ("helpers",),
     ("compressors",),
     ("compressors.casts", "compressors.levels", "compressors.lowrank", "compressors.sparse"),
     ("compressors.sketches", "compressors.ternary", "compressors.transforms", "compressors.wrappers"),

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "sample", "unpack_bits"]
+__all__ = ["few", "fill", "find", "in_use", "part", "pieces", "sample"]
 
 _PIECE = 1 << 15
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -82,24 +82,6 @@ def part(stream: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
     # An empty tensor has no address, but a place in its storage, which need not be aligned either.
     aligned = raw.data_ptr() % dtype.itemsize == 0 == raw.storage_offset() % dtype.itemsize
     return (raw if aligned else raw.clone()).view(dtype)
-
-
-def pack_bits(bits: Tensor) -> Tensor:
-    """Pack bools into bytes, the first in the lowest bit.
-
-    >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True])).tolist()
-    [9, 1]
-    """
-    whole = torch.zeros(-(-bits.numel() // 8), dtype=torch.int64, device=bits.device)
-    whole.view(torch.uint8)[: bits.numel()] = bits
-    # Each factor of 2^(56 - 7 i) brings the bit of byte i to place 56 + i.
-    return (whole.mul_(0x0102040810204080) >> 56).to(torch.uint8)
-
-
-def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """Unpack the first ``count`` bools of ``packed``."""
-    spread = packed.long().mul_(0x0101010101010101).bitwise_and_(0x8040201008040201 - (1 << 64))
-    return spread.view(torch.uint8)[:count] != 0
 
 
 def few(values: Tensor) -> str:

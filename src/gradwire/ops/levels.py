@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from gradwire.ops.bits import pack, unpack
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.units import exponent_of, power_of_two
@@ -27,18 +28,13 @@ def norms_of(x: Tensor, block: int, norm: str) -> Tensor:
 
 def pack_levels(q: Tensor, bits: int, codes: Tensor) -> None:
     """Write levels in two's complement, element i in the bits i * bits .. of the stream, lowest bit first."""
-    padded = torch.nn.functional.pad(q, (0, -q.numel() % 8)).view(-1, 8).to(torch.int64) & (2**bits - 1)
-    words = (padded << _multiples(8, bits, q.device)).sum(dim=1, keepdim=True)
-    codes.copy_((words >> _multiples(bits, 8, q.device) & 0xFF).view(-1)[: codes.numel()])
+    codes.copy_(pack(q, bits)[: codes.numel()])
 
 
 def unpack_levels(codes: Tensor, bits: int, n: int) -> Tensor:
     """Unpack the first ``n`` levels, as float32."""
-    padded = torch.nn.functional.pad(codes, (0, -codes.numel() % bits)).view(-1, bits).to(torch.int64)
-    words = (padded << _multiples(bits, 8, codes.device)).sum(dim=1, keepdim=True)
-    raw = words >> _multiples(8, bits, codes.device) & (2**bits - 1)
     sign = 1 << bits - 1
-    level: Tensor = raw.bitwise_xor(sign).sub(sign).view(-1)[:n].float()
+    level: Tensor = unpack(codes, bits, n).to(torch.int16).bitwise_xor_(sign).sub_(sign).float()
     return level
 
 
@@ -81,7 +77,3 @@ def uniform(n: int, key: int, step: int, device: torch.device) -> Tensor:
     words = philox_words(0, -(-n // 8), key, step, device)
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=2).view(-1)[:n]
     return (halves.float() + 0.5) * 2.0**-16
-
-
-def _multiples(count: int, of: int, device: torch.device) -> Tensor:
-    return torch.arange(0, count * of, of, device=device)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.bits import pack, unpack
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import norms_of, spread
 from gradwire.ops.validation import float32
@@ -386,7 +387,7 @@ def _write_stream(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
     size = 1 << tag >> 1
     end = size.cumsum(0)
     coded = torch.zeros(start + 4 * n + 1, dtype=torch.uint8, device=x.device)
-    coded[1:start] = _pack_tags(tag)
+    coded[1:start] = pack(tag, 2)
     for byte in range(4):
         # Bytes that an element does not need go to the last place, which nobody reads.
         place = torch.where(size > byte, start + end - size + byte, start + 4 * n)
@@ -402,8 +403,7 @@ def _read_stream(stream: Tensor, n: int, bound: int) -> Tensor:
     """Read the elements; those that a truncated stream lacks are zero."""
     start = 1 + _tag_bytes(n)
     padded = torch.nn.functional.pad(stream, (0, max(0, start + 4 * n - stream.numel())))
-    shifts = torch.arange(0, 8, 2, device=stream.device)
-    tag = (padded[1:start, None].long() >> shifts & 3).view(-1)[:n]
+    tag = unpack(padded[1:start], 2, n).long()
     size = 1 << tag >> 1
     begin = start + size.cumsum(0) - size
     parts = [torch.where(size > byte, padded[begin + byte].long() << 8 * byte, 0) for byte in range(4)]
@@ -431,11 +431,6 @@ def _values_of(tag: Tensor, word: Tensor, bound: int) -> Tensor:
     whole = ((word ^ 2**31) - 2**31).to(torch.int32).view(torch.float32)
     fixed = torch.where(tag == 1, byte, torch.where(tag == 2, short, 0.0))
     return torch.where(tag == 3, whole, fixed)
-
-
-def _pack_tags(tag: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(tag, (0, -tag.numel() % 4)).view(-1, 4)
-    return (padded << torch.arange(0, 8, 2, device=tag.device)).sum(1).to(torch.uint8)
 
 
 @declared

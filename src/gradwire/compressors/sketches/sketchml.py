@@ -13,6 +13,7 @@ from gradwire.compressors import _entries
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sketches import _minmax, ops
 from gradwire.errors import WireError, is_int, require
+from gradwire.ops.bits import pack, unpack_bits
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchML"]
@@ -113,7 +114,7 @@ class SketchML(Compressor):
         tables = [_minmax.insert(own, rank_of[codes[own].int()]) for own in keys]
         gaps, lengths = (torch.cat(parts) for parts in zip(*map(_minmax.deltas, keys), strict=True))
         flags = torch.stack([lengths & 1, lengths >> 1], 1).view(-1) != 0
-        return [own.numel() for own in keys], [*tables, _entries.pack_bits(flags), _minmax.delta_bytes(gaps, lengths)]
+        return [own.numel() for own in keys], [*tables, pack(flags, 1), _minmax.delta_bytes(gaps, lengths)]
 
     def _groups(self, positive: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The group of each bucket, and its rank in that group; bucket 0 has none."""
@@ -154,7 +155,7 @@ class SketchML(Compressor):
             raise WireError(
                 f"sketchml cannot have {positive} positive buckets and groups of {sizes} keys for {n} elements"
             )
-        flags = _entries.unpack_bits(stream[edge:coded], 2 * sum(sizes)).view(-1, 2).int()
+        flags = unpack_bits(stream[edge:coded], 2 * sum(sizes)).view(-1, 2).int()
         keys = _minmax.keys_of(stream[coded:], flags[:, 0] + 2 * flags[:, 1], sizes)
         if bool((keys >= n).any()):
             raise WireError(f"sketchml keys must stay below {n}, got {_entries.few(keys[keys >= n])}")

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.ops.bits import unpack_bits
+from gradwire.ops.bits import unpack, unpack_bits
 
-__all__ = ["INFINITE", "codes_of", "pack_nibbles", "rounded", "unpack_stream", "values_of"]
+__all__ = ["INFINITE", "codes_of", "rounded", "unpack_stream", "values_of"]
 
 INFINITE = 255
 _DEPTH = 7
@@ -39,20 +39,10 @@ def values_of(codes: Tensor, top: int) -> Tensor:
     return torch.where(codes >= _SIGN, -1.0, 1.0) * bits.view(torch.float32)
 
 
-def pack_nibbles(codes: Tensor) -> Tensor:
-    """Pack two codes into a byte.
-
-    >>> pack_nibbles(torch.tensor([1, 2, 15], dtype=torch.int32)).tolist()
-    [33, 15]
-    """
-    pairs = torch.nn.functional.pad(codes, (0, codes.numel() % 2)).view(-1, 2)
-    return (pairs[:, 0] | pairs[:, 1] << 4).to(torch.uint8)
-
-
 def unpack_stream(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Unpack indices below ``n``, int64, and their codes, uint8: as many as the bytes hold."""
     middle = -(-n // 8)
     packed = stream[middle:]
-    codes = torch.stack([packed & 15, packed >> 4], 1).view(-1)
+    codes = unpack(packed, 4, 2 * packed.numel())
     places = unpack_bits(stream[:middle], n).nonzero().view(-1)
     return places[: codes.numel()], codes[: places.numel()]

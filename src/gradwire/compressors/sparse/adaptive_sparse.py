@@ -16,6 +16,7 @@ from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._chosen import Entries, add_ranks, check_places, first_guess, room_for
 from gradwire.compressors.sparse._measure import MagnitudeMoments, measure, unit_of
 from gradwire.errors import WireError, is_float32, is_int, require
+from gradwire.ops.bits import pack
 from gradwire.ops.segments import segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -124,9 +125,7 @@ class AdaptiveSparse(Compressor):
             _entries.fill(used, stream, flat)
             return
         sizes.copy_(torch.tensor([drawn.above, drawn.signs.numel()], dtype=torch.int32))
-        _entries.fill(
-            used, stream, drawn.whole, drawn.whole_places, drawn.sign_places, _entries.pack_bits(drawn.signs < 0)
-        )
+        _entries.fill(used, stream, drawn.whole, drawn.whole_places, drawn.sign_places, pack(drawn.signs < 0, 1))
 
     def _step(self, flat: Tensor, all_of: MagnitudeMoments) -> float:
         """Compute s, a float32 above 0; NaN if x is not finite."""

@@ -14,6 +14,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse._chosen import Entries, add_ranks, check_places, take_beyond
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
+from gradwire.ops.bits import pack, unpack_bits
 from gradwire.ops.segments import segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -106,7 +107,7 @@ class AdaptiveThreshold(Compressor):
         values, places = entries
         negative = values < 0
         means.copy_(_means_taken(values, negative))
-        _entries.fill(used, stream, places, _entries.pack_bits(negative))
+        _entries.fill(used, stream, places, pack(negative, 1))
 
     def _thresholds(self, sample: Tensor) -> tuple[float, float]:
         """The least positive element that is sent, and the least magnitude of a negative one; both above 0."""
@@ -157,7 +158,7 @@ def _add_dense(payload: Payload, flat: Tensor, scale: float) -> None:
     _, means, _, stream = payload
     for begin, piece in _entries.pieces(flat):
         codes = stream[begin // 4 : _dense_bytes(begin + piece.numel())]
-        chosen, negative = _entries.unpack_bits(codes, 2 * len(piece)).view(-1, 2).T
+        chosen, negative = unpack_bits(codes, 2 * len(piece)).view(-1, 2).T
         piece.add_(torch.where(chosen, torch.where(negative, means[1], means[0]), 0.0), alpha=scale)
 
 
@@ -172,7 +173,7 @@ def _positive(x: Tensor, high: float) -> Tensor:
 
 def _codes(x: Tensor, high: float, low: float) -> Tensor:
     negative = x <= -low
-    return _entries.pack_bits(torch.stack([_positive(x, high) | negative, negative], 1).view(-1))
+    return pack(torch.stack([_positive(x, high) | negative, negative], 1), 1)
 
 
 def _means_taken(values: Tensor, negative: Tensor) -> Tensor:

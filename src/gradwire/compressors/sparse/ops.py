@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.sparse._draws import HEADER, choose, read_seed, write_seed
-from gradwire.compressors.sparse._exponents import codes_of, pack_nibbles, unpack_stream, values_of
+from gradwire.compressors.sparse._exponents import codes_of, unpack_stream, values_of
 from gradwire.errors import require
 from gradwire.ops.arguments import Flat, Flats, Floats, Rows, Status, Where, Written, refuse
 from gradwire.ops.base import declared
-from gradwire.ops.bits import pack_bits, unpack_bits
+from gradwire.ops.bits import pack, pack_bits, unpack_bits
 from gradwire.ops.dither import dither
 from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
@@ -556,7 +556,7 @@ def exponent_encode(
     >>> codes.tolist()
     [160]
     """
-    codes.copy_(pack_nibbles(codes_of(x[unpack_bits(bitmap, x.numel())], top) & 15))
+    codes.copy_(pack(codes_of(x[unpack_bits(bitmap, x.numel())], top), 4))
 
 
 @declared

@@ -16,6 +16,7 @@ from gradwire.compressors.sparse._chosen import room_for
 from gradwire.compressors.sparse._exponents import INFINITE, codes_of, rounded, values_of
 from gradwire.compressors.sparse._measure import measure
 from gradwire.errors import WireError
+from gradwire.ops.bits import unpack_bits
 from gradwire.ops.segments import read_places, segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -131,7 +132,7 @@ class Variance(Compressor):
         if not 0 <= top <= INFINITE or not 0 <= k <= n or int(used) != _nbytes(k, n):
             raise WireError(f"variance says an exponent of {top}, {k} entries and {int(used)} bytes for {n} elements")
         if not _as_words(k, n):
-            marked = int(_entries.unpack_bits(stream[: -(-n // 8)], n).sum())
+            marked = int(unpack_bits(stream[: -(-n // 8)], n).sum())
             if marked != k:
                 raise WireError(f"variance needs {k} marks for as many entries, got {marked}")
             return

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
-from gradwire.ops.bits import pack_bits, unpack_bits
+from gradwire.ops.bits import pack as packed
+from gradwire.ops.bits import unpack_bits
 from gradwire.ops.codes import code_bytes, pack, unpack
 from gradwire.ops.dither import fires
 from gradwire.ops.feedback import compensate
@@ -276,7 +277,7 @@ def _read_stream(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
 def _bitmap(places: Tensor, signs: Tensor, n: int) -> Tensor:
     bits = torch.zeros(n, dtype=torch.bool, device=places.device)
     bits[places] = True
-    return _bytes(_BITMAP, _packed(bits), _packed(signs))
+    return _bytes(_BITMAP, packed(bits, 1), packed(signs, 1))
 
 
 def _rice(places: Tensor, signs: Tensor, n: int) -> Tensor:
@@ -286,7 +287,7 @@ def _rice(places: Tensor, signs: Tensor, n: int) -> Tensor:
     low = torch.empty(-(-k * shift // 8), dtype=torch.uint8, device=places.device)
     high = low.new_empty(-(-(k + int((gaps >> shift).sum())) // 8))
     write_rice(places, shift, low, high)
-    return _bytes(_RICE + shift, _count(k, low), _packed(signs), low, high)
+    return _bytes(_RICE + shift, _count(k, low), packed(signs, 1), low, high)
 
 
 def _words(places: Tensor, signs: Tensor) -> Tensor:
@@ -297,12 +298,6 @@ def _words(places: Tensor, signs: Tensor) -> Tensor:
 
 def _bytes(form: int, *parts: Tensor) -> Tensor:
     return torch.cat([torch.full((1,), form, dtype=torch.uint8, device=parts[0].device), *parts])
-
-
-def _packed(bits: Tensor) -> Tensor:
-    out = torch.empty(-(-bits.numel() // 8), dtype=torch.uint8, device=bits.device)
-    pack_bits(bits, out)
-    return out
 
 
 def _count(k: int, like: Tensor) -> Tensor:
