@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from gradwire import registry
+from gradwire.compressors._adapted import Adapted
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from gradwire.types import Configuration
+from tests.compressors.methods import Linear8, TopHalf
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,15 @@ def test_a_memory_that_declares_a_dtype_takes_one(name: str) -> None:
     cls = registry.find("memory", name)
     assert cls.takes_dtype == ("dtype" in cls.__dataclass_fields__)
     assert not cls.beta_is_momentum or "beta" in cls.__dataclass_fields__
+
+
+def test_a_method_is_the_same_whatever_its_parameters() -> None:
+    qsgd, other = registry.build("compressors", "qsgd", {"bits": 2}), registry.build("compressors", "topk")
+    assert qsgd.same_method(registry.build("compressors", "qsgd", {"bits": 4}))
+    assert not qsgd.same_method(other)
+
+
+def test_two_simple_methods_are_two_although_one_class_adapts_them() -> None:
+    assert Adapted(Linear8()).same_method(Adapted(Linear8()))
+    assert not Adapted(Linear8()).same_method(Adapted(TopHalf()))
+    assert not Adapted(Linear8()).same_method(registry.build("compressors", "topk"))

@@ -8,12 +8,22 @@ from tests.house.source import modules, tree
 
 
 def literal(node):
-    """Whether a node is a text, or texts between brackets or in the branches of a condition."""
+    """Whether a node is a text, texts between brackets or in the branches of a condition, or a constant of a module."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(literal(each) for each in node.elts)
     if isinstance(node, ast.IfExp):
         return literal(node.body) or literal(node.orelse)
+    if isinstance(node, ast.Name | ast.Attribute):
+        return (node.id if isinstance(node, ast.Name) else node.attr).isupper()
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def is_method(node):
+    """Whether a node is the name of a compressor, a memory or a strategy."""
+    owner = node.value if is_name(node) else None
+    return isinstance(owner, ast.Name | ast.Attribute) and (
+        (owner.id if isinstance(owner, ast.Name) else owner.attr) in ("compressor", "memory", "strategy")
+    )
 
 
 def is_name(node):
@@ -32,7 +42,27 @@ def decides(node):
             return True
         if isinstance(op, ast.Eq | ast.NotEq) and literal(left) and is_name(right):
             return True
+        if isinstance(op, ast.Eq | ast.NotEq) and is_method(left) and is_method(right):
+            return True
     return False
+
+
+def overriding(node):
+    """Whether a node compares what two classes have under a name."""
+    if not (isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)):
+        return False
+    sides = (node.left, node.comparators[0])
+    if all(isinstance(side, ast.Attribute) for side in sides):
+        return sides[0].attr == sides[1].attr and any(of_class(side.value) for side in sides)
+    return all(called(side, "getattr") for side in sides)
+
+
+def of_class(node):
+    return called(node, "type") or (isinstance(node, ast.Name) and node.id[0].isupper() and not node.id.isupper())
+
+
+def called(node, function):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
 
 
 def decisions(parsed):
@@ -50,6 +80,10 @@ def decisions(parsed):
         "code.name not in {'residual'}",
         "'none' == code.name",
         "strategy.name == ('allreduce' if few else 'two_phase')",
+        "config.name == TEST",
+        "config.name not in LAZY",
+        "keys.TEST != config.name",
+        "compressor.name != self.compressor.name",
         "match code.name:\n    case 'none':\n        pass",
     ],
 )
@@ -62,6 +96,28 @@ def test_what_is_no_decision_by_name_is_left_alone(text):
     assert decisions(ast.parse(text)) == []
 
 
+KEYED = {"gradwire.experiments.unpacked", "gradwire.testing.operations"}
+"""Modules whose ``name`` is that of a field or an operation, which are no classes and are looked up in a table."""
+
+
 def test_no_class_is_told_by_its_name():
-    found = [f"{module}:{line}" for module in modules() for line in decisions(tree(module))]
+    found = [f"{module}:{line}" for module in modules() if module not in KEYED for line in decisions(tree(module))]
     assert not found, f"declare a property on the class in place of comparing its name: {', '.join(found)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("type(code).encode is Compressor.encode", True),
+        ("getattr(type(code), name) is not getattr(Compressor, name)", True),
+        ("first.unit.compressor is piece.unit.compressor", False),
+        ("each.dtype is torch.int8", False),
+    ],
+)
+def test_a_comparison_of_methods_is_found(text, found):
+    assert overriding(ast.parse(text).body[0].value) == found
+
+
+def test_only_the_simple_interface_is_told_by_what_it_overrides():
+    found = {module for module in modules() for node in ast.walk(tree(module)) if overriding(node)}
+    assert found <= {"gradwire.compressors._adapted"}, "declare a property in place of comparing methods"

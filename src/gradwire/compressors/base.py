@@ -367,6 +367,10 @@ class Compressor(Configuration, ABC):
         ops.fill_where(out.view(-1), 0.0)
         self.add_decoded_many(payloads, out, scale)
 
+    def same_method(self, other: Compressor) -> bool:
+        """Return whether the other is this method, with whatever parameters."""
+        return type(self) is type(other)
+
     def in_16_bits(self) -> Compressor:
         """Return the form of this method whose residual may be kept in 16 bits; the same payloads cross the network.
 

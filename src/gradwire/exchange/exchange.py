@@ -264,7 +264,7 @@ class Exchange:
             ConfigError: error feedback is needed and was refused, or would diverge and was asked for; or the memory
                 cannot serve the method.
         """
-        own = compressor.memory is not None and compressor.name != self.compressor.name
+        own = compressor.memory is not None and not compressor.same_method(self.compressor)
         asked = None if own else self.memory
         memory = asked or self._named_memory(default_memory(compressor))
         check_memory(compressor, memory, force=self.force)
@@ -278,7 +278,7 @@ class Exchange:
 
     def strategy_for(self, compressor: Compressor) -> Strategy:
         """The strategy of a compressor: the chosen one, except for an override that it cannot carry."""
-        main = compressor.name == self.compressor.name
+        main = compressor.same_method(self.compressor)
         if self.strategy is not None and (main or carries(self.strategy, compressor)):
             return self.strategy
         built: Strategy = registry.build("comm", default_strategy(compressor, self.channel.world))

@@ -87,27 +87,38 @@ class SignumOptimizer(torch.optim.Optimizer):
         param.mul_(1 - lr * group["wd_lh"]).sub_(buffer.sign(), alpha=lr)
 
 
-TORCH: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "nag": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adagrad": torch.optim.Adagrad,
-    "adadelta": torch.optim.Adadelta,
-    "adamax": torch.optim.Adamax,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rmsprop": torch.optim.RMSprop,
-    "signum": SignumOptimizer,
+@dataclass(frozen=True)
+class OptimizerRow:
+    """What a name of an optimizer stands for.
+
+    Args:
+        torch_class: class of torch's that computes the step; None: the gradient is added as it is, by a rate if given.
+        lazy: the rows that a row-sparse gradient does not name can be left alone; in MXNet it is these, too.
+        fixed: arguments that the name implies.
+    """
+
+    torch_class: type[torch.optim.Optimizer] | None
+    lazy: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerRow(torch.optim.SGD, lazy=True),
+    "nag": OptimizerRow(torch.optim.SGD, fixed={"nesterov": True}),
+    "adam": OptimizerRow(torch.optim.Adam, lazy=True),
+    "adamw": OptimizerRow(torch.optim.AdamW),
+    "adagrad": OptimizerRow(torch.optim.Adagrad),
+    "adadelta": OptimizerRow(torch.optim.Adadelta),
+    "adamax": OptimizerRow(torch.optim.Adamax),
+    "nadam": OptimizerRow(torch.optim.NAdam),
+    "radam": OptimizerRow(torch.optim.RAdam),
+    "rmsprop": OptimizerRow(torch.optim.RMSprop),
+    "signum": OptimizerRow(SignumOptimizer),
+    # MXNet's optimizer for tests: weight += rescale_grad * grad; with a learning rate, as MXNet 2 has it,
+    # weight -= learning_rate * rescale_grad * grad.
+    "test": OptimizerRow(None),
 }
-"""Names and what they are made of."""
-
-TEST = "test"
-"""MXNet's optimizer for tests: weight += rescale_grad * grad; with a learning rate, as MXNet 2 has it,
-weight -= learning_rate * rescale_grad * grad."""
-
-LAZY = ("sgd", "adam")
-"""Optimizers that can leave rows alone which a row-sparse gradient does not name; in MXNet it is these, too."""
+"""Names and what they stand for."""
 
 HALVES = (torch.float16, torch.bfloat16)
 """Types of weights for which ``multi_precision`` means something."""
@@ -133,9 +144,6 @@ LIMITS = {
     "gamma1": (0.0, 1.0, "a number in [0, 1]"),
 }
 """The smallest and the largest value of parameters that torch and MXNet do not check, and the same in words."""
-
-FIXED = {"nag": {"nesterov": True}}
-"""Arguments that a name implies."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +187,11 @@ class OptimizerConfig:
         self._try()
 
     @property
+    def row(self) -> OptimizerRow:
+        """What the name stands for."""
+        return OPTIMIZERS[self.name]
+
+    @property
     def learning_rate(self) -> float | None:
         """The learning rate that was given, under either of its names."""
         value = self.numbers.get("learning_rate", self.numbers.get("lr"))
@@ -187,7 +200,8 @@ class OptimizerConfig:
     @property
     def adaptive(self) -> bool:
         """Return whether the optimizer divides gradients by the size of recent ones."""
-        return self.name in TORCH and is_adaptive_class(TORCH[self.name])
+        made_of = self.row.torch_class
+        return made_of is not None and is_adaptive_class(made_of)
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -218,11 +232,11 @@ class OptimizerConfig:
         numbers = {n: value for n, value in self.numbers.items() if n not in OURS}
         arguments: dict[str, Any] = {RENAMED.get(n, n): value for n, value in numbers.items() if n not in BETAS}
         if any(n in numbers for n in BETAS):
-            betas = list(inspect.signature(TORCH[self.name]).parameters["betas"].default)
+            betas = list(self._parameters()["betas"].default)
             for n, i in BETAS.items():
                 betas[i] = numbers.get(n, betas[i])
             arguments["betas"] = tuple(betas)
-        return {**FIXED.get(self.name, {}), **arguments}
+        return {**self.row.fixed, **arguments}
 
     def check_state(self, key: StoreKey, state: Mapping[str, Any], value: Tensor) -> None:
         """Refuse a state that this optimizer cannot continue from.
@@ -254,28 +268,32 @@ class OptimizerConfig:
             )
 
     def _allowed(self) -> set[str]:
-        common = OURS - ({"lazy_update"} if self.name not in LAZY else set())
-        if self.name == TEST:
+        common = OURS - (set() if self.row.lazy else {"lazy_update"})
+        if self.row.torch_class is None:
             return {"rescale_grad", "clip_gradient", "learning_rate", "lr"}
-        theirs = set(inspect.signature(TORCH[self.name]).parameters)
+        theirs = set(self._parameters())
         renamed = {ours for ours, name in RENAMED.items() if name in theirs}
         return common | (theirs - LEFT_OUT) | renamed | (set(BETAS) if "betas" in theirs else set())
 
     def _try(self) -> None:
-        if self.name == TEST:
+        if self.row.torch_class is None:
             return
         try:
-            TORCH[self.name]([nn.Parameter(torch.zeros(1))], **self.torch_arguments())
+            self.row.torch_class([nn.Parameter(torch.zeros(1))], **self.torch_arguments())
         except (TypeError, ValueError) as error:
             raise ConfigError(f"optimizer {self.name!r} refuses {dict(self.numbers)}: {error}") from error
 
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of torch's class, which are none where there is no such class."""
+        return inspect.signature(self.row.torch_class).parameters if self.row.torch_class else {}
+
     def _kept(self) -> dict[str, Tensor]:
         """The state after a step on one element."""
-        if self.name == TEST:
+        if self.row.torch_class is None:
             return {}
         param = nn.Parameter(torch.zeros(1))
         param.grad = torch.ones(1)
-        optimizer = TORCH[self.name]([param], **self.torch_arguments())
+        optimizer = self.row.torch_class([param], **self.torch_arguments())
         optimizer.step()
         return {name: torch.as_tensor(each) for name, each in optimizer.state[param].items() if each is not None}
 
@@ -287,10 +305,10 @@ class OptimizerConfig:
         """
         if name in ("multi_precision", "lazy_update"):
             default: Any = False
-        elif name in BETAS or name == "rescale_grad" or self.name == TEST:
+        elif name in BETAS or name == "rescale_grad" or self.row.torch_class is None:
             default = 0.0
         else:
-            known = inspect.signature(TORCH[self.name]).parameters.get(RENAMED.get(name, name))
+            known = self._parameters().get(RENAMED.get(name, name))
             default = None if known is None else known.default
         if isinstance(default, bool):
             right, allowed = isinstance(value, bool), "True or False"
@@ -299,7 +317,7 @@ class OptimizerConfig:
         if name == "clip_gradient":
             # Limits of 0 or less would make one number of all gradients.
             right, allowed = right and (value is None or value > 0), "a finite number > 0, or None"
-        elif name in LIMITS and self.name != TEST:
+        elif name in LIMITS and self.row.torch_class is not None:
             # Values that torch takes, with which weights go up the gradient or become NaN.
             lowest, highest, words = LIMITS[name]
             right, allowed = right and lowest <= value <= highest, words
@@ -308,7 +326,7 @@ class OptimizerConfig:
 
 def optimizer_names() -> list[str]:
     """The names of all optimizers that ``set_optimizer`` knows."""
-    return [*TORCH, TEST]
+    return list(OPTIMIZERS)
 
 
 class Updater:
@@ -341,11 +359,12 @@ class Updater:
             merged.mul_(config.rescale_grad)
         if config.clip_gradient is not None:
             merged.clamp_(-config.clip_gradient, config.clip_gradient)
-        if config.name == TEST:
+        made_of = config.row.torch_class
+        if made_of is None:
             rate = config.learning_rate
             stored.add_(merged if rate is None else merged.mul_(-rate))
             return
-        optimizer = self._optimizer(key, stored)
+        optimizer = self._optimizer(key, stored, made_of)
         optimizer.param_groups[0].update(self._arguments)
         self._made[key] = self._made.get(key, 0) + 1
         if self._scheduler is not None:
@@ -416,12 +435,12 @@ class Updater:
             (param,) = optimizer.param_groups[0]["params"]
             self._restore(key, optimizer, param)
 
-    def _optimizer(self, key: StoreKey, stored: Tensor) -> torch.optim.Optimizer:
+    def _optimizer(self, key: StoreKey, stored: Tensor, made_of: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
         if key not in self._optimizers:
             wide = self.config.is_wide(stored.dtype)
             self._wide |= {key} if wide else set()
             param = nn.Parameter(stored.float() if wide else stored)
-            self._optimizers[key] = TORCH[self.config.name]([param], **self._arguments)
+            self._optimizers[key] = made_of([param], **self._arguments)
             if key in self._waiting:
                 self.config.check_state(key, self._waiting[key], stored)
                 self._restore(key, self._optimizers[key], param)
