@@ -44,7 +44,21 @@ LAYERS = (
     ("",),
     ("testing",),
     ("netlab",),
-    ("bench",),
+    # What a measurement is made of: the machine, numbers, arrays, and what stands beside it.
+    (
+        *("bench", "bench.buckets", "bench.catalogue", "bench.hooks", "bench.machine", "bench.operations"),
+        *("bench.pretended", "bench.reference", "bench.statistics", "bench.triad", "bench.workload"),
+        *("bench._busy_process", "bench.neighbours", "bench.answers", "bench.mxnet_environment", "bench.peer_venv"),
+    ),
+    # Processes, and the steps that are timed.
+    ("bench._mxnet_worker", "bench._store_worker", "bench.busy", "bench.peer_process", "bench.steps"),
+    ("bench.budget", "bench.storegroup", "bench.verify"),
+    ("bench.mxnet_group",),
+    # What is measured; none of these knows another.
+    (
+        *("bench.bandwidth", "bench.codec", "bench.device_times", "bench.exchange", "bench.goals"),
+        *("bench.gpu_kernels", "bench.peers", "bench.store_comparison", "bench.store_over_link"),
+    ),
     ("experiments",),
     ("advise", "report"),
     ("cli",),
@@ -82,6 +96,12 @@ def part(module: str) -> str:
     """The layer's name for a module: ``gradwire.comm.base`` is in ``comm``."""
     inside = ".".join(module.split(".")[1:3])
     return inside if inside in LEVEL else inside.partition(".")[0]
+
+
+def test_every_module_of_the_bench_has_a_floor() -> None:
+    """A module of the bench that has no floor of its own could import whatever it likes."""
+    inside = {name for name in modules() if name.startswith("gradwire.bench.")}
+    assert {name for name in inside if part(name) == "bench"} == set()
 
 
 def test_every_part_of_the_package_has_one_layer() -> None:
