@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.auto import step_record
-from gradwire.auto.pilot import AutoPilot
+from gradwire.auto.pilot import LONGEST, AutoPilot
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
@@ -301,6 +301,23 @@ def resting(rank: int) -> dict[str, Any]:
         "choices": training.choices,
         "digest": digest(training.model),
     }
+
+
+def not_finite(rank: int) -> list[tuple[bool, int]]:
+    """Steps where nothing is to be gained, in which a gradient of one rank is not finite; of each whether its times are
+    noted, and how many were counted before and in it."""
+    training = Training(rank, pause=0.03)
+    pilot = training.state.exchange.pilot
+    assert isinstance(pilot, AutoPilot)
+    training.run(60, FAST)
+    found = []
+    for _ in range(2 * LONGEST):
+        loss = loss_of(training.model, examples(training.data))
+        (loss * float("inf") if rank == 1 else loss).backward()
+        training.optimizer.zero_grad()
+        training.link.wait()
+        found.append((pilot.timed, training.state.metrics()["nonfinite_steps"]))
+    return found
 
 
 def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:

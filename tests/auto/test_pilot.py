@@ -66,6 +66,13 @@ def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums()
         assert set(found["choices"]) != {"dense"}
 
 
+def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained() -> None:
+    for found in run_ranks(2, jobs.not_finite):
+        timed, counted = zip(*found, strict=True)
+        assert set(timed) == {True, False}
+        assert counted == tuple(range(1, 2 * LONGEST + 1))
+
+
 def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:
     """Three ranks, of whose sum each rounding counts; steps in which methods are tried are among them."""
     for found in run_ranks(3, jobs.sixteen_bits):

@@ -10,11 +10,12 @@ step of a bucket nothing of gradient size is allocated.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import weakref
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +34,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.exchange.undo import Undo
-from gradwire.group.agree import Opening, agree
+from gradwire.group.agree import FIRST_BUCKET, Opening, agree
 from gradwire.group.channel import Channel
 from gradwire.group.dense import CarriedDense, DenseSession, is_carried
 from gradwire.group.part import Unit, nonfinite
@@ -43,7 +44,7 @@ from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
 from gradwire.types import Key, State
 
-__all__ = ["Assigned", "Exchange", "Named", "Pilot", "default_strategy"]
+__all__ = ["Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
 
 log = logging.getLogger("gradwire")
 
@@ -98,6 +99,17 @@ class Pilot(Protocol):
 def first_of(params: Sequence[Named]) -> str:
     """The name of the first parameter of a bucket; "" of an empty one."""
     return params[0][0] if params else ""
+
+
+@lru_cache(maxsize=1024)
+def bucket_text(names: tuple[str, ...]) -> str:
+    """The parameters of a bucket, at least one, in a few words, which differ for others and for another order.
+
+    >>> bucket_text(("weight", "bias"))
+    'weight and 1 more (de06ee62)'
+    """
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    return f"{names[0]} and {len(names) - 1} more ({digest})"
 
 
 def plain(value: object) -> object:
@@ -315,27 +327,28 @@ class Exchange:
         if self._patience == 0:
             self.residuals.give_up_waiting()
 
-    def open(self, check: Callable[[], None] = lambda: None) -> None:
+    def open(self, check: Callable[[], None] = lambda: None, first: Sequence[str] = ()) -> None:
         """Start to compare this step with the other ranks, unless that was done in this step.
 
         ``run`` and ``average`` do this by themselves; called earlier, it is over earlier. The ranks compare the number
         of the step, that of the iteration where ``dropped`` is counted, how often states were loaded and methods
-        changed, and the configuration with the values of this step's schedule.
+        changed, the configuration with the values of this step's schedule, and the step's first bucket.
 
         Args:
             check: function that checks what may be wrong on this rank alone; if it raises, all ranks that come to this
                 step hear of it.
+            first: names of the parameters of the first bucket; empty: they are not known yet.
         """
 
         def describe() -> str:
             check()
-            return self._describe_step()
+            return self._describe_step(tuple(first))
 
         if not self._opened:
             self._opened = True
             self._opening.begin(self.step, describe)
 
-    def _describe_step(self) -> str:
+    def _describe_step(self, first: tuple[str, ...]) -> str:
         main = self.policy.at(self.step - 1, self.compressor)
         known = (main, self.memory, self.strategy, self.epoch)
         if self._description[0] != known:
@@ -352,7 +365,9 @@ class Exchange:
             }
             self._description = known, json.dumps(settings, sort_keys=True, default=repr)
         iteration = f'"iteration": {self.step + self.dropped}, ' if self.dropped is not None else ""
-        further = f"{json.dumps(self.compared)[1:-1]}, " if self.compared else ""
+        # Buckets of one size would be added up, whatever is in them.
+        bucket = {FIRST_BUCKET: bucket_text(first)} if first else {}
+        further = f"{json.dumps(self.compared | bucket)[1:-1]}, " if self.compared or bucket else ""
         return f'{{"step": {self.step}, {iteration}{further}{self._description[1][1:]}'
 
     @torch.no_grad()
@@ -397,7 +412,8 @@ class Exchange:
             ConfigError: ``flat`` is not of this form, or no step was begun.
         """
         self._check(flat, params)
-        self.open()
+        if not self._opened:
+            self.open(first=[name for name, _ in params])
         if self.pilot is not None:
             self.pilot.before(flat, params, ready)
         if given is not None and self._whole(params, given.dtype):
@@ -457,13 +473,19 @@ class Exchange:
         """
         self.open()
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * bucket.nbytes // self.channel.world
+        return self.channel.begin_mean(bucket, self.watched())
+
+    def watched(self) -> Callable[[Tensor], None]:
+        """Return a function that counts the step as not finite if a mean is not; any thread may call it, and it keeps
+        nothing alive.
+        """
         reference = weakref.ref(self)
 
         def arrived(mean: Tensor) -> None:
             if (exchange := reference()) is not None:
                 exchange.note(nonfinite(mean))
 
-        return self.channel.begin_mean(bucket, arrived)
+        return arrived
 
     def _drain(self, flat: Tensor, params: Sequence[Named]) -> list[str]:
         """Add the residuals of an earlier method to gradients; return the names that are complete now."""

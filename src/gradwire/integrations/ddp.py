@@ -25,7 +25,8 @@ from gradwire.auto.pilot import AutoPilot
 from gradwire.auto.step_record import moment
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.exchange import Named, bucket_text
+from gradwire.group.agree import BUCKETS_BEFORE
 from gradwire.group.part import nonfinite
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._regroup import Regroup
@@ -133,6 +134,7 @@ class GradwireState(ExchangeState):
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
+        self._compared: list[list[str]] = []
         self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
         self._glancing = False
         self._regroup: Regroup | None = None
@@ -201,6 +203,10 @@ class GradwireState(ExchangeState):
     def _first(self, names: list[str], device: torch.device) -> None:
         """Begin a step, whose first bucket has these parameters."""
         self._check_model()
+        changed = self._buckets != self._compared
+        if changed:
+            self._compared = self._buckets
+            self.exchange.compared[BUCKETS_BEFORE] = [bucket_text(tuple(each)) for each in self._buckets]
         self._buckets = []
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
@@ -211,18 +217,19 @@ class GradwireState(ExchangeState):
             self.exchange.begin_step()
             if pilot.idle:
                 self._direct = GradwireState._reduce if pilot.timed else GradwireState._add_up
-                self._glancing = pilot.glances
+                # Ranks whose buckets are new have not been compared with them.
+                self._glancing = pilot.glances or changed or not self._compared
             if self._glancing:
-                self._submit(device, partial(self._glance, reading))
+                self._submit(device, partial(self._glance, reading, names))
             elif self._direct is None:
-                self._submit(device, partial(self._open_step, reading))
+                self._submit(device, partial(self._open_step, reading, names))
             return
         if self._regroup is None and self._plain(device):
             self._direct = GradwireState._mean
             if not self.exchange.channel.is_nccl:
-                self._begin_step(reading)
+                self._begin_step(reading, names)
                 return
-        self._submit(device, partial(self._begin_step, reading))
+        self._submit(device, partial(self._begin_step, reading, names))
 
     def _check_model(self) -> None:
         late = [name for name, param in self._frozen_params if param.requires_grad]
@@ -256,20 +263,24 @@ class GradwireState(ExchangeState):
             )
         return named
 
-    def _begin_step(self, reading: Reading) -> None:
+    def _begin_step(self, reading: Reading, names: list[str]) -> None:
         self.exchange.begin_step()
-        self._open_step(reading)
+        self._open_step(reading, names)
 
-    def _open_step(self, reading: Reading) -> None:
-        self.exchange.open()
+    def _open_step(self, reading: Reading, names: list[str]) -> None:
+        self.exchange.open(first=names)
         self.units.follow(self.exchange, *reading)
 
-    def _glance(self, reading: Reading) -> Tensor:
-        """Compare the ranks, and let the pilot look at the window, beside buckets that DDP's own group adds up."""
+    def _glance(self, reading: Reading, names: list[str]) -> Tensor:
+        """Compare the ranks, and let the pilot look at a window that is full, beside buckets that DDP's own group adds
+        up.
+        """
         pilot = self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        self._open_step(reading)
-        pilot.glance()
+        self._open_step(reading, names)
+        if pilot.glances:
+            pilot.glance()
+        self.exchange.channel.settle()
         return torch.empty(0)
 
     def _plain(self, device: torch.device) -> bool:
@@ -287,23 +298,31 @@ class GradwireState(ExchangeState):
         """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
         pilot = self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        run = pilot.note(params, moment(buffer.device), buffer.itemsize)
+        run, device = pilot.note(params, moment(buffer.device), buffer.itemsize), buffer.device
 
-        def done(finished: Future[list[Tensor]]) -> Tensor:
-            run.done = moment(buffer.device)
-            return finished.value()[0]
+        def done() -> None:
+            run.done = moment(device)
 
-        return self._begin_sum(buffer).then(done)
+        return self._begin_sum(buffer, done)
 
     def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
-        """Reduce as DDP does without a hook, and nothing else."""
-        return self._begin_sum(buffer).then(only)
+        """Reduce as DDP does without a hook, and look whether the mean is finite."""
+        return self._begin_sum(buffer, nothing)
 
-    def _begin_sum(self, buffer: Tensor) -> Future[list[Tensor]]:
+    def _begin_sum(self, buffer: Tensor, done: Callable[[], None]) -> Future[Tensor]:
+        """Start to average a bucket on DDP's own group; ``done`` is called when the mean is there."""
         channel = self.exchange.channel
         group = None if self._group is None else self._group()
         self.exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
-        return channel.begin_sum(buffer.mul_(1 / channel.world), group)
+        look = self.exchange.watched()
+
+        def arrived(finished: Future[list[Tensor]]) -> Tensor:
+            done()
+            mean = finished.value()[0]
+            look(mean)
+            return mean
+
+        return channel.begin_sum(buffer.mul_(1 / channel.world), group).then(arrived)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
@@ -333,9 +352,8 @@ class GradwireState(ExchangeState):
         return future
 
 
-def only(finished: Future[list[Tensor]]) -> Tensor:
-    """The one tensor of a sum."""
-    return finished.value()[0]
+def nothing() -> None:
+    """Do nothing when a mean is there."""
 
 
 def gradwire_hook(
