@@ -45,6 +45,7 @@ from gradwire.auto.choices import (
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.exchanged_steps import WAITS, advice
 from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
@@ -132,6 +133,7 @@ class AutoPilot:
         self._links: HostWire | None = None
         """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
         self._asked = False
+        self._advised = False
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
@@ -411,7 +413,7 @@ class AutoPilot:
                 self._itemsizes[run.names] = run.itemsize
         self._latency = -seen.numbers[0]
         self._watched += len(window) if self.phase == "watching" else 0
-        self._judge(seen, kept=seen.numbers[1] == 0.0)
+        self._judge(seen, kept=self._bears(seen))
 
     def _judge(self, seen: StepWindow, kept: bool) -> None:
         """Learn from a window, and decide.
@@ -494,15 +496,18 @@ class AutoPilot:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
 
         Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
-        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing.
+        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing. What arrives of a method that
+        keeps values back is many steps' worth of a few elements, and says nothing about the mean of this step.
         """
         total = sum(seen.own)
         if not (math.isfinite(total + sum(seen.mean)) and total > 0):
             return
         known, moved = True, 0.0
         for params, own, mean in zip(seen.buckets, seen.own, seen.mean, strict=True):
-            key, own, mean = _names(params), own / total, mean / total
-            mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
+            key, own, mean, choice = _names(params), own / total, mean / total, self._choice(params)
+            if choice.keeps:
+                continue
+            mean = max(0.0, mean - self._added(params, choice, own, mean))
             known = known and key in self._norms
             before = self._norms.get(key, (own, mean))
             # Half of all differences is what has moved from one place to another.
@@ -711,10 +716,14 @@ class AutoPilot:
         found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
         return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
 
+    def _bears(self, seen: StepWindow) -> bool:
+        """Return whether the optimizers of all ranks bear what is kept back."""
+        return len(seen.numbers) > 1 and seen.numbers[1] == 0.0
+
     def _stages(self, seen: StepWindow) -> list[Stage]:
         """The choices of each bucket, with times, and with errors relative to the batch's own variance."""
         noise = self._noise(seen.buckets)
-        bears = len(seen.numbers) > 1 and seen.numbers[1] == 0.0
+        bears = self._bears(seen)
         stages = []
         for params, ready in zip(seen.buckets, seen.ready, strict=True):
             own, mean = self._norms.get(_names(params), (math.inf, math.inf))
@@ -840,14 +849,14 @@ class AutoPilot:
         if self.exchange.channel.rank != 0:
             return
         total = sum(row["error"] or 0.0 for row in self._why)
+        expected = self._predicted([self._choice(params) for params in seen.buckets], seen)
         rate = 8 * self._wire.rate / 1e6 if self._wire else math.inf
-        chosen = [self._choice(params) for params in seen.buckets]
         log.info(
             "auto: step %d, %.4g Mbit/s: %.3g ms a step expected, %.3g uncompressed; error %.2g of %.2g",
             self.exchange.step,
             rate,
-            1e3 * self._predicted(chosen, seen),
-            1e3 * self._predicted([DENSE] * len(chosen), seen),
+            1e3 * expected,
+            1e3 * self._predicted([DENSE] * len(seen.buckets), seen),
             total,
             self.budget.variance,
         )
@@ -862,6 +871,10 @@ class AutoPilot:
                 row["error"] or 0.0,
                 row["budget"],
             )
+        exposed = sum(row["exposed"] for row in self._why)
+        if exposed > WAITS * expected and not self._bears(seen) and not self._advised:
+            self._advised = True
+            log.info("auto: %s", advice(exposed / expected, self.budget.name))
 
 
 def _names(params: Sequence[Named]) -> NAMES:
