@@ -529,6 +529,49 @@ def sharded(rank: int, version: str, rate: float) -> dict[str, Any]:
     return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent, "bits": bits}
 
 
+def sharded_on_hosts(rank: int, sharing: int) -> dict[str, Any]:
+    """A model under FSDP2 on two hosts of two ranks and a slow link."""
+    hosts.own_host = lambda: f"host {rank // 2}".encode().ljust(16)
+    torch.set_num_threads(1)
+    model = by_layer(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = gradwire.compress_fsdp(model, "auto")
+    slow(state.exchange, SLOW / 4)
+    channel = state.exchange.channel
+    channel.__class__ = HostChannel
+    channel.sharing = sharing  # type: ignore[attr-defined]
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss_of(model, examples(data)).backward()
+        optimizer.step()
+    return {"auto": state.metrics()["auto"], "local": state.metrics()["local_bytes"]}
+
+
+def scattered_by_hosts(rank: int, bad: bool) -> dict[str, Any]:
+    """One backward pass in which hosts sum plainly before they reduce to the owners; the gradients, and the exact mean.
+
+    With ``bad`` the batch of one rank is not finite.
+    """
+    numbers = [0, 1, 1, 0]  # Neighbours by rank are not on the same host.
+    hosts.own_host = lambda: f"host {numbers[rank]}".encode().ljust(16)
+    torch.set_num_threads(1)
+    whole, batches = network(64), [examples(torch.Generator().manual_seed(each)) for each in range(4)]
+    names = [name for name, _ in whole.named_parameters()]
+    torch.stack([loss_of(whole, each) for each in batches]).mean().backward()
+    model = by_layer(network(64))
+    choice = {"method": "bf16", "strategy": "hierarchical", "params": names}
+    state = gradwire.compress_fsdp(model, decisions=[{"step": 1, "choices": [choice]}])
+    x, y = batches[rank]
+    loss_of(model, (x * float("inf") if bad and rank == 2 else x, y)).backward()
+    found = {name: param.grad.full_tensor() for name, param in model.named_parameters()}
+    return {
+        "found": found,
+        "exact": {name: param.grad for name, param in whole.named_parameters()},
+        "metrics": state.metrics(),
+    }
+
+
 def low_rank(step: int) -> list[dict[str, Any]]:
     """Decisions with a method that a reduce-scatter does not carry."""
     choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}

@@ -50,7 +50,14 @@ from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
-from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic, traffic_of_hosts
+from gradwire.auto.traffic import (
+    PredictedTraffic,
+    dense_traffic,
+    shared,
+    traffic,
+    traffic_of_host_scatter,
+    traffic_of_hosts,
+)
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
@@ -300,10 +307,7 @@ class AutoPilot:
             self._turn()
         if self._trying is not None:
             self._record.disturbed = True
-            key = tuple(name for name, _ in params)
-            code, world = self._code(self._trying), 1 if self.scatters else self.exchange.channel.world
-            size = 1 if self._links is None else self._links.size
-            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world, size)
+            self._probed[tuple(name for name, _ in params), self._trying] = self._probe(self._trying, flat, params)
         run = BucketRun(
             tuple((name, tuple(shape)) for name, shape in params),
             ready,
@@ -313,6 +317,17 @@ class AutoPilot:
         if len(self._window) == self._length - 1 and not self._skip and self._resting is None:
             run.own = torch.dot(own, own)
         self._record.runs.append(run)
+
+    def _probe(self, choice: Choice, flat: Tensor, params: Sequence[Named]) -> Probed | None:
+        """Try a choice on a bucket, or, where gradients are reduced to their owners, on the part of one of them."""
+        world, size = self.exchange.channel.world, 1 if self._links is None else self._links.size
+        if not self.scatters:
+            return probe(self.exchange, choice, self._code(choice), flat, params, world, size)
+        # A rank encodes as many parts as it sends messages, its own among them, and decodes as many for its own part.
+        parts = world // size if choice.on_hosts else world
+        alone = from_config_of(choice.method, "allgather")
+        found = probe(self.exchange, alone, self._code(alone), flat, params, 1)
+        return None if found is None else replace(found, seconds=parts * found.seconds)
 
     def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
         """Note that the bucket was exchanged.
@@ -381,6 +396,9 @@ class AutoPilot:
         """
         for choice in (from_config(each) for decision in decisions for each in decision["choices"]):
             self._check(choice.compressor)
+            lost = self.scatters and choice.on_hosts and choice.keeps
+            words = "without methods over 'hierarchical' that keep values back, which a reduce-scatter does not carry"
+            require(not lost, "decisions", words, choice.label)
 
     # What happens between windows.
 
@@ -478,9 +496,13 @@ class AutoPilot:
         return Wire(self.exchange.channel.world, rate, self._latency, message)
 
     def _find_hosts(self) -> None:
-        """Ask once which ranks share a host; where several do, what hosts send together is another choice."""
+        """Ask once which ranks share a host; where several do, what hosts send together is another choice.
+
+        Where gradients are reduced to their owners, only methods that keep nothing back: a rank encodes no part but
+        those of owners that have its own number on their hosts.
+        """
         exchange = self.exchange
-        if self._asked or self.scatters or self._wire is None:
+        if self._asked or self._wire is None:
             return
         self._asked = True
         try:
@@ -490,7 +512,9 @@ class AutoPilot:
         if hosts.size > 1 and len(hosts.members) > 1:
             self._links = measured(exchange.channel, exchange.device, hosts, self._wire)
             self._wire = self._link(self._links.rate)
-            self._choices = [*self._choices, *candidates_on_hosts(self.budget)]
+            carried = {each.method for each in self._choices if not (self.scatters and each.keeps)}
+            found = [each for each in candidates_on_hosts(self.budget) if not self.scatters or each.method in carried]
+            self._choices = [*self._choices, *found]
 
     def _learn_norms(self, seen: StepWindow) -> None:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
@@ -673,14 +697,16 @@ class AutoPilot:
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
         """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self._code(choice), self.exchange.policy, 0.0
-        channel = self.exchange.channel
+        channel, numel = self.exchange.channel, sum(math.prod(shape) for _, shape in params)
         if choice.dense and not channel.is_nccl:
             # FSDP reduces by itself then, and on Gloo its reduce-scatter is an all-reduce inside.
-            numel = channel.world * sum(math.prod(shape) for _, shape in params)
-            return PredictedTraffic(dense_traffic(numel, channel.world), ())
+            return PredictedTraffic(dense_traffic(channel.world * numel, channel.world), ())
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
             sent += 4 * math.prod(shape) if own is None else own.traffic(shape)
+        if choice.on_hosts:
+            assert self._links is not None
+            return traffic_of_host_scatter(4 * numel, sent, channel.world, self._links.size)
         moved = (channel.world - 1) * sent
         return PredictedTraffic((), (Round("exchange", moved, moved),))
 
@@ -709,7 +735,8 @@ class AutoPilot:
             senders = world // self._links.size
             signal = max(0.0, world * mean - own) / (world - 1)
             own = signal + (own - signal) / self._links.size
-        return probed.omega * (own / senders + (mean if choice.twice(senders) else 0.0))
+        twice = choice.twice(senders) and not self.scatters
+        return probed.omega * (own / senders + (mean if twice else 0.0))
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
         """The variance that sampling the batch leaves in the mean gradient."""

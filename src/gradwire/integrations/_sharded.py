@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import Site
+from gradwire.comm.base import Site, Strategy
+from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
@@ -20,9 +21,10 @@ from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
 from gradwire.group.channel import Channel
+from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit, nonfinite
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
-from gradwire.integrations._scatter import ScatterSession
+from gradwire.integrations._scatter import HostScatterSession, ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.integrations.ownership import release
 from gradwire.memory.base import Memory
@@ -33,6 +35,8 @@ from gradwire.types import Key
 __all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
 
 log = logging.getLogger("gradwire")
+
+AnyScatterSession = ScatterSession | HostScatterSession
 
 
 class ShardedState(ExchangeState):
@@ -166,7 +170,7 @@ class ReduceScatter:
         self.state, self.trained, self.later = state, trained, later
         self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
-        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], ScatterSession | None]] = {}
+        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], AnyScatterSession | None]] = {}
 
     @property
     def channel(self) -> Channel:
@@ -204,7 +208,7 @@ class ReduceScatter:
         if exchange.pilot is not None:
             exchange.pilot.after(output_tensor.float(), scale * world)
 
-    def _exchange(self, session: ScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
+    def _exchange(self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
         """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted."""
         exchange, channel = self.state.exchange, self.channel
         flat = self.state.scratch.float32(given)
@@ -239,7 +243,7 @@ class ReduceScatter:
         assert exchange.pilot is not None
         exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part])
 
-    def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
+    def _measure(self, session: AnyScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
         """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
         if moment is None or self.inner is not None or not moment.due(exchange.step):
@@ -253,7 +257,7 @@ class ReduceScatter:
         spans = list(chain.from_iterable(parts))
         return moment.begin(flat, spans, exchange.step, exchange.channel, owned) if spans else None
 
-    def _current(self, shards: Sequence[Sharded]) -> ScatterSession | None:
+    def _current(self, shards: Sequence[Sharded]) -> AnyScatterSession | None:
         """The session for the compressor of this step, over what is kept now; None: the framework's own reduction.
 
         A session for the main compressor None is that of the dense warm-up.
@@ -273,9 +277,20 @@ class ReduceScatter:
             own = plain and not waits and self.own is not None and not exchange.skips_steps
             # The residual of a parameter has one place, that of the newest session.
             self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
-            session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
-            self._made[names] = wanted, session
+            self._made[names] = wanted, None if own else self._session(chosen)
         return self._made[names][1]
+
+    def _session(self, chosen: Sequence[tuple[Compressor, Memory]]) -> AnyScatterSession:
+        site, pieces, hosts = site_of(self.state.exchange, self.channel), self._pieces(chosen), self._hosts(chosen)
+        return ScatterSession(pieces, site) if hosts is None else HostScatterSession(pieces, site, hosts)
+
+    def _hosts(self, chosen: Sequence[tuple[Compressor, Memory]]) -> Hosts | None:
+        """The hosts that sum plainly, as it was decided for this module; None: every rank sends to each owner."""
+        assigned = self.state.exchange.assigned
+        together = all(each.name in assigned and is_of_hosts(assigned[each.name][1]) for each in self.shards)
+        if not together or not all(memory.keeps_nothing for _, memory in chosen):
+            return None
+        return hosts_of(self.channel, self.state.exchange.device)
 
     def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
         """Make a piece of every parameter for each owner, as they lie in FSDP's buffer."""
@@ -309,6 +324,10 @@ class ReduceScatter:
             meant = exchange.policy.meant(each.name, main or exchange.compressor)
             return Identity(), exchange.memory_for(meant).dense or NoMemory()
         return code, exchange.memory_for(code)
+
+
+def is_of_hosts(strategy: Strategy) -> bool:
+    return isinstance(strategy, Hierarchical)
 
 
 def multiplier(op: Any, world: int) -> float:
