@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 import re
@@ -300,6 +301,86 @@ def resting(rank: int) -> dict[str, Any]:
         "compared": compared,
         "choices": training.choices,
         "digest": digest(training.model),
+    }
+
+
+def told(rank: int) -> list[str]:
+    """What is logged until a slow link is compressed for."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("gradwire")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    Training(rank).settle(SLOW, least=2)
+    return said
+
+
+def unsettled(rank: int, steps: int) -> list[str]:
+    """Gradients that move to other buckets all the time, on a slow link: the phase after each step."""
+    training, found = Training(rank), []
+    training.channel.rate = SLOW
+    layers = [layer for layer in training.model.module if isinstance(layer, nn.Linear)]
+    for step in range(steps):
+        loss = loss_of(training.model, examples(training.data))
+        training.optimizer.zero_grad()
+        # Of the layers, which lie in several buckets, another one has large gradients in every window.
+        favoured = layers[(step // 4) % len(layers)].weight
+        handle = favoured.register_hook(lambda grad: 1e4 * grad)
+        loss.backward()
+        handle.remove()
+        training.link.wait()
+        found.append(training.auto["phase"])
+    return found
+
+
+def straggling(rank: int, slower: float) -> dict[str, Any]:
+    """One rank computes for longer for fifty steps, and then no longer."""
+    training, parts = Training(rank), []
+    training.settle(SLOW)
+    compute = training.link.compute
+    for factor in (1.0, slower, 1.0):
+        if rank == 1:
+            training.link.compute = lambda seconds, by=factor: compute(by * seconds)  # type: ignore[method-assign]
+        training.run(50, SLOW)
+        parts.append((training.auto["step"]["seconds"], training.auto["link"]["bits_per_second"], training.choices))
+    return {"parts": parts, "decisions": training.auto["decisions"]}
+
+
+class Reader(nn.Module):
+    """Words, whose embeddings are neither the first matrix nor the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(64, 256)
+        self.words = nn.Embedding(512, 256)
+        self.inner = nn.Linear(256, 256)
+        self.last = nn.Linear(256, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = (x[:, 0].abs() * 100).long() % 512
+        return self.last(torch.relu(self.inner(torch.relu(self.first(x)) + self.words(chosen))))
+
+
+def with_embeddings(rank: int) -> dict[str, float]:
+    """The bits an element of each matrix on a very slow link."""
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(Reader(), bucket_cap_mb=1)
+    state = gradwire.compress_ddp(model, "auto", budget="small")
+    link = slow(state.exchange, SLOW / 20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss_of(model, examples(data)).backward()
+        link.wait()
+        optimizer.step()
+    shape = (256, 256)
+    return {
+        name: 8 * code.traffic(shape) / (256 * 256)
+        for name, (code, _) in state.exchange.assigned.items()
+        if name.endswith("weight")
     }
 
 

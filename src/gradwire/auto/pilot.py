@@ -103,6 +103,9 @@ PATIENCE = 96
 
 PINGS = 3
 
+BLIND = 3
+"""Windows in a row in which nothing could be measured, after which that is said."""
+
 NAMES = tuple[str, ...]
 
 
@@ -141,6 +144,7 @@ class AutoPilot:
         """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
         self._asked = False
         self._advised = False
+        self._blind = 0
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
@@ -164,6 +168,8 @@ class AutoPilot:
         self._contention = 0.0
         self._held: float | None = None
         self._refused: float | None = None
+        self._slow: float | None = None
+        """The seconds of steps that were given up, because uncompressed ones were expected to be faster."""
         self._patience = 1
         self._current: dict[NAMES, Choice] = {}
         self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
@@ -242,7 +248,8 @@ class AutoPilot:
             self._wire = wire
 
     def _calm(self, seen: StepWindow, known: StepWindow, faster: float) -> bool:
-        """Return whether uncompressed steps wait for the exchange no more than they did when nothing was to be gained.
+        """Return whether uncompressed steps wait for the exchange no more than they did when nothing was to be gained,
+        and not for a larger part of a step that has become shorter.
 
         Args:
             known: those steps.
@@ -252,6 +259,7 @@ class AutoPilot:
             return False
         alike = max(1 + STEADY, math.exp(SURE * seen.uncertain))
         same = 1 / alike < faster < alike and seen.exposed < alike * known.exposed
+        same = same and known.period < alike * seen.period
         return same or seen.exposed < MARGIN * seen.period
 
     @property
@@ -424,6 +432,13 @@ class AutoPilot:
         numbers = (-self._ping(), 0.0 if self.bears() else 1.0)
         seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
         self._record.disturbed = True
+        self._blind = 0 if seen is not None else self._blind + 1
+        if self._blind == BLIND and exchange.channel.rank == 0:
+            log.warning(
+                "auto: nothing could be measured in %d windows of steps, because few steps in a row exchange the same "
+                "buckets: the exchange stays as it is",
+                BLIND,
+            )
         if seen is None:
             return
         for run in (run for record in window for run in record.runs):
@@ -580,6 +595,10 @@ class AutoPilot:
         self._misses.settle(self._wire)
         if self._held is not None:
             self._contention, self._held = max(0.0, self._held - seen.rest), None
+        if self._slow is not None and seen.period > (1 - MARGIN) * self._slow:
+            # Not the methods were slow, but a rank, which is as slow without them.
+            self._refused, self._patience = None, self._patience // 2
+        self._slow = None
         self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
         rate = self._wire.rate if self._wire else math.inf
         refused = self._refused is not None and abs(rate / self._refused - 1) < STEADY
@@ -658,6 +677,7 @@ class AutoPilot:
         uncompressed = self._predicted([DENSE] * len(chosen), seen)
         if seen.period > uncompressed * (1 + MARGIN / 2):
             self._refused, self._patience, self._held = wire.rate, 2 * self._patience, seen.rest
+            self._slow = seen.period
             self._go_dense(f"{1e3 * seen.period:.3g} ms a step, uncompressed ones take {1e3 * uncompressed:.3g}")
             return
         if not self._decide(seen):

@@ -370,20 +370,23 @@ class Exchange:
         further = f"{json.dumps(self.compared | bucket)[1:-1]}, " if self.compared or bucket else ""
         return f'{{"step": {self.step}, {iteration}{further}{self._description[1][1:]}'
 
-    @torch.no_grad()
     def end_step(self) -> None:
         """Determine whether the last step counts; ``begin_step`` and ``state_dict`` call it by themselves."""
-        bad, self._bad = self._bad, []
-        if bad:
-            # The flags are added on the device, so that counting never waits for it.
-            spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
-            if self.device.type != "cpu" or bool(spoilt):
-                self._nonfinite += spoilt
-            self._undo.end(spoilt)
-            if self._drained:
-                self._end_draining(spoilt)
-            if self.second_moment is not None:
-                self.second_moment.end_step()
+        if self._bad:
+            bad, self._bad = self._bad, []
+            self._end_step(bad)
+
+    @torch.no_grad()
+    def _end_step(self, bad: Sequence[Tensor]) -> None:
+        # The flags are added on the device, so that counting never waits for it.
+        spoilt = torch.stack(list(bad)).any() if len(bad) > 1 else bad[0]
+        if self.device.type != "cpu" or bool(spoilt):
+            self._nonfinite += spoilt
+        self._undo.end(spoilt)
+        if self._drained:
+            self._end_draining(spoilt)
+        if self.second_moment is not None:
+            self.second_moment.end_step()
 
     def remember(self, names: Collection[str]) -> None:
         """Keep copies of all that an exchange of these parameters may change, if whole steps can be undone."""
@@ -482,8 +485,10 @@ class Exchange:
         reference = weakref.ref(self)
 
         def arrived(mean: Tensor) -> None:
-            if (exchange := reference()) is not None:
-                exchange.note(nonfinite(mean))
+            exchange, bad = reference(), nonfinite(mean)
+            # Of a mean on the CPU it is known at once, and nearly all are finite.
+            if exchange is not None and (mean.device.type != "cpu" or bool(bad)):
+                exchange.note(bad)
 
         return arrived
 
