@@ -384,21 +384,23 @@ def with_embeddings(rank: int) -> dict[str, float]:
     }
 
 
-def not_finite(rank: int) -> list[tuple[bool, int]]:
-    """Steps where nothing is to be gained, in which a gradient of one rank is not finite; of each whether its times are
-    noted, and how many were counted before and in it."""
+def not_finite(rank: int) -> dict[str, Any]:
+    """Steps where nothing is to be gained, in which a gradient of one rank is not finite: of each whether its times are
+    noted, and how many were counted before and in it; and what was counted when ranks have told each other."""
     training = Training(rank, pause=0.03)
     pilot = training.state.exchange.pilot
     assert isinstance(pilot, AutoPilot)
     training.run(60, FAST)
-    found = []
+    timed, counted = [], []
     for _ in range(2 * LONGEST):
         loss = loss_of(training.model, examples(training.data))
         (loss * float("inf") if rank == 1 else loss).backward()
         training.optimizer.zero_grad()
         training.link.wait()
-        found.append((pilot.timed, training.state.metrics()["nonfinite_steps"]))
-    return found
+        timed.append(pilot.timed)
+        counted.append(training.state.metrics()["nonfinite_steps"])
+    training.run(LONGEST + 1, FAST)
+    return {"timed": timed, "counted": counted, "later": training.state.metrics()["nonfinite_steps"]}
 
 
 def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:

@@ -182,6 +182,8 @@ class AutoPilot:
         """The squared norms of each bucket, of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
+        self._spoilt: list[bool] = []
+        """Of each step that was left to DDP since the ranks last told each other: whether it was spoilt on this one."""
         self._fresh = False
         self._resting: tuple[StepWindow, Wire] | None = None
         """The uncompressed steps, and the link, with which nothing was to be gained; None: something may be."""
@@ -197,6 +199,8 @@ class AutoPilot:
     def begin(self) -> None:
         """Begin a step; the one before is complete."""
         record, self._record, self._begun = self._record, StepRecord(), None
+        if record.spoilt is not None:
+            self._spoilt.append(record.spoilt)
         if self.phase == "replaying":
             return
         if self._skip > 0:
@@ -213,6 +217,24 @@ class AutoPilot:
         full = len(self._window) >= self._length - 1 and not self._skip and self._resting is None
         free = self.phase == "watching" and not full and self._due is None
         return free and not self.exchange.assigned and not self.exchange.draining
+
+    def leave_to_ddp(self) -> None:
+        """Note that DDP itself sums the buckets of this step, so that only the pilot tells what was not finite."""
+        self._record.spoilt = False
+
+    def spoil(self) -> None:
+        """Note that a gradient of this rank is not finite in this step, which is left to DDP."""
+        self._record.spoilt = True
+
+    def _told(self, latency: float) -> tuple[float, ...]:
+        """The numbers of this rank of which the largest counts."""
+        return (-latency, 0.0 if self.bears() else 1.0, *map(float, self._spoilt))
+
+    def _hear(self, seen: StepWindow) -> None:
+        """Count the steps that were spoilt on other ranks alone; this rank's own are counted already."""
+        anywhere = seen.numbers[len(seen.numbers) - len(self._spoilt) :]
+        self.exchange.count_nonfinite(sum(there > own for there, own in zip(anywhere, self._spoilt, strict=True)))
+        self._spoilt = []
 
     @property
     def timed(self) -> bool:
@@ -233,12 +255,12 @@ class AutoPilot:
         known, link = self._resting
         window, self._window = self._window, []
         exchange = self.exchange
-        told = (-self._latency, 0.0 if self.bears() else 1.0)
-        seen = gathered(window, exchange.channel, exchange.device, told, parted=self.scatters)
+        seen = gathered(window, exchange.channel, exchange.device, self._told(self._latency), parted=self.scatters)
         self._record.disturbed = True
         self._skip = LONGEST - self._length
         if seen is None:
             return
+        self._hear(seen)
         wire = self._measured(seen, *self._loads(seen))
         self._watched += LONGEST
         if wire is None or not self._calm(seen, known, wire.rate / link.rate):
@@ -429,7 +451,7 @@ class AutoPilot:
         if self.phase == "holding" and self._dense is None:
             self._go_dense("this run has not seen any yet")
             return
-        numbers = (-self._ping(), 0.0 if self.bears() else 1.0)
+        numbers = self._told(self._ping())
         seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
         self._record.disturbed = True
         self._blind = 0 if seen is not None else self._blind + 1
@@ -441,6 +463,7 @@ class AutoPilot:
             )
         if seen is None:
             return
+        self._hear(seen)
         for run in (run for record in window for run in record.runs):
             if run.itemsize is not None:
                 self._itemsizes[run.names] = run.itemsize

@@ -668,6 +668,10 @@ class Exchange:
         """Count the step as not finite if ``bad``; for failures after ``run``."""
         self._bad.append(bad)
 
+    def count_nonfinite(self, steps: int) -> None:
+        """Count steps whose gradients were not finite on another rank, which this one has heard of later."""
+        self._nonfinite += steps
+
     def metrics(self) -> dict[str, Any]:
         """Return counters since the start or since a state was loaded, and the norm of this rank's residuals."""
         current = list(self._bad)

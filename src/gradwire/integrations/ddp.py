@@ -21,6 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire import ops
 from gradwire.auto.pilot import AutoPilot
 from gradwire.auto.step_record import moment
 from gradwire.errors import ConfigError, Verbatim, require
@@ -137,6 +138,7 @@ class GradwireState(ExchangeState):
         self._compared: list[list[str]] = []
         self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
         self._glancing = False
+        self._status = torch.zeros(1, dtype=torch.int32)
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
@@ -216,6 +218,7 @@ class GradwireState(ExchangeState):
         if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
             self.exchange.begin_step()
             if pilot.idle:
+                pilot.leave_to_ddp()
                 self._direct = GradwireState._reduce if pilot.timed else GradwireState._add_up
                 # Ranks whose buckets are new have not been compared with them.
                 self._glancing = pilot.glances or changed or not self._compared
@@ -247,7 +250,7 @@ class GradwireState(ExchangeState):
     def _named(self, bucket: dist.GradBucket) -> tuple[tuple[Named, ...], list[str]]:  # type: ignore[name-defined]
         """The parameters of a bucket, and their names; both are made anew only where DDP has made new buckets."""
         given = bucket.parameters()
-        known, ids = self._handed_out.get(bucket.index()), [id(param) for param in given]
+        known, ids = self._handed_out.get(bucket.index()), list(map(id, given))
         if known is None or known[0] != ids:
             params = tuple(self._name(param) for param in given)
             known = ids, params, [name for name, _ in params]
@@ -306,23 +309,38 @@ class GradwireState(ExchangeState):
         return self._begin_sum(buffer, done)
 
     def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
-        """Reduce as DDP does without a hook, and look whether the mean is finite."""
+        """Reduce as DDP does without a hook, and look whether gradients are finite."""
         return self._begin_sum(buffer, nothing)
 
     def _begin_sum(self, buffer: Tensor, done: Callable[[], None]) -> Future[Tensor]:
-        """Start to average a bucket on DDP's own group; ``done`` is called when the mean is there."""
-        channel = self.exchange.channel
+        """Start to average a bucket on DDP's own group; ``done`` is called when the mean is there.
+
+        A mean of parts of finite values is finite, and a rank's own part has just been written and is read for next to
+        nothing. So on a CPU each rank looks at its own, and the pilot tells the others when it tells them the times.
+        """
+        channel, pilot = self.exchange.channel, self.exchange.pilot
+        assert isinstance(pilot, AutoPilot)
         group = None if self._group is None else self._group()
         self.exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
-        look = self.exchange.watched()
+        buffer.mul_(1 / channel.world)
+        look = None
+        if buffer.device.type != "cpu":
+            look = self.exchange.watched()
+        else:
+            ops.nonfinite(buffer, self._status)
+            if self._status.item():
+                pilot.spoil()
+                self.exchange.note(self._status.bool().view(()))
+                self._status.zero_()
 
         def arrived(finished: Future[list[Tensor]]) -> Tensor:
             done()
             mean = finished.value()[0]
-            look(mean)
+            if look is not None:
+                look(mean)
             return mean
 
-        return channel.begin_sum(buffer.mul_(1 / channel.world), group).then(arrived)
+        return channel.begin_sum(buffer, group).then(arrived)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
