@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.auto import step_record
 from gradwire.auto.pilot import LONGEST, AutoPilot
+from gradwire.auto.probe import probe
+from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
@@ -655,6 +657,33 @@ def scattered_by_hosts(rank: int, bad: bool) -> dict[str, Any]:
     }
 
 
+class Ticks:
+    """A clock that is a second later whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def codes_of_parts(rank: int) -> tuple[float, float]:
+    """The seconds of the code of one owner's part, and those that are expected of a reduce-scatter."""
+    exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
+    params = [("weight", (64, 64))]
+    pilot = AutoPilot(exchange, params)
+    pilot.scatter(lambda _: None)
+    exchange.counters.clock = lambda: 0.0
+    step_record.time = Ticks()  # type: ignore[assignment]
+    choice, part = pilot._choices[-1], torch.randn(64 * 64)
+    one = probe(exchange, choice, lambda _: choice.compressor, part, params, 1)
+    expected = pilot._probe(choice, part, params)
+    assert one is not None
+    assert expected is not None
+    return one.seconds, expected.seconds
+
+
 def low_rank(step: int) -> list[dict[str, Any]]:
     """Decisions with a method that a reduce-scatter does not carry."""
     choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
@@ -697,7 +726,6 @@ def drained(rank: int, bad: bool) -> list[Tensor]:
     """What arrives in all steps, where a method that keeps residuals is left for none."""
     from gradwire.auto.choices import DENSE
     from gradwire.comm.allgather import AllGather
-    from gradwire.compressors.casts.none import Identity
     from gradwire.compressors.sparse.topk import TopK
 
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]

@@ -253,6 +253,11 @@ def test_sharded_gradients_are_decided_for_too(version: str) -> None:
     assert max(one["bits"].values()) < 8
 
 
+def test_of_a_reduce_scatter_the_codes_of_all_parts_count() -> None:
+    for one, expected in run_ranks(3, jobs.codes_of_parts):
+        assert expected == 3 * one > 0
+
+
 def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:
     for said in run_ranks(2, jobs.sharded_refused):
         assert "fixed size for a reduce-scatter, got 'powersgd'" in said
