@@ -183,7 +183,7 @@ class AutoPilot:
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._spoilt: list[bool] = []
-        """Of each step that was left to DDP since the ranks last told each other: whether it was spoilt on this one."""
+        """Flags of the steps that were left to DDP since ranks last told each other: true where this one was spoilt."""
         self._fresh = False
         self._resting: tuple[StepWindow, Wire] | None = None
         """The uncompressed steps, and the link, with which nothing was to be gained; None: something may be."""
