@@ -80,8 +80,8 @@ def test_a_way_to_train_ends_where_fsdp_alone_ends(run: Any, layout: str, way: s
         case = result[layout, way]
         assert distance(case["none"], case["None"]) < 1e-5
         assert distance(case["fp16"], case["None"]) < 1e-2
-        # Weights in bfloat16 are off by 0.2 %, and switch some of the rectifiers.
-        assert 1e-5 < distance(case["weights"], case["None"]) < 5e-2
+        # Weights in bfloat16 are off by 0.2 %, of which six small steps make little.
+        assert 1e-6 < distance(case["weights"], case["None"]) < 1e-3
         assert all(torch.equal(*pair) for pair in zip(case["fp16"], run[0][0][layout, way]["fp16"], strict=True))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
@@ -149,7 +150,7 @@ class WeightGather:
         def job() -> Tensor:
             # Buffers that are made in inference mode could never be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
-                plain = torch.from_dlpack(output_tensor) if output_tensor.is_inference() else output_tensor
+                plain = from_dlpack(output_tensor) if output_tensor.is_inference() else output_tensor
                 rows = plain.view(channel.world, -1)
                 gather(rows, rows[channel.rank])
             return output_tensor
