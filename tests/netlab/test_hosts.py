@@ -25,7 +25,7 @@ def test_the_link_of_a_host_carries_one_payload_of_hybrid_sharding(possible: Non
     """The rows of a model stay on a host, and each of its ranks sends its own shard; or each rank is a replica."""
     command = [sys.executable, "-m", "tests.netlab.host_ranks", "start", "hybrid"]
     with Netlab(2, "1gbit") as lab:
-        hosts = [json.loads(done.stdout) for done in lab.run(command, timeout=120.0)]
+        hosts = [json.loads(done.stdout) for done in lab.run(command, timeout=500.0)]
     for told in hosts:
         assert told["hosts are replicas"] == pytest.approx(1.0, abs=0.15)
         assert told["hierarchical"] == pytest.approx(1.0, abs=0.15)

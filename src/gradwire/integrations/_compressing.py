@@ -131,9 +131,8 @@ class Carrier:
         room = self.scratch.float32(given.view(-1)) if output.dtype != torch.float32 else None
         for index, own in enumerate(output.view(world, -1)):
             flat = own if room is None else room
-            flat.zero_()
-            part.add_decoded(rows.row(index).stacked, flat, 1.0)
-            flat.masked_fill_(rows.row(index).status.ne(0), float("nan"))
+            part.decode(rows.row(index).stacked, flat, 1.0)
+            part.spoil(flat, rows.row(index).status.ne(0))
             if room is not None:
                 own.copy_(flat)
         return [output]

@@ -172,8 +172,8 @@ class WeightGather:
             for index, shard in enumerate(weights):
                 message = rows.row(index)
                 out = shard if shard.dtype == torch.float32 else self.wire.scratch.float32(shard)
-                part.add_decoded(message.stacked, out.zero_(), 1.0)
-                out.masked_fill_(message.status.ne(0), float("nan"))
+                part.decode(message.stacked, out, 1.0)
+                part.spoil(out, message.status.ne(0))
                 if out is not shard:
                     shard.copy_(out)
 
@@ -270,6 +270,9 @@ class DifferenceGather(WeightGather):
                 if out is not shard:
                     shard.copy_(out)
                 bad = message.status.ne(0)
+                if bad.device.type == "cpu" and not bool(bad):
+                    kept.copy_(shard)
+                    continue
                 torch.where(bad, kept, shard, out=kept)
                 shard.masked_fill_(bad, float("nan"))
 
