@@ -60,7 +60,19 @@ def overlapped(rank: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         case: {awaited: trained(rank, case, awaited) for awaited in (False, True)} for case in CASES
     }
-    return {**told, "failed": failed(rank), "watched": watched(rank)}
+    return {**told, "failed": failed(rank), "watched": watched(rank), "single": single(rank)}
+
+
+def single(rank: int) -> dict[str, Any]:
+    """One layer, of which FSDP reduces the gradients at the very end, because its input needs none."""
+    model = nn.Linear(32, 10)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    state = compress_fsdp(model, "blockwise8", min_numel=0)
+    x, y = batch(0, rank)
+    nn.functional.cross_entropy(model(x), y).backward()
+    told = {"begun": state.background.begun, "under way": len(state.background._under_way)}
+    state.close()
+    return told
 
 
 class Failing(Function):

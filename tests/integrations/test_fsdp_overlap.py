@@ -28,6 +28,11 @@ def test_gradients_that_arrive_later_have_the_same_bits(case: str) -> None:
         assert (begun, none) == (layers * (STEPS - 1), 0)
 
 
+def test_a_reduction_at_the_very_end_is_awaited() -> None:
+    for result in told():
+        assert result["single"] == {"begun": 1, "under way": 0}
+
+
 def test_a_backward_pass_that_fails_leaves_nothing_under_way() -> None:
     for result in told():
         assert result["failed"]["said"] == "ArithmeticError: this step is lost"
