@@ -158,7 +158,7 @@ class WeightGather:
         return self.wire.start(job)
 
     def _gathering(self) -> Callable[[Tensor, Tensor], None]:
-        """What is to be done in this pass, with the rows of all ranks and this rank's shard."""
+        """Choose what this pass does with the rows of all ranks and this rank's shard."""
         return self._gather
 
     def _gather(self, weights: Tensor, own: Tensor) -> None:
