@@ -64,10 +64,9 @@ class ScatterSession:
         with self.channel.metrics.timed("decode"):
             bad = self.receives.status.ne(0).any()
             self._take_back(flat, bad)
-            out.zero_()
-            self.owned.add_decoded(self.receives, out, scale)
+            self.owned.decode(self.receives, out, scale)
             self.owned.settle(out)
-            out.masked_fill_(bad, float("nan"))
+            self.owned.spoil(out, bad)
         return bad
 
     def _encode(self, flat: Tensor, key: Key) -> None:

@@ -23,6 +23,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.group.channel import Channel
 from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit, nonfinite
+from gradwire.integrations._background import Background
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.integrations._scatter import HostScatterSession, ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
@@ -53,7 +54,7 @@ class ShardedState(ExchangeState):
         self.several = False
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[str] = set()
-        self.scratch = Scratch()
+        self.scratch, self.background = Scratch(), Background()
         self.sizes: dict[str, int] = {}
 
     def begin(self, names: Collection[str]) -> None:
@@ -66,6 +67,7 @@ class ShardedState(ExchangeState):
         )
         if not self._seen.isdisjoint(names) or not self._seen:
             self._seen.clear()
+            self.background.finish()
             self.exchange.begin_step()
             self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
@@ -107,11 +109,13 @@ class ShardedState(ExchangeState):
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         self.closed = True
+        self.background.close()
         self.stop_correcting()
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same state as DDP's; between replicas each rank's is that of its own shard."""
+        self.background.finish()
         state = super().state_dict()
         if not self.shards and self.tensor_parts == 1:
             return state
@@ -157,6 +161,7 @@ class ReduceScatter:
         channel: channel over the ranks of the module's mesh, where they are fewer than those of the exchange; it is
             used after these have compared what they are about to do.
         own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
+        unread: returns whether FSDP reads nothing of what it reduced in this dtype until the backward pass ends.
     """
 
     def __init__(
@@ -166,8 +171,9 @@ class ReduceScatter:
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
         channel: Channel | None = None,
         own: Callable[[Tensor, Tensor, dist.ProcessGroup, Any], object] | None = None,
+        unread: Callable[[torch.dtype], bool] = lambda _: False,
     ) -> None:
-        self.state, self.trained, self.later = state, trained, later
+        self.state, self.trained, self.later, self.unread = state, trained, later, unread
         self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
         self._made: dict[tuple[str, ...], tuple[tuple[object, ...], AnyScatterSession | None]] = {}
@@ -194,6 +200,7 @@ class ReduceScatter:
         state.begin(names)
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
         if channel is not exchange.channel:
+            state.background.finish()
             exchange.channel.settle()
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         if exchange.pilot is not None:
@@ -201,6 +208,7 @@ class ReduceScatter:
         session = self._current(shards)
         if session is None:
             assert self.own is not None
+            state.background.finish()
             channel.run_scatter(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
             exchange.note(nonfinite(output_tensor))
         else:
@@ -209,11 +217,28 @@ class ReduceScatter:
             exchange.pilot.after(output_tensor.float(), scale * world)
 
     def _exchange(self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
-        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted."""
+        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted.
+
+        On a CPU it does so on another thread where nobody reads that before the backward pass ends.
+        """
         exchange, channel = self.state.exchange, self.channel
+        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
+        if self._may_overlap(given):
+            exchange.remember([each.name for each in self.shards])
+            drained = self._drain(given)
+
+            def job() -> Tensor:
+                bad = session.run(given, wanted, key, scale)
+                exchange.note(bad)
+                for name in drained:
+                    exchange.drained(name, bad)
+                return wanted
+
+            self.state.background.start(torch.no_grad()(job))
+            return
+        self.state.background.finish()
         flat = self.state.scratch.float32(given)
         out = wanted if wanted.dtype == torch.float32 else torch.empty_like(wanted, dtype=torch.float32)
-        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
         exchange.remember([each.name for each in self.shards])
         compare = self._measure(session, flat)
         drained = self._drain(flat)
@@ -224,6 +249,13 @@ class ReduceScatter:
             compare(out, exchange.channel.rank * out.numel(), scale * channel.world)
         if out is not wanted:
             exchange.note(nonfinite(wanted.copy_(out)))
+
+    def _may_overlap(self, given: Tensor) -> bool:
+        """Return whether the caller need not wait: on an accelerator nobody does, and a stream keeps the order."""
+        exchange = self.state.exchange
+        simple = exchange.pilot is None and exchange.second_moment is None and self.inner is None
+        own = given.device.type == "cpu" and given.dtype == torch.float32 and not given.is_inference()
+        return simple and own and self.unread(given.dtype) and Background.possible()
 
     def _drain(self, flat: Tensor) -> list[str]:
         """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
