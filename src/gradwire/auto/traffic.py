@@ -214,7 +214,8 @@ def _allgather(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     used = bucket.used
     if used is None:
         used = _STATUS + sum(align(math.ceil(declared(unit))) for unit in bucket.units)
-    return to_all(8, workers), to_all(used, workers)
+    sizes = 4 * sum(not unit.compressor.fixed_size for unit in bucket.units)
+    return to_all(sizes, workers), to_all(used, workers)
 
 
 def _broadcast(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -29,7 +29,17 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import Verbatim, as_python, is_float32, is_int, require
 from gradwire.exchange import checkpoint
-from gradwire.exchange.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
+from gradwire.exchange.plan import (
+    Moving,
+    Named,
+    Plan,
+    carries,
+    default_strategy,
+    grouped,
+    joined,
+    same_choices,
+    try_retune,
+)
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
 from gradwire.exchange.second_moment import SecondMoment
@@ -40,6 +50,7 @@ from gradwire.group.dense import CarriedDense, DenseSession, is_carried
 from gradwire.group.part import Unit, nonfinite
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
+from gradwire.ops import Places
 from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
 from gradwire.types import Key, State
@@ -734,7 +745,9 @@ class Exchange:
         sessions = [self._strategy_of(group[0]).plan(group, site) for group in groups.values()]
         advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]
         session = self._dense_session(dense, advised, sessions)
-        return Plan(tuple(params), main, units, session, sessions, numel, list(self._moving(params, main, units)))
+        return Plan(
+            tuple(params), main, units, session, sessions, numel, list(joined(self._moving(params, main, units)))
+        )
 
     def _dense_session(
         self, ranges: Sequence[tuple[int, int]], advised: Sequence[State], sessions: Sequence[Session]
@@ -753,18 +766,19 @@ class Exchange:
             strategy if strategy is not None and compressor is unit.compressor else self.strategy_for(unit.compressor)
         )
 
-    def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> Iterator[Moving]:
+    def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> list[Moving]:
         """The parameters whose memories have work to do although they travel dense: in the warm-up, or always."""
         compressed, lo = {name for unit in units for name, _ in unit.members}, 0
+        length, moving, alone = sum(torch.Size(shape).numel() for _, shape in params), [], []
         for name, shape in params:
-            memory, numel = (
-                self.memory_for(self.policy.meant(name, self.main_of(name, main))).dense,
-                torch.Size(shape).numel(),
-            )
+            meant, numel = self.policy.meant(name, self.main_of(name, main)), torch.Size(shape).numel()
+            memory = self.memory_for(meant).dense
             if memory is not None and name in compressed:
                 kept = {buffer: self.residuals.worker[buffer][name] for buffer in memory.buffers}
-                yield Moving(memory, kept, lo, numel, always=False)
+                moving.append(Moving(memory, kept, Places(length, [lo], [numel]), always=False))
             elif memory is not None:
-                unit = Unit(((name, numel),), (numel,), lo, Identity(), memory)
-                yield Moving(memory, self.residuals.keep(unit), lo, numel, always=True)
+                alone.append(Unit(((name, numel),), (numel,), lo, Identity(), memory))
             lo += numel
+        for unit, own in zip(alone, self.residuals.keep_all(alone) if alone else [], strict=True):
+            moving.append(Moving(unit.memory, own, Places(length, [unit.lo], [unit.numel]), always=True))
+        return moving
