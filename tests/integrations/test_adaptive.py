@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
 import gradwire
+from gradwire.adaptive import is_adaptive
 from gradwire.errors import ConfigError
 from gradwire.integrations import adaptive
-from gradwire.integrations.adaptive import is_adaptive
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 

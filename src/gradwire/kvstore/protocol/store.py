@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire.adaptive import keeps_much, warn
 from gradwire.errors import ConfigError, require
-from gradwire.integrations.adaptive import keeps_much, warn
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import Pairs, StoreKey, grouped, key_list
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
