@@ -1,5 +1,5 @@
 """A docstring begins with a noun or a verb and ends its first paragraph as a sentence does; so do its entries and the
-strings under constants, which a reader meets without the code beside them."""
+strings under constants, which a reader meets without the code beside them. Names are the field's own."""
 
 from __future__ import annotations
 
@@ -98,6 +98,58 @@ def strings(module: ast.Module) -> Iterator[str]:
 def beginning(text: str) -> str:
     words = text.split()
     return words[0].strip(",.:`").lower() if words else ""
+
+
+WORDPLAY = frozenset(
+    ["beside", "ending", "keeper", "leash", "onworker", "othertasks", "sidebyside", "told", "waits"],
+)
+"""Names that a reader would have to look up: a name says what it holds or does, in the words of the field."""
+
+
+def wordplay(module: ast.Module) -> Iterator[str]:
+    """The names from ``WORDPLAY`` of functions, classes, parameters, attributes and of what a module or class binds;
+    other variables of a function are left out."""
+    for node in ast.walk(module):
+        names: list[str] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        if isinstance(node, ast.arg):
+            names.append(node.arg)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append(node.attr)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            names += (name for statement in node.body for name in targets(statement))
+        yield from (name for name in names if name.strip("_").lower() in WORDPLAY)
+
+
+def targets(statement: ast.stmt) -> Iterator[str]:
+    """The variables that an assignment binds."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+            yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
+
+
+@pytest.mark.parametrize("module", modules())
+def test_names_are_the_terms_of_the_field(module: str) -> None:
+    assert module.rpartition(".")[2].strip("_") not in WORDPLAY
+    assert list(wordplay(tree(module))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def _told(): pass", ["_told"]),
+        ("class Keeper: pass", ["Keeper"]),
+        ("def call(self, *, waits=True): pass", ["waits"]),
+        ("class Row:\n    beside: int = 0", ["beside"]),
+        ("class Row:\n    def call(self):\n        self._waits = 0", ["_waits"]),
+        ("FIRST, TOLD = 1, 2", ["TOLD"]),
+        ("def call():\n    told = 1\n    return told", []),
+        ("def retold(): pass", []),
+    ],
+)
+def test_wordplay_is_found(text: str, found: list[str]) -> None:
+    assert list(wordplay(ast.parse(text))) == found
 
 
 @pytest.mark.parametrize("module", modules())

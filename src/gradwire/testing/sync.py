@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from gradwire.ops.base import find
 from gradwire.testing._expect import expect, payload_for
 from gradwire.types import Key
 
-__all__ = ["check_no_sync", "is_wait", "waits"]
+__all__ = ["check_no_sync", "is_wait", "synchronisations"]
 
 _WAITING = {
     "aten::_local_scalar_dense",
@@ -35,13 +36,13 @@ _WAITING = {
 _TORCH = torch.__file__.removesuffix("__init__.py")
 
 
-def waits(work: Callable[[], object]) -> list[str]:
+def synchronisations(work: Callable[[], object]) -> list[str]:
     """List the calls in ``work`` that would wait for an accelerator, each with its place; found on the CPU.
 
     An operation of gradwire is looked into: its plain-torch reference runs, which is what an accelerator has
     where there is no kernel of its own.
 
-    >>> [call.split(" ")[0] for call in waits(lambda: float(torch.ones(3).sum()))]
+    >>> [call.split(" ")[0] for call in synchronisations(lambda: float(torch.ones(3).sum()))]
     ['aten::_local_scalar_dense']
     """
     watch = _Watch()
@@ -63,7 +64,7 @@ def check_no_sync(compressor: Compressor, x: Tensor) -> None:
             compressor.encode_feedback(x.clone(), x.clone(), payload, state, Key(step=1), told)
 
     work()  # Tables are made once.
-    seen = waits(work)
+    seen = synchronisations(work)
     expect(not seen, compressor, f"an encode of fixed size waits for the device: {'; '.join(sorted(set(seen)))}")
 
 
@@ -115,3 +116,11 @@ def _lists(name: str, args: Any) -> bool:
     number is only filled in.
     """
     return name == "aten::lift_fresh" and args[0].dim() > 0
+
+
+def __getattr__(name: str) -> Any:
+    """Lead ``waits`` to its new name, until version 0.2."""
+    if name == "waits":
+        warnings.warn(f"{__name__}.waits is synchronisations now", DeprecationWarning, stacklevel=2)
+        return synchronisations
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
