@@ -1,4 +1,4 @@
-"""What becomes of a residual under Adam: the picture of docs/adaptive.md. Two minutes; the picture takes Chromium.
+"""The fate of a residual under Adam: the picture of docs/adaptive.md. Two minutes; the picture takes Chromium.
 
     python benchmarks/residuals.py [picture.svg]
 
@@ -30,7 +30,7 @@ WALKERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 
 
 def walks() -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    """For SGD and Adam the ways without compression and with it, and how often each element arrived."""
+    """The ways without compression and with it, for SGD and Adam, and the number of times that each element arrived."""
     torch.manual_seed(0)
     model, text = gpt.GPT(), gpt.read()
     optimizer = AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
@@ -62,7 +62,7 @@ def walks() -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
 
 
 def shares() -> dict[str, list[tuple[float, float]]]:
-    """For SGD and Adam pairs of a wait in steps and the share of the way that was gone."""
+    """Pairs of a wait in steps and the share of the way that was gone, for SGD and Adam."""
     ways, arrived = walks()
     delays = STEPS / arrived.clamp(min=1)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

@@ -30,7 +30,7 @@ def parameters(cls: type) -> str:
 
 
 def default(field: dataclasses.Field[object]) -> object:
-    """Of a parameter; that of another method inside is made anew for each."""
+    """The default of a parameter; another method that is one is made anew for each."""
     missing = field.default is dataclasses.MISSING
     return field.default_factory() if missing and callable(field.default_factory) else field.default
 

@@ -8,10 +8,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.house.source import modules, tree
+from tests.house.source import ROOT, modules, tree
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -100,6 +101,14 @@ def beginning(text: str) -> str:
     return words[0].strip(",.:`").lower() if words else ""
 
 
+SCRIPTS = [
+    file.relative_to(ROOT)
+    for folder in ("benchmarks", "examples", "tools")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+]
+"""Programs of the repository that are no part of the package."""
+
+
 WORDPLAY = frozenset(
     ["beside", "ending", "keeper", "leash", "onworker", "othertasks", "sidebyside", "told", "waits"],
 )
@@ -160,6 +169,16 @@ def test_docstrings_are_no_fragments(module: str) -> None:
 @pytest.mark.parametrize("module", modules())
 def test_entries_and_strings_are_no_fragments(module: str) -> None:
     assert list(entry_fragments(tree(module))) == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_scripts_are_written_as_the_package_is(script: Path) -> None:
+    parsed = ast.parse((ROOT / script).read_text(encoding="utf-8"))
+    assert [*fragments(parsed), *entry_fragments(parsed), *wordplay(parsed)] == []
+
+
+def test_scripts_of_every_folder_are_read() -> None:
+    assert {script.parts[0] for script in SCRIPTS} == {"benchmarks", "examples", "tools"}
 
 
 @pytest.mark.parametrize("text", ["Of who did not say it.", "Whether it is there.", "Return the sum"])
