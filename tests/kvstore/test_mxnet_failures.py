@@ -219,9 +219,6 @@ def test_async_without_an_optimizer_and_a_trainer_with_compression(results):
         assert torch.equal(weights, compressed_weights())
 
 
-# In one process ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["dist", "dist_sync", "dist_async", "DIST_SYNC", "dist_sync_device"])
 def test_a_dist_store_outside_a_group_says_how_to_start_one(kind, monkeypatch):
     for name in ("GRADWIRE_SERVERS", "DMLC_PS_ROOT_URI", "DMLC_ROLE"):

@@ -52,9 +52,6 @@ def test_weight_decay_is_that_of_adam_or_adamw(decoupled: bool) -> None:
     assert run_ranks(2, train, "onebit_adam", 5, options)[0]["digests"] == dense["digests"]
 
 
-# The end of the exact steps ---------------------------------------------------------------------------------------
-
-
 def _settling(rank: int, sizes: list[float], rates: list[float]) -> tuple[list[int | None], int | None, list[str]]:
     """When v is frozen, step by step, where the gradients have these root mean squares; and what the log says."""
     weight = nn.Parameter(torch.zeros(8, 8))
