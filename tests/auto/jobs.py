@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 import re
@@ -20,7 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.auto import step_record
-from gradwire.auto.pilot import AutoPilot
+from gradwire.auto.pilot import LONGEST, AutoPilot
+from gradwire.auto.probe import probe
+from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
@@ -303,6 +306,105 @@ def resting(rank: int) -> dict[str, Any]:
     }
 
 
+def told(rank: int) -> list[str]:
+    """What is logged until a slow link is compressed for."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("gradwire")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    Training(rank).settle(SLOW, least=2)
+    return said
+
+
+def unsettled(rank: int, steps: int) -> list[str]:
+    """Gradients that move to other buckets all the time, on a slow link: the phase after each step."""
+    training, found = Training(rank), []
+    training.channel.rate = SLOW
+    layers = [layer for layer in training.model.module if isinstance(layer, nn.Linear)]
+    for step in range(steps):
+        loss = loss_of(training.model, examples(training.data))
+        training.optimizer.zero_grad()
+        # Of the layers, which lie in several buckets, another one has large gradients in every window.
+        favoured = layers[(step // 4) % len(layers)].weight
+        handle = favoured.register_hook(lambda grad: 1e4 * grad)
+        loss.backward()
+        handle.remove()
+        training.link.wait()
+        found.append(training.auto["phase"])
+    return found
+
+
+def straggling(rank: int, slower: float) -> dict[str, Any]:
+    """One rank computes for longer for fifty steps, and then no longer."""
+    training, parts = Training(rank), []
+    training.settle(SLOW)
+    compute = training.link.compute
+    for factor in (1.0, slower, 1.0):
+        if rank == 1:
+            training.link.compute = lambda seconds, by=factor: compute(by * seconds)  # type: ignore[method-assign]
+        training.run(50, SLOW)
+        parts.append((training.auto["step"]["seconds"], training.auto["link"]["bits_per_second"], training.choices))
+    return {"parts": parts, "decisions": training.auto["decisions"]}
+
+
+class Reader(nn.Module):
+    """Words, whose embeddings are neither the first matrix nor the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(64, 256)
+        self.words = nn.Embedding(512, 256)
+        self.inner = nn.Linear(256, 256)
+        self.last = nn.Linear(256, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = (x[:, 0].abs() * 100).long() % 512
+        return self.last(torch.relu(self.inner(torch.relu(self.first(x)) + self.words(chosen))))
+
+
+def with_embeddings(rank: int) -> dict[str, float]:
+    """The bits an element of each matrix on a very slow link."""
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(Reader(), bucket_cap_mb=1)
+    state = gradwire.compress_ddp(model, "auto", budget="small")
+    link = slow(state.exchange, SLOW / 20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss_of(model, examples(data)).backward()
+        link.wait()
+        optimizer.step()
+    shape = (256, 256)
+    return {
+        name: 8 * code.traffic(shape) / (256 * 256)
+        for name, (code, _) in state.exchange.assigned.items()
+        if name.endswith("weight")
+    }
+
+
+def not_finite(rank: int) -> dict[str, Any]:
+    """Steps where nothing is to be gained, in which a gradient of one rank is not finite: of each whether its times are
+    noted, and how many were counted before and in it; and what was counted when ranks have told each other."""
+    training = Training(rank, pause=0.03)
+    pilot = training.state.exchange.pilot
+    assert isinstance(pilot, AutoPilot)
+    training.run(60, FAST)
+    timed, counted = [], []
+    for _ in range(2 * LONGEST):
+        loss = loss_of(training.model, examples(training.data))
+        (loss * float("inf") if rank == 1 else loss).backward()
+        training.optimizer.zero_grad()
+        training.link.wait()
+        timed.append(pilot.timed)
+        counted.append(training.state.metrics()["nonfinite_steps"])
+    training.run(LONGEST + 1, FAST)
+    return {"timed": timed, "counted": counted, "later": training.state.metrics()["nonfinite_steps"]}
+
+
 def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:
     """Two hosts of two ranks on a slow link."""
     hosts.own_host = lambda: f"host {rank // 2}".encode().ljust(16)
@@ -512,6 +614,76 @@ def sharded(rank: int, version: str, rate: float) -> dict[str, Any]:
     return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent, "bits": bits}
 
 
+def sharded_on_hosts(rank: int, sharing: int) -> dict[str, Any]:
+    """A model under FSDP2 on two hosts of two ranks and a slow link."""
+    hosts.own_host = lambda: f"host {rank // 2}".encode().ljust(16)
+    torch.set_num_threads(1)
+    model = by_layer(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = gradwire.compress_fsdp(model, "auto")
+    slow(state.exchange, SLOW / 4)
+    channel = state.exchange.channel
+    channel.__class__ = HostChannel
+    channel.sharing = sharing  # type: ignore[attr-defined]
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss_of(model, examples(data)).backward()
+        optimizer.step()
+    return {"auto": state.metrics()["auto"], "local": state.metrics()["local_bytes"]}
+
+
+def scattered_by_hosts(rank: int, bad: bool) -> dict[str, Any]:
+    """One backward pass in which hosts sum plainly before they reduce to the owners; the gradients, and the exact mean.
+
+    With ``bad`` the batch of one rank is not finite.
+    """
+    numbers = [0, 1, 1, 0]  # Neighbours by rank are not on the same host.
+    hosts.own_host = lambda: f"host {numbers[rank]}".encode().ljust(16)
+    torch.set_num_threads(1)
+    whole, batches = network(64), [examples(torch.Generator().manual_seed(each)) for each in range(4)]
+    names = [name for name, _ in whole.named_parameters()]
+    torch.stack([loss_of(whole, each) for each in batches]).mean().backward()
+    model = by_layer(network(64))
+    choice = {"method": "bf16", "strategy": "hierarchical", "params": names}
+    state = gradwire.compress_fsdp(model, decisions=[{"step": 1, "choices": [choice]}])
+    x, y = batches[rank]
+    loss_of(model, (x * float("inf") if bad and rank == 2 else x, y)).backward()
+    found = {name: param.grad.full_tensor() for name, param in model.named_parameters()}
+    return {
+        "found": found,
+        "exact": {name: param.grad for name, param in whole.named_parameters()},
+        "metrics": state.metrics(),
+    }
+
+
+class Ticks:
+    """A clock that is a second later whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def codes_of_parts(rank: int) -> tuple[float, float]:
+    """The seconds of the code of one owner's part, and those that are expected of a reduce-scatter."""
+    exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
+    params = [("weight", (64, 64))]
+    pilot = AutoPilot(exchange, params)
+    pilot.scatter(lambda _: None)
+    exchange.counters.clock = lambda: 0.0
+    step_record.time = Ticks()  # type: ignore[assignment]
+    choice, part = pilot._choices[-1], torch.randn(64 * 64)
+    one = probe(exchange, choice, lambda _: choice.compressor, part, params, 1)
+    expected = pilot._probe(choice, part, params)
+    assert one is not None
+    assert expected is not None
+    return one.seconds, expected.seconds
+
+
 def low_rank(step: int) -> list[dict[str, Any]]:
     """Decisions with a method that a reduce-scatter does not carry."""
     choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
@@ -554,7 +726,6 @@ def drained(rank: int, bad: bool) -> list[Tensor]:
     """What arrives in all steps, where a method that keeps residuals is left for none."""
     from gradwire.auto.choices import DENSE
     from gradwire.comm.allgather import AllGather
-    from gradwire.compressors.casts.none import Identity
     from gradwire.compressors.sparse.topk import TopK
 
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]

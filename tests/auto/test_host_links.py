@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from gradwire.auto.choices import from_config_of
 from gradwire.auto.host_links import HostWire
-from gradwire.auto.traffic import dense_traffic, shared, traffic, traffic_of_hosts
+from gradwire.auto.traffic import dense_traffic, shared, traffic, traffic_of_host_scatter, traffic_of_hosts
 from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.exchange.exchange import Named
@@ -106,3 +107,37 @@ def test_ranks_with_links_of_their_own_are_told_from_those_that_share_one() -> N
     for found in run_ranks(4, jobs.on_hosts, jobs.FAST, 1):
         assert found["auto"]["link"]["shared"] == pytest.approx(1.0, rel=0.1)
         assert "hierarchical" in compressed(found["auto"])
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_sharded_gradients_are_summed_in_the_host_before_they_leave_it(sharing: int) -> None:
+    first, *others = run_ranks(4, jobs.sharded_on_hosts, sharing)
+    auto = first["auto"]
+    assert auto["decisions"]
+    assert all(each["auto"]["decisions"] == auto["decisions"] for each in others)
+    assert auto["link"]["ranks_per_host"] == 2
+    assert auto["link"]["shared"] == pytest.approx(sharing, rel=0.1)
+    assert auto["link"]["bits_per_second"] == pytest.approx(8 * jobs.SLOW / 4, rel=0.1)
+    assert compressed(auto) == {"hierarchical"}
+    assert first["local"] > 0
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_reduce_scatter_of_two_levels_gives_each_owner_its_mean(bad: bool) -> None:
+    for found in run_ranks(4, jobs.scattered_by_hosts, bad):
+        assert found["metrics"]["local_bytes"] > 0
+        assert found["metrics"]["nonfinite_steps"] == bad
+        for name, exact in found["exact"].items():
+            if bad:
+                assert not found["found"][name].isfinite().any()
+            else:
+                torch.testing.assert_close(found["found"][name], exact, rtol=0.02, atol=1e-3)
+
+
+def test_the_round_between_hosts_carries_a_payload_for_each_owner_elsewhere() -> None:
+    sent = traffic_of_host_scatter(4000.0, 250.0, workers=8, size=4)
+    assert [(each.kind, each.nbytes) for each in sent.rounds] == [
+        ("local", 3 * 2 * 4000.0),
+        ("local", 3.0),
+        ("hosts", 4 * 250.0),
+    ]

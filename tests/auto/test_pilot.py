@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from gradwire.auto.pilot import LONGEST, WINDOW
+from gradwire.auto.pilot import LONGEST, PATIENCE, WINDOW, AutoPilot
+from gradwire.compressors.casts.none import Identity
+from gradwire.exchange.exchange import Exchange
 from gradwire.testing.processes import run_ranks
 from tests.auto import jobs
 
@@ -64,6 +67,75 @@ def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums()
         assert all(found["sent"][step] == least for step in late if step not in compared)
         assert all(least < found["sent"][step] < least + 8192 for step in compared)
         assert set(found["choices"]) != {"dense"}
+
+
+def test_a_line_of_the_log_says_what_was_chosen_for_which_bucket_and_why() -> None:
+    said, others = run_ranks(2, jobs.told)
+    assert [text for text in others if text.startswith("auto: step")] == []
+    whole, *buckets = [text for text in said if re.match(r"auto: (step|bucket) ", text)]
+    number = r"[\d.e+-]+"
+    share = rf"error {number} of 0\.15"
+    assert re.fullmatch(
+        rf"auto: step \d+, 160 Mbit/s: {number} ms a step expected, {number} uncompressed; {share}", whole
+    )
+    assert len(buckets) > 1
+    for place, text in enumerate(buckets):
+        choice = r"(dense|\S+ over \w+)"
+        figures = rf"{number} ms exposed instead of {number}; {share}"
+        assert re.fullmatch(rf"auto: bucket {place}, \d+ elements: {choice}: {figures}", text)
+
+
+def test_nothing_is_tried_before_gradients_have_settled() -> None:
+    """After as many uncompressed steps as its patience lasts it is tried all the same."""
+    for phases in run_ranks(2, jobs.unsettled, PATIENCE + 40):
+        assert set(phases[:PATIENCE]) == {"watching"}
+        assert "probing" in phases[PATIENCE:]
+
+
+@pytest.mark.parametrize("slower", [10.0, 200.0])
+def test_a_straggler_is_noticed_within_fifty_steps_and_so_is_its_end(slower: float) -> None:
+    """Behind a backward pass that is long enough uncompressed steps are hidden; later they are not again."""
+    one, other = run_ranks(2, jobs.straggling, slower)
+    assert one["decisions"] == other["decisions"]
+    (usual, rate, choices), (longer, during, kept), (again, after, left) = one["parts"]
+    assert longer > 5 * usual
+    assert again < 1.1 * usual
+    assert during == pytest.approx(rate, rel=0.1)
+    assert after == pytest.approx(rate, rel=0.1)
+    assert "dense" not in {*choices, *left}
+    assert ("dense" in kept) == (slower > 100)
+    assert len(one["decisions"]) <= 4
+
+
+def test_the_first_and_the_last_matrix_and_embeddings_have_eight_bits_where_others_have_few() -> None:
+    bits, other = run_ranks(2, jobs.with_embeddings)
+    assert bits == other
+    assert bits.pop("inner.weight") < 3
+    assert set(bits) == {"first.weight", "words.weight", "last.weight"}
+    assert min(bits.values()) > 7
+
+
+def test_it_is_said_when_nothing_could_be_measured(caplog: pytest.LogCaptureFixture) -> None:
+    """No two steps in a row have the same buckets."""
+    shapes = [("a", (64, 64)), ("b", (64, 64))]
+    exchange = Exchange(Identity())
+    pilot = AutoPilot(exchange, shapes)
+    for step in range(60):
+        exchange.begin_step()
+        exchange.run(torch.randn(8192), shapes if step % 2 else shapes[::-1])
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == len(caplog.records) == 1
+    assert "nothing could be measured in 3 windows" in caplog.records[0].message
+    assert (pilot.phase, pilot.decisions) == ("watching", [])
+
+
+def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained() -> None:
+    """A rank counts its own at once, and others' when ranks tell each other their times."""
+    other, one = run_ranks(2, jobs.not_finite)
+    assert one["counted"] == list(range(1, 2 * LONGEST + 1))
+    assert all(0 <= mine - theirs <= LONGEST + 1 for mine, theirs in zip(one["counted"], other["counted"], strict=True))
+    for found in (one, other):
+        assert set(found["timed"]) == {True, False}
+        assert found["later"] == 2 * LONGEST
 
 
 def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:
@@ -179,6 +251,11 @@ def test_sharded_gradients_are_decided_for_too(version: str) -> None:
     # Layer 1 has no parameters; the first and the last matrix get no code of few bits.
     assert (one["bits"].pop(0), one["bits"].pop(8)) == (8, 8)
     assert max(one["bits"].values()) < 8
+
+
+def test_of_a_reduce_scatter_the_codes_of_all_parts_count() -> None:
+    for one, expected in run_ranks(3, jobs.codes_of_parts):
+        assert expected == 3 * one > 0
 
 
 def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:

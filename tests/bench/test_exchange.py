@@ -68,6 +68,14 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         "thc": (40, 60),
         "topk": (16, 40),
         "oktopk": (16, 40),
+        "dynamic8": (16, 36),
+        "terngrad": (16, 28),
+        "lpc_svrg": (16, 32),
+        "ef21": (24, 68),
+        "randomk": (26, 56),
+        "global_qsgd": (34, 42),
+        "dgc": (34, 104),
+        "compose": (32, 68),
         "powersgd": (230, 90),
     }
     plan = ExchangePlan(model, tuple(tuple(shape) for shape in network_shapes(model)), 4, "meta", seconds=0.01)

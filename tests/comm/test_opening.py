@@ -40,6 +40,8 @@ def _apart(rank: int, what: str) -> str:
             stepped(exchange)
         elif what == "other sizes":
             stepped(exchange, FEWER)
+        elif what == "another order":
+            stepped(exchange, PARAMS[::-1])
         elif what == "no payload":
             exchange.begin_step()
             exchange.average(torch.randn(numel(PARAMS)))
@@ -63,6 +65,7 @@ BYTES = 8 + numel(PARAMS) // 4
     [
         ("other sizes", f"first payload is {BYTES} on rank 0; not there on rank 1; buckets must be the same"),
         ("no payload", f"first payload is {BYTES} on rank 0; not there on rank 1; buckets must be the same"),
+        ("another order", "the first bucket is 'weight and 1 more ("),
         ("a step left out", f"step is {STEADY + 1} on rank 0; {STEADY + 2} on rank 1"),
         ("another channel", "call is step on rank 0; gathered on rank 1"),
         ("another call", "call is step on rank 0; load_state_dict on rank 1"),

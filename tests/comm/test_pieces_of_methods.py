@@ -21,6 +21,10 @@ FORMS = [
     {"name": "signsgd", "ties": "zero"},
     {"name": "signum", "ties": "zero"},
     {"name": "loco", "block": 64},
+    {"name": "qsgd", "block": None},
+    {"name": "qsgd", "bits": 2, "block": None, "scaled": True},
+    {"name": "qsgd", "block": 64, "norm": "l2", "scaled": True},
+    {"name": "compose", "outer": {"name": "randomk", "ratio": 0.1}, "inner": {"name": "blockwise8", "block": 64}},
 ]
 """Others than those that are built without parameters."""
 
@@ -32,7 +36,12 @@ def methods() -> list[Compressor]:
     return [code for code in found if code.takes_pieces and not isinstance(code, MultiRound)]
 
 
-def part_of(code: Compressor, memory: Memory, *, together: bool) -> Part:
+def scale_of(code: Compressor) -> float:
+    """The factor with which a method is encoded: where payloads are summed, that of the mean of a few ranks."""
+    return 0.3 if code.summable else 1.0
+
+
+def part_of(code: Compressor, memory: Memory, *, together: bool, scale: float | None = None) -> Part:
     pieces, lo = [], 0
     grain = memory.form.grain
     rooms = [-(-size // grain) for size in SIZES]
@@ -42,7 +51,7 @@ def part_of(code: Compressor, memory: Memory, *, together: bool) -> Part:
         state = code.init_state((size,), Key())
         pieces.append(Piece(unit, memory, (size,), lo, 0, state, {name: kept[name][number] for name in kept}))
         lo += size
-    part = Part(pieces)
+    part = Part(pieces, scale_of(code) if scale is None else scale)
     if not together:
         part.batches = [Batch([piece], (number,)) for number, piece in enumerate(pieces)]
     return part
@@ -77,13 +86,22 @@ def steps(part: Part, undo: str) -> list[Tensor]:
 def test_pieces_together_have_the_bits_of_pieces_alone(code: Compressor, undo: str) -> None:
     memory = registry.build("memory", default_memory(code))
     together, alone = (part_of(code, memory, together=joined) for joined in (True, False))
-    assert len(together.batches) == (1 if memory.takes_pieces(1.0) else len(SIZES))
+    assert len(together.batches) == (1 if memory.takes_pieces(scale_of(code)) else len(SIZES))
     assert len(alone.batches) == len(SIZES)
     for one, two in zip(steps(together, undo), steps(alone, undo), strict=True):
         assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))
 
 
+@pytest.mark.parametrize("name", ["qsgd", "topk", "demo", "onebit"])
+def test_a_factor_that_a_method_does_not_take_itself_is_taken_tensor_by_tensor(name: str) -> None:
+    code = registry.build("compressors", name)
+    memory = registry.build("memory", "residual" if code.memory is None else code.memory)
+    together, alone = (part_of(code, memory, together=joined, scale=0.5) for joined in (True, False))
+    assert len(together.batches) == len(SIZES)
+    for one, two in zip(steps(together, "branch"), steps(alone, "branch"), strict=True):
+        assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))
+
+
 def test_many_methods_say_so() -> None:
-    assert {"bf16", "blockwise8", "fp8", "loco", "natural", "oktopk", "onebit_sgd", "qsgd", "signsgd", "signum"} <= {
-        code.name for code in methods()
-    }
+    names = "bf16 blockwise8 compose dgc dynamic8 ef21 fp8 loco lpc_svrg natural oktopk onebit_sgd qsgd randomk signsgd"
+    assert {*names.split(), "signum", "terngrad"} <= {code.name for code in methods()}

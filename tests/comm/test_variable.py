@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from gradwire import registry
+from gradwire.bench.operations import OperationCount
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
+from gradwire.group.part import Part, Piece, Unit
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.wire import frame, sent_nbytes, unframe
@@ -39,7 +42,7 @@ def test_only_what_is_used_travels():
     for rank, result in enumerate(results):
         message = 8 + sum(-(-nbytes // 8) * 8 for nbytes in sizes_of(0, rank))
         dense = 2 * (WORLD - 1) * 33 * 4 // WORLD
-        assert result["metrics"]["bytes_sent"] == (WORLD - 1) * (message + 8) + dense
+        assert result["metrics"]["bytes_sent"] == (WORLD - 1) * (message + 4 * len(sizes_of(0, rank))) + dense
 
 
 def test_an_infinity_on_one_rank_takes_the_step_back_everywhere():
@@ -76,3 +79,19 @@ def test_a_payload_that_claims_more_than_its_capacity_is_refused():
 def test_of_a_fixed_size_everything_is_sent():
     code = TopK(ratio=0.5)
     assert sent_nbytes(code, code.layout((10,)), code.compress(gaussian(10))) == code.layout((10,)).nbytes
+
+
+@pytest.mark.parametrize("name", ["adaptive_threshold", "sidco", "sketchml"])
+def test_a_size_that_the_host_knows_is_not_asked_of_the_device(name):
+    """Where there are no elements, a question to the device is an error."""
+    code, shape = registry.build("compressors", name), (60, 100)
+    piece = Piece(Unit((("w", 6000),), shape, 0, code, registry.build("memory", "residual")), None, shape, 0)
+    part, layout = Part([piece]), code.layout(shape)
+    (size,) = part.sizes([int(code.compress(gaussian(6000).view(shape))[:4].view(torch.int32))])
+    (payload,) = part.payloads(torch.empty(part.length([size]), dtype=torch.uint8, device="meta"), [size])
+    assert payload[0].tolist() == [size - layout.offsets[-1]]
+    assert {field.device.type for field in payload[1:]} == {"meta"}
+    with OperationCount("meta") as count:
+        code.add_decoded(payload, torch.empty(shape, device="meta"), 0.5)
+    assert count.operations > 0
+    assert count.synchronisations == 0

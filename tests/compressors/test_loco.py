@@ -25,7 +25,7 @@ from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
 from tests.cases import together
-from tests.ops.harness import Case, check_against_reference, gradient, sweep
+from tests.ops.harness import Case, check_against_reference, gradient, run, sweep
 from tests.ops.triton.checks import check, sizes
 from tests.ops.triton.conftest import installed, interpreter, on  # noqa: F401
 from tests.wire.levels import levels
@@ -170,6 +170,23 @@ def averaging(n: int, block: int, finite: bool) -> Case:
     outputs = {"grad": gradient(n, 1, finite=finite), "error": error.view(-1), **payload(n, block)}
     status = {"status": torch.tensor([2], dtype=torch.int32)}
     return Case(loco_encode_averaged, {}, outputs | status, {"block": block, "weight": 0.2, "share": 0.8})
+
+
+def test_errors_near_the_largest_number_stay_finite(on) -> None:  # noqa: F811
+    """A mean between 127 times the largest scale and the largest number, whose scale must not be rounded up."""
+    largest = torch.finfo(torch.float32).max
+    error = StoredForm(torch.uint8, 16).zeros(33)
+    write(error, torch.tensor([largest, -largest, 0.5 * largest]).repeat(11))
+    grad = torch.tensor([1e32, -1e32, 1e34]).repeat(11)
+    outputs = {"grad": grad, "error": error.view(-1), **payload(33, 16), "status": torch.zeros(1, dtype=torch.int32)}
+    case = Case(loco_encode_averaged, {}, outputs, {"block": 16, "weight": 0.0, "share": 1.0})
+    expected = run(case, loco_encode_averaged.reference)
+    found = read(expected["error"].view(-1, row_bytes(16)), 33)
+    assert expected["status"].item() == 0
+    assert found.isfinite().all()
+    assert float(found.abs().max()) > (1 - 2**-16) * largest
+    check_against_reference(case, 1, 0)
+    check(case, on)
 
 
 CASES = pytest.mark.parametrize(

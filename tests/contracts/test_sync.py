@@ -42,6 +42,7 @@ def test_a_question_to_the_device_is_noticed():
         lambda x: torch.equal(x, x),
         lambda x: bool(x[0]),
         lambda x: x.unique(),
+        lambda x: x.tolist(),
         lambda x: x.long().abs().bincount(),
         lambda x: x.repeat_interleave(x.long().abs()),
         lambda x: torch.tensor([1.0]).to(x),

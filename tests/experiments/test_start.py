@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,20 @@ def test_fine_tuning_begins_where_training_ended(group: None, tmp_path: Path) ->
     for said, begin in zip(losses, (None, start), strict=True):
         train(brief("gpt_tune"), METHOD, 1, watch=lambda _step, loss, said=said: said.append(loss), start=begin)
     assert losses[1][0] < losses[0][0] - 1
+
+
+@pytest.mark.parametrize("name", ["classification", "segmentation", "recommendation", "gpt_tune"])
+def test_seeds_of_runs_with_one_beginning_see_the_examples_in_another_order(group: None, name: str) -> None:
+    def order(seed: int, *, begins: bool) -> list[Tensor]:
+        task = narrowed(registry.find("experiments.tasks", name)())
+        start = dict(task.model().named_parameters()) if begins else None
+        with Loop(task, METHOD, 1, seed, start=start):
+            return [each for pair in itertools.islice(task.shares(0, 0, 1), 2) for each in pair]
+
+    without, *others = [order(5, begins=False), order(0, begins=True), order(1, begins=True), order(1, begins=True)]
+    same, other, again = (all(map(torch.equal, without, each)) for each in others)
+    assert (same, other, again) == (True, False, False)
+    assert all(map(torch.equal, others[1], others[2]))
 
 
 def tensors(saved: object) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ from tests.house.source import ROOT
 from tests.integrations.jobs import answers, batch
 
 SEEDS = range(4)
-EXAMPLES = ("accelerate_fsdp2", "lightning_fsdp2")
+EXAMPLES = ("accelerate_fsdp2", "lightning_fsdp2", "hf_trainer")
 
 
 def everything(rank: int, folder: str) -> dict[str, Any]:

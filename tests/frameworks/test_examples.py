@@ -21,7 +21,7 @@ RUNS: dict[str, tuple[list[str], str]] = {
     "metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)"),
     "jax_optax": ([], r"steps 40 ratio (\d+\.\d)"),
     "keras_fit": ([], r"steps 40 ratio (\d+\.\d)"),
-    "hf_trainer": ([], r"steps 20 ratio (\d+\.\d)"),
+    "hf_trainer": ([], r"steps 20 loss \d\.\d+ ratio (\d+\.\d)"),
     "lightning_ddp": ([], r"steps 40 ratio (\d+\.\d)"),
     "lightning_fsdp2": ([], r"loss 0\.\d+ ratio (\d+\.\d)"),
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from gradwire.testing.processes import run_ranks
+from gradwire.testing.processes import RankFailedError, run_ranks
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
 
@@ -49,6 +51,66 @@ def test_what_the_manager_sends_between_replicas_is_compressed_and_replicas_may_
     # Alone it has exact gradients, and nothing to send.
     assert last["errors"][-1] < 1e-6
     assert last["metrics"][-1]["bytes_sent"] == last["metrics"][-2]["bytes_sent"]
+
+
+@pytest.mark.parametrize(
+    ("method", "replicas", "size", "asynchronous", "error", "least"),
+    [
+        ("bf16-fp32sum", 3, 1, False, 0.01, 1.9),
+        ("blockwise8", 3, 1, True, 0.03, 3.7),
+        ("blockwise8", 2, 2, True, 0.03, 3.4),
+    ],
+)
+def test_a_replica_that_is_killed_and_comes_back_has_the_weights_of_the_others(
+    method: str, replicas: int, size: int, asynchronous: bool, error: float, least: float, tmp_path: Path
+) -> None:
+    """Each replica is a job of its own: of one rank under torchft's DDP, or of two that shard the model by FSDP2."""
+    from torchft.coordination import LighthouseServer
+
+    from tests.frameworks.torchft_rejoin_jobs import BACK, DIES, TOGETHER, exact, live
+
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=30_000)
+    for notes in ("there", "ready", "back"):
+        (tmp_path / notes).mkdir()
+    place, last = (lighthouse.address(), str(tmp_path)), replicas - 1
+    with ThreadPoolExecutor(replicas) as pool:
+        jobs = [
+            pool.submit(run_ranks, size, live, *place, number, replicas, False, method, asynchronous)
+            for number in range(replicas)
+        ]
+        with pytest.raises(RankFailedError) as killed:
+            jobs[last].result()
+        assert killed.value.errors == dict.fromkeys(range(size), "died without a word")
+        jobs[last] = pool.submit(run_ranks, size, live, *place, last, replicas, True, method, asynchronous)
+        results = [job.result() for job in jobs]
+    lighthouse.shutdown()
+
+    alone = results[0][0]["participants"].count(replicas - 1)
+    assert alone >= BACK - DIES + asynchronous
+    ends = DIES + alone + TOGETHER
+    for number, job in enumerate(results):
+        for told in job:
+            # The step in whose middle it is killed counts for nobody, and is made once more without it.
+            before = (
+                [replicas] * (DIES + 1) + [replicas - 1] * alone if number != last else [replicas - 1] * asynchronous
+            )
+            assert told["participants"] == before + [replicas] * TOGETHER
+            assert told["committed"] == [step != DIES or number == last for step in range(len(told["participants"]))]
+            assert told["metrics"]["ratio"] > least
+    for rank, first in enumerate(results[0]):
+        for job in results[1:]:
+            steps = sorted(job[rank]["weights"])
+            assert steps[-1] == ends
+            for step in steps:
+                pairs = zip(job[rank]["weights"][step], first["weights"][step], strict=True)
+                assert all(torch.equal(*pair) for pair in pairs), step
+
+    everyone, others = list(range(replicas * size)), list(range(last * size))
+    wanted = exact([everyone] * DIES + [others] * alone + [everyone] * TOGETHER)
+    start = exact([])
+    found = [torch.cat(parts) for parts in zip(*(told["weights"][ends] for told in results[0]), strict=True)]
+    for mine, theirs, old in zip(found, wanted, start, strict=True):
+        assert 0 < float((mine - theirs).norm()) < error * float((theirs - old).norm())
 
 
 SAID = {

@@ -42,6 +42,35 @@ def replica_group(rank: int) -> CompressingGroup:
     return gradwire.wrap_group(groups[rank // 2], "bf16-fp32sum", min_numel=1024)
 
 
+def manager_at(lighthouse: str, port: int, group: Any, replica: int, rank: int, size: int, **options: Any) -> Manager:
+    """The manager of a rank.
+
+    Args:
+        lighthouse: address of the lighthouse at which the replicas meet.
+        port: of the store of this rank's replica.
+        group: of torchft's, for the manager.
+        replica: number of the replica.
+        rank: number of this rank in it.
+        size: ranks of a replica.
+        options: further arguments of the manager.
+    """
+    told: dict[str, Any] = {"load_state_dict": None, "state_dict": None, "use_async_quorum": False, **options}
+    return Manager(
+        pg=group,
+        min_replica_size=1,
+        timeout=PATIENCE,
+        rank=rank,
+        world_size=size,
+        store_addr="127.0.0.1",
+        store_port=port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"replica{replica}",
+        hostname="127.0.0.1",
+        init_sync=False,
+        **told,
+    )
+
+
 def manager_of(rank: int, group: Any, size: int) -> tuple[Manager, LighthouseServer | None, dist.TCPStore]:
     """The manager of this rank, on the first rank the lighthouse at which the replicas meet, and a store of all ranks.
 
@@ -55,27 +84,12 @@ def manager_of(rank: int, group: Any, size: int) -> tuple[Manager, LighthouseSer
     known: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(known, (lighthouse and lighthouse.address(), own and own.port))
     first = rank - rank % size
-    manager = Manager(
-        pg=group,
-        load_state_dict=None,
-        state_dict=None,
-        min_replica_size=1,
-        use_async_quorum=False,
-        timeout=PATIENCE,
-        rank=rank % size,
-        world_size=size,
-        store_addr="127.0.0.1",
-        store_port=known[first][1],
-        lighthouse_addr=known[0][0],
-        replica_id=f"replica{rank // size}",
-        hostname="127.0.0.1",
-        init_sync=False,
-    )
+    manager = manager_at(known[0][0], known[first][1], group, rank // size, rank % size, size)
     manager.kept = own  # type: ignore[attr-defined]
     return manager, lighthouse, own if rank == 0 else dist.TCPStore("127.0.0.1", known[0][1], is_master=False)
 
 
-def sharded(group: CompressingGroup, manager: Manager) -> nn.Module:
+def sharded(group: Any, manager: Manager) -> nn.Module:
     """A model in shards over a replica, whose gradients a manager averages between the replicas."""
     model, mesh = model_of(), DeviceMesh.from_group(group, "cpu")
     for part in (model[0], model[2], model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -93,6 +94,25 @@ def apart(rank: int, way: str, kind: str, timeout: float = TIMEOUT) -> tuple[str
             training.optimizer.zero_grad()
         except Exception as error:
             return outcome(error)
+    return "nothing", "was raised"
+
+
+def swapped(rank: int, compressor: str, several: bool) -> tuple[str, str]:
+    """DDP of the odd rank takes two layers of one size for each other, which lie in one bucket or in several."""
+    torch.manual_seed(0)
+    layers = [("first", nn.Linear(512, 512, bias=False)), ("second", nn.Linear(512, 512, bias=False))]
+    module = nn.Sequential(OrderedDict(layers))
+    if rank == ODD:
+        module._modules = dict(reversed(layers))
+    # Buckets are those of the first step, of one size, where DDP looks for unused parameters.
+    model = DistributedDataParallel(module, bucket_cap_mb=1, find_unused_parameters=several)
+    module._modules = dict(layers)
+    compress_ddp(model, compressor)
+    try:
+        for _ in range(2):
+            model(torch.ones(2, 512)).sum().backward()
+    except Exception as error:
+        return outcome(error)
     return "nothing", "was raised"
 
 

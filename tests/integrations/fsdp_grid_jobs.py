@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradwire
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
@@ -29,6 +30,8 @@ LAYOUTS = ("flat", "replicate=", "native", "data x tensor")
 FACTORS = (None, 1.0, 3.0)
 DTYPES = ("float32", "bfloat16")
 SETTINGS = tuple(product(LAYOUTS, FACTORS, DTYPES))
+CONTEXT = "data x context"
+"""Ranks of context parallelism hold the same rows as those of data parallelism: FSDP shards over both as over one."""
 WIDTH = 48
 CODE = {"compressor": "blockwise8"}
 
@@ -58,6 +61,15 @@ def place(layout: str) -> tuple[DeviceMesh, DeviceMesh | None, DeviceMesh | None
     if layout == "data x tensor":
         mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
         return mesh["dp"], None, mesh["tp"]
+    if layout == CONTEXT:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp_shard", "cp"))
+        return mesh["dp_shard", "cp"]._flatten("dp_shard_cp"), None, None
+    if layout in ("native x context", "replicate x context"):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp_replicate", "dp_shard", "cp"))
+        mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+        if layout == "native x context":
+            return mesh["dp_replicate", "dp_shard_cp"], None, None
+        return mesh["dp_shard_cp"], mesh["dp_replicate"], None
     if layout in ("replicate x shard x tensor", "native x tensor"):
         mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
         if layout == "native x tensor":
@@ -73,7 +85,11 @@ def build(layout: str, constant: bool = False, plain: bool = False, **options: A
     Args:
         plain: hybrid sharding is FSDP's own.
     """
-    native = {"replicate=": "native", "replicate x shard x tensor": "native x tensor"}
+    native = {
+        "replicate=": "native",
+        "replicate x shard x tensor": "native x tensor",
+        "replicate x context": "native x context",
+    }
     mesh, outer, tensor = place(native.get(layout, layout) if plain else layout)
     model: nn.Module = Blocks(constant)
     if tensor is not None:
@@ -81,7 +97,11 @@ def build(layout: str, constant: bool = False, plain: bool = False, **options: A
     for name in ("up", "down"):
         layer = getattr(model, name)
         setattr(model, name, fully_shard(layer, mesh=mesh, **options))
-    return fully_shard(model, mesh=mesh, **options), outer
+    model = fully_shard(model, mesh=mesh, **options)
+    if tensor is not None:
+        # FSDP cuts the rows of a part whose rows tensor parallelism has cut before.
+        assert any(isinstance(each, _StridedShard) for each in cast(Any, model).up.weight.placements)
+    return model, outer
 
 
 def data_rank(layout: str) -> int:
@@ -182,7 +202,7 @@ def mixture(rank: int, folder: str) -> dict[Any, Any]:
     return told
 
 
-def matrix(rank: int, layouts: tuple[str, ...] = LAYOUTS) -> dict[Any, Any]:
+def matrix(rank: int, layouts: tuple[str, ...] = (*LAYOUTS, CONTEXT)) -> dict[Any, Any]:
     gc.freeze()  # Each set-up looks through all objects.
     return {
         (layout, factor, dtype): {
@@ -195,9 +215,12 @@ def matrix(rank: int, layouts: tuple[str, ...] = LAYOUTS) -> dict[Any, Any]:
     }
 
 
+CUBES = ("replicate x shard x tensor", "native x tensor", "replicate x context", "native x context")
+
+
 def cube(rank: int) -> dict[Any, Any]:
     """Eight ranks in three dimensions."""
-    return matrix(rank, ("replicate x shard x tensor", "native x tensor"))
+    return matrix(rank, CUBES)
 
 
 def train(model: nn.Module, layout: str, steps: range, **how: bool) -> list[Tensor]:
@@ -231,11 +254,17 @@ def fill(model: nn.Module) -> None:
 
 
 def ways(layout: str, way: str, method: str | None) -> list[Tensor]:
+    """Train in one of the ways.
+
+    Args:
+        method: for gradients; or "weights", which compresses these alone.
+    """
+    weights = {"compressor": "none", "weights": "bf16"} if method == "weights" else {"compressor": method}
     inside = {"inside": True} if way == "inside" else {}
     if way == "meta":
         model = meta(layout)
         if method is not None:
-            compress_fsdp(model, method, min_numel=0)
+            compress_fsdp(model, min_numel=0, **weights)
         fill(model)
         return train(model, layout, range(2))
     options: dict[str, Any] = {"reshard_after_forward": False} if way == "kept" else {}
@@ -248,7 +277,7 @@ def ways(layout: str, way: str, method: str | None) -> list[Tensor]:
         for layer in (model.up, model.down):
             layer.compile(backend="aot_eager")
     if method is not None:
-        compress_fsdp(model, method, min_numel=0, replicate=outer)
+        compress_fsdp(model, min_numel=0, replicate=outer, **weights)
     return train(model, layout, range(2), **inside)
 
 
@@ -264,7 +293,7 @@ def trained(rank: int, folder: str) -> dict[Any, Any]:
     """Each way by FSDP alone and by ours, which compresses nothing, and something."""
     gc.freeze()
     told: dict[Any, Any] = {
-        (layout, way): {str(method): ways(layout, way, method) for method in (None, "none", "fp16")}
+        (layout, way): {str(method): ways(layout, way, method) for method in (None, "none", "fp16", "weights")}
         for layout, way in CASES
     }
     told["closed"] = closed()

@@ -111,6 +111,7 @@ def fsdp2(rank: int) -> dict[str, tuple[str, bool]]:
         "ddp": outcome(DistributedDataParallel(model_of()), compress_fsdp),
         "fsdp1": outcome(FullyShardedDataParallel(model_of(), device_id=torch.device("cpu")), compress_fsdp),
         "two meshes": outcome(two_meshes(mesh["shard"], every), lambda m: compress_fsdp(m, replicate=False)),
+        "two meshes with replicas": outcome(two_meshes(mesh, mesh["shard"]), lambda m: compress_fsdp(m, "qsgd")),
         "others' optimizer": outcome(model(), lambda m: compress_fsdp(m, lr_correction=others_optimizer, **right)),
         "one rank": outcome(model(), lambda m: compress_fsdp(m, "topk", scaler=1 if rank == 3 else None, **right)),
         "one shard": outcome(model(), lambda m: compress_fsdp(m, "topk", ratio=0.1 if rank % 2 else 0.2, **right)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -115,6 +115,17 @@ def reduced(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
     return train(model, rank)
 
 
+def several(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
+    """Each module is reduced in a dtype of its own."""
+    model = model_of()
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    for layer, dtype in zip(layers, (torch.bfloat16, torch.float32, torch.float16), strict=False):
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    compressed(model, method)
+    return train(model, rank)
+
+
 def divided(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
     """FSDP is told to sum, and divides by itself."""
     model = sharded(mesh)
@@ -203,6 +214,7 @@ WAYS: dict[str, Way] = {
         clipped,
         offloaded,
         reduced,
+        several,
         divided,
         small,
         tied,
@@ -311,9 +323,12 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
         empty = model_of()
     replicas = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("replicate", "shard"))
     fully_shard(empty, mesh=replicas["shard"])
+    taken = sharded(mesh)
+    compress_fsdp(taken, "none", weights="bf16")
     return answers(
         {
             "inner": lambda: compress_fsdp(outer[0], "qsgd"),
+            "symmetric": lambda: cast(Any, taken[0]).set_symm_mem_for_comm(),
             "meta": lambda: compress_fsdp(empty, "qsgd", replicate=replicas["replicate"]),
         }
     )

@@ -72,6 +72,7 @@ def weights(rank: int) -> dict[Any, Any]:
     told["flat", "exclude"] = one("flat", "blockwise8", exclude=["up.*"])
     told["flat", "bfloat16"] = one("flat", "blockwise8", torch.bfloat16)
     told["flat", "both"] = both()
+    told["flat", "auto"] = unnamed()
     model, _ = build("flat")
     told["refused"] = answers(
         {
@@ -81,6 +82,15 @@ def weights(rank: int) -> dict[Any, Any]:
         }
     )
     return told
+
+
+def unnamed() -> dict[str, Any]:
+    """Weights alone are named; what becomes of the gradients is decided by itself."""
+    model, _ = build("flat")
+    state = gradwire.compress_fsdp(model, weights="blockwise8", min_numel=64)
+    start = float(loss_of(masters(model), 0))
+    trained = train(model, "flat", range(6))
+    return {"start": start, "end": float(loss_of(trained, 0)), "trained": trained, **state.metrics()}
 
 
 def both() -> dict[str, Any]:

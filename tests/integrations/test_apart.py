@@ -19,6 +19,7 @@ from tests.integrations.apart_jobs import (
     scaled,
     skipping,
     steady,
+    swapped,
     unfrozen,
 )
 
@@ -65,6 +66,18 @@ def test_a_schedule_that_differs_late_is_named_on_all(way: str) -> None:
     told = heard(run_ranks(3, apart, way, "schedule", end=True))
     named = "bits is 4 on ranks 0, 2; 2" if way in ("fsdp", "replicated") else "ratio is 0.01 on ranks 0, 2; 0.05"
     assert told == f"ranks came apart: compressor.{named} on rank 1; a schedule must give the same values on all ranks"
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("compressor", ["none", "topk", "auto"])
+def test_buckets_of_one_size_that_hold_other_gradients_on_a_rank_are_not_added_up(
+    compressor: str, several: bool
+) -> None:
+    told = heard(run_ranks(2, swapped, compressor, several, end=True))
+    first, other, more = ("second", "first", 0) if several else ("first", "second", 1)
+    assert told.startswith(f"ranks came apart: the first bucket is '{first}.weight and {more} more (")
+    assert f"on rank 0; '{other}.weight and {more} more (" in told
+    assert told.endswith("or gradients of different parameters are added up")
 
 
 def test_after_coming_apart_nobody_goes_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +11,19 @@ import torch
 from torch import Tensor
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_grid_jobs import CASES, FACTORS, SETTINGS, cube, load_parts, matrix, mixture, trained
+from tests.integrations.fsdp_grid_jobs import (
+    CASES,
+    CONTEXT,
+    CUBES,
+    DTYPES,
+    FACTORS,
+    SETTINGS,
+    cube,
+    load_parts,
+    matrix,
+    mixture,
+    trained,
+)
 from tests.once import once
 
 ROUNDING = {"float32": 1e-6, "bfloat16": 2.0**-7}
@@ -41,7 +54,13 @@ def test_a_setting_ends_in_the_gradients_of_fsdp_alone(layout: str, factor: floa
         check(result[layout, factor, dtype], dtype)
 
 
-@pytest.mark.parametrize("layout", ["replicate x shard x tensor", "native x tensor"])
+def test_a_mesh_that_is_flattened_out_of_two_dimensions() -> None:
+    for result in told("matrix"):
+        for factor, dtype in product(FACTORS, DTYPES):
+            check(result[CONTEXT, factor, dtype], dtype)
+
+
+@pytest.mark.parametrize("layout", CUBES)
 def test_three_dimensions(layout: str) -> None:
     for result in told("cube"):
         for (name, _, dtype), case in result.items():
@@ -61,6 +80,8 @@ def test_a_way_to_train_ends_where_fsdp_alone_ends(run: Any, layout: str, way: s
         case = result[layout, way]
         assert distance(case["none"], case["None"]) < 1e-5
         assert distance(case["fp16"], case["None"]) < 1e-2
+        # Weights in bfloat16 are off by 0.2 %, of which six small steps make little.
+        assert 1e-6 < distance(case["weights"], case["None"]) < 1e-3
         assert all(torch.equal(*pair) for pair in zip(case["fp16"], run[0][0][layout, way]["fp16"], strict=True))
 
 

@@ -41,6 +41,8 @@ FSDP2 = {
     "ddp": r"ConfigError: model must be .* got DistributedDataParallel; .*use gradwire\.compress_ddp",
     "fsdp1": r"ConfigError: model must be .* got FullyShardedDataParallel; .*use gradwire\.compress_fsdp1",
     "two meshes": r"(Config|Group)Error: .*mesh of .* must be that of all parameters, ranks \[",
+    "two meshes with replicas": r"(Config|Group)Error: .*mesh of the model must be one for all modules with replicas; "
+    r"gradwire\.wrap_group compresses",
     "others' optimizer": "ConfigError: lr_correction must be the optimizer of this model's parameters",
     "one rank": r"GroupError: rank 1 was configured wrongly: .*scaler must be a torch\.amp\.GradScaler or None, got 1",
     "one shard": r"GroupError: ranks were configured differently: .*ratio is 0\.2 on rank 0; 0\.1 on rank 1",

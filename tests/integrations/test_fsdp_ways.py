@@ -54,6 +54,7 @@ def test_an_overflow_in_one_micro_batch_of_one_rank() -> None:
 
 REFUSED = {
     "inner": r"model must be the module that was given to fully_shard, .* got .one whose weight, bias it does not",
+    "symmetric": r"cannot call set_symm_mem\(\) when all gather comm is custom: WeightGather",
     "meta": r"device of 0\.weight must be one with memory before replicas are made equal",
 }
 

@@ -81,6 +81,16 @@ def test_gradients_and_weights_and_shards_of_another_size() -> None:
         )
 
 
+def test_weights_alone_may_be_named() -> None:
+    for result in told():
+        case = result["flat", "auto"]
+        assert case["end"] < 0.9 * case["start"]
+        assert case["auto"]["phase"]
+        assert case["weights"]["ratio"] > 3.5
+        pairs = zip(case["trained"], told()[0]["flat", "auto"]["trained"], strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
 REFUSED = {
     "random": "weights must be a method whose error is small and that is not random, such as .* got 'qsgd'",
     "memory": "weights must be a method whose error is small and that is not random, such as .* got 'topk'",

@@ -12,12 +12,13 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import GroupError
 from gradwire.integrations.process_group import CompressingGroup
+from tests.integrations.fsdp_factor_jobs import divide
 from tests.integrations.fsdp_grid_jobs import Blocks, backward, gradients
 from tests.integrations.jobs import answers, batch, model_of
 
@@ -29,6 +30,8 @@ N = 12 * 2048
 """Every part of it is of whole blocks."""
 CASES = tuple(product(KINDS, CODES, OPS, DTYPES))
 FACTOR = 0.3
+DIVIDED = tuple(product((1.0, 3.0), DTYPES))
+"""Factors by which FSDP is told to divide, and dtypes in which it reduces."""
 
 
 def operation(op: str) -> Any:
@@ -208,11 +211,21 @@ def ddp(rank: int, group: Any, seconds: int = 3) -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def sharded(mesh: DeviceMesh, way: Any = fully_shard) -> list[Tensor]:
-    model = Blocks()
+def sharded(mesh: DeviceMesh, way: Any = fully_shard, factor: float | None = None, **options: Any) -> list[Tensor]:
+    """Compute the gradients of a model that is sharded, or replicated, over this mesh.
+
+    Args:
+        mesh: of plain groups, or of those that compress.
+        way: ``fully_shard`` or ``replicate``.
+        factor: by which FSDP divides; None: by the number of ranks.
+        options: of ``way``, and ``summed``, without which Gloo's own group cannot divide by a factor.
+    """
+    model, summed = Blocks(), options.pop("summed", False)
     for layer in (model.up, model.down):
-        way(layer, mesh=mesh)
-    way(model, mesh=mesh)
+        way(layer, mesh=mesh, **options)
+    way(model, mesh=mesh, **options)
+    if factor is not None:
+        divide(model, factor, summed)
     backward(model, "flat")
     found = [param.grad for param in model.parameters()]
     return (
@@ -255,11 +268,29 @@ def models(rank: int) -> dict[str, Any]:
                 for new, old in zip(after, before, strict=True)
             ],
         }
+    for name, place, wrapped, used in (("flat", line, None, [whole]), ("native", both, mesh, [inside, between])):
+        reference = init_device_mesh("cpu", (4,)) if wrapped is None else wrapped
+        for factor, dtype in DIVIDED:
+            options = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=getattr(torch, dtype))}
+            count = [group.metrics()["collectives"] for group in used]
+            found = sharded(place, factor=factor, **options)
+            told[name, factor, dtype] = {
+                "distance": distance(found, sharded(reference, factor=factor, summed=True, **options)),
+                "compressed": [group.metrics()["collectives"] - old for group, old in zip(used, count, strict=True)],
+            }
     group = wrap(None, default=True)
     tensor = torch.full((4000,), 1 + 2.0**-12)
     dist.all_reduce(tensor)
     found = sharded(init_device_mesh("cpu", (4,)))
+    before = group.metrics()["collectives"]
+    trained = ddp(rank, None)
+    after = group.metrics()["collectives"]
     told["default"] = {
+        "ddp": distance(trained, plain["ddp"]),
+        "ddp's": after - before,
+        # Of a mesh of two dimensions torch makes groups of its own, which do not compress.
+        "native": distance(sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))), plain["native"]),
+        "untouched": group.metrics()["collectives"] == after,
         "rounded": set(tensor.tolist()) == {4.0},
         "distance": distance(found, plain["flat"]),
         "collectives": group.metrics()["collectives"],

@@ -15,11 +15,14 @@ from statistics import median
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
 from gradwire.integrations.ddp import compress_ddp
+from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.netlab.names import INTERFACE
 from gradwire.netlab.system import own_counters
 
@@ -55,6 +58,46 @@ def sent_by_host(strategy: str) -> float:
     return (own_counters()[INTERFACE][1] - before) / STEPS / compressor.layout((NUMEL,)).nbytes
 
 
+def sent_by_replicas(shards: int, method: str | None, **options: object) -> float:
+    """Bytes that left this host for each step of FSDP2 with replicas, over the 8-bit payload of the whole gradient.
+
+    Args:
+        shards: ranks of a shard group; ``LOCAL``: the ranks of a host shard the model, and hosts are replicas.
+        method: for the mean between the replicas; None: FSDP alone.
+        options: of ``compress_fsdp``.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    state = compress_fsdp(model, method, **options) if method is not None else None
+    before = 0
+    for step in range(1 + STEPS):
+        if step == 1:
+            dist.barrier()
+            before = own_counters()[INTERFACE][1]
+            dist.barrier()
+        model(torch.randn(8, 512)).square().mean().backward()
+    dist.barrier()
+    sent = own_counters()[INTERFACE][1] - before
+    if state is not None:
+        state.close()
+    code = build_compressor("blockwise8", {})
+    return sent / STEPS / sum(code.layout((param.numel(),)).nbytes for param in model.parameters())
+
+
+def hybrid() -> dict[str, float]:
+    """What leaves a host where its ranks shard the model, and where each rank is a replica."""
+    return {
+        "FSDP alone": sent_by_replicas(LOCAL, None),
+        "hosts are replicas": sent_by_replicas(LOCAL, "blockwise8"),
+        "ranks are replicas": sent_by_replicas(1, "blockwise8", strategy="allgather"),
+        "hierarchical": sent_by_replicas(1, "blockwise8", strategy="hierarchical"),
+    }
+
+
 def decided() -> dict[str, object]:
     """What auto makes of a model whose gradients are mostly noise, and the bytes that left this host in a step before
     it decided and afterwards.
@@ -84,7 +127,9 @@ def main() -> None:
         sys.exit(start())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    told = decided() if sys.argv[1] == "auto" else {strategy: sent_by_host(strategy) for strategy in sys.argv[1:]}
+    jobs = {"auto": decided, "hybrid": hybrid}
+    job = jobs.get(sys.argv[1], lambda: {strategy: sent_by_host(strategy) for strategy in sys.argv[1:]})
+    told = job()
     if os.environ["LOCAL_RANK"] == "0":
         print(json.dumps(told))
     dist.destroy_process_group()

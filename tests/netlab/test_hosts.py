@@ -21,6 +21,19 @@ def test_the_link_of_a_host_carries_one_payload(possible: None) -> None:
         assert told["allgather"] == pytest.approx(4.0, abs=0.4)
 
 
+def test_the_link_of_a_host_carries_one_payload_of_hybrid_sharding(possible: None) -> None:
+    """The rows of a model stay on a host, and each of its ranks sends its own shard; or each rank is a replica."""
+    command = [sys.executable, "-m", "tests.netlab.host_ranks", "start", "hybrid"]
+    with Netlab(2, "1gbit") as lab:
+        hosts = [json.loads(done.stdout) for done in lab.run(command, timeout=500.0)]
+    for told in hosts:
+        assert told["hosts are replicas"] == pytest.approx(1.0, abs=0.15)
+        assert told["hierarchical"] == pytest.approx(1.0, abs=0.15)
+        assert told["ranks are replicas"] == pytest.approx(4.0, abs=0.4)
+        # Two ranks that average 4 bytes an element send each element once.
+        assert told["FSDP alone"] == pytest.approx(4.0, abs=0.4)
+
+
 @pytest.mark.timeout(600)
 def test_auto_finds_the_hosts_and_lets_each_send_one_mean(possible: None) -> None:
     """A link so slow that nothing but its bytes counts: two levels send a half of what the other ways do."""

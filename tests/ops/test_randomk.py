@@ -17,8 +17,13 @@ def test_encode(n, run):
         size = draws(n, ratio, run) * run
         outputs = {"values": ((size,), torch.float32), "header": ((5,), torch.float32)}
         for scaled in (True, False):
-            arguments = {"seed": 2**32 - 7 * run, "run": run, "scaled": scaled, "scale": 0.3}
-            case = Case(randomk_encode, {"x": gradient(n, 1, finite=False)}, outputs, arguments)
+            arguments = {"run": run, "scaled": scaled, "scale": 0.3}
+            case = Case(
+                randomk_encode,
+                {"x": gradient(n, 1, finite=False), "seed": torch.tensor([2**32 - 7 * run])},
+                outputs,
+                arguments,
+            )
             check_against_reference(case, 1, 1)
 
 

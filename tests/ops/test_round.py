@@ -12,7 +12,9 @@ from gradwire.compressors.levels.ops import (
     qsgd_encode_feedback,
     round_encode,
     round_keep,
+    sum_words,
     sums_add_decoded,
+    sums_encode,
 )
 from gradwire.compressors.transforms.ops import block_norms
 from gradwire.errors import ConfigError
@@ -174,13 +176,12 @@ def test_no_levels_are_no_grid():
 
 @sweep
 def test_sums_of_levels(n, threads, offset):
-    some = min(n, 1)
     for levels, world in ((7, 3), (127, 1), (7, 19), (1, 0), (3, -1)):
-        inputs = {
-            "norm": torch.full((some,), 2.5),
-            "sums": random_bytes((n,), 5),
-            "ranks": torch.full((some,), world, dtype=torch.int32),
-        }
-        arguments = {"levels": levels, "scale": -1 / 3}
-        case = Case(sums_add_decoded, inputs, {"out": gradient(n, 6)}, arguments)
+        written = {"codes": ((sum_words(n),), torch.int32)}
+        case = Case(sums_encode, {"own": random_bytes((n,), 5)}, written, {"levels": levels})
+        check_against_reference(case, threads, offset)
+        words = random_bytes((4 * sum_words(n),), 5).view(torch.int32)
+        words[-1:] = world
+        inputs = {"norm": torch.full((min(n, 1),), 2.5), "codes": words}
+        case = Case(sums_add_decoded, inputs, {"out": gradient(n, 6)}, {"levels": levels, "scale": -1 / 3})
         check_against_reference(case, threads, offset)

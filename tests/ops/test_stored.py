@@ -86,13 +86,19 @@ def test_a_block_with_what_is_not_finite_is_read_as_nan_and_no_other(bad: float)
     assert found[32:].eq(127).all()
 
 
-def test_what_is_too_small_for_a_scale_is_zero_and_what_is_large_is_not_lost() -> None:
-    largest = torch.finfo(torch.float32).max
-    x = torch.tensor([LEAST / 2, LEAST, largest]).repeat_interleave(16)
-    found = read(stored(StoredForm(torch.uint8, 16), x), 48)
+@together
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_what_is_too_small_for_a_scale_is_zero_and_what_is_large_is_not_lost(dtype: torch.dtype) -> None:
+    largest, form = torch.finfo(torch.float32).max, StoredForm(dtype, 16)
+    x = torch.tensor([LEAST / 2, LEAST, largest, -largest]).repeat_interleave(16)
+    tensor = stored(form, x)
+    found = read(tensor, 64)
     assert found[:16].eq(0).all()
-    assert found[16] == pytest.approx(LEAST, rel=2**-15)
-    assert found[32] == pytest.approx(largest, rel=2**-15) or found[32].isinf()
+    assert float(found[16]) == pytest.approx(LEAST, rel=2**-15)
+    # A scale that is rounded up would make its largest code infinite.
+    assert found[32:].isfinite().all()
+    assert found[32:].tolist() == pytest.approx(x[32:].tolist(), rel=2**-15)
+    assert torch.equal(stored(form, found), tensor)
 
 
 @together

@@ -224,10 +224,29 @@ def test_runs_that_are_distributed_otherwise_have_a_mean_of_their_own(other):
 
 def test_runs_with_smaller_weights_are_no_baseline():
     smaller = seeds("none", 0.1, 0.2, parallel="fsdp2", weights="blockwise8")
-    panel, entries = only([*smaller, *seeds("none", 0.8, 0.81, parallel="fsdp2"), record("topk", 0.8)])
+    sharded = [*seeds("none", 0.8, 0.81, parallel="fsdp2"), record("topk", 0.8, parallel="fsdp2")]
+    panel, entries = only([*smaller, *sharded])
     assert panel.baselines == (entries["none #2"],)
     assert panel.compared_with(entries["topk"]) is entries["none #2"]
     assert panel.verdict(entries["none"]) == "worse"
+
+
+def test_a_method_is_compared_with_runs_that_are_distributed_in_the_same_way():
+    fast = {"lr": 0.5}
+    runs = [*seeds("none", 0.9, 0.91), *seeds("none", 0.5, 0.51, parallel="fsdp2")]
+    runs += [*seeds("topk", 0.9, 0.91), *seeds("qsgd", 0.5, 0.51, parallel="fsdp2", recipe=fast)]
+    panel, entries = only(runs)
+    assert panel.baselines == (entries["none"], entries["none #2"])
+    assert panel.compared_with(entries["topk"]) is entries["none"]
+    # The recipe may be the task's own, the way to distribute the model may not be another.
+    assert panel.compared_with(entries["qsgd"]) is entries["none #2"]
+    assert [panel.verdict(entries[name]) for name in ("topk", "qsgd")] == ["within noise", "within noise"]
+
+
+def test_runs_under_ddp_are_no_baseline_of_sharded_ones():
+    panel, entries = only([*seeds("none", 0.9, 0.91), *seeds("topk", 0.5, 0.51, parallel="fsdp2")])
+    assert panel.compared_with(entries["topk"]) is None
+    assert panel.verdict(entries["topk"]) == "nothing to compare with"
 
 
 def test_a_figure_that_a_seed_lacks_has_no_mean():

@@ -45,11 +45,19 @@ from gradwire.auto.choices import (
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
-from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic, traffic_of_hosts
+from gradwire.auto.traffic import (
+    PredictedTraffic,
+    dense_traffic,
+    shared,
+    traffic,
+    traffic_of_host_scatter,
+    traffic_of_hosts,
+)
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
@@ -95,6 +103,9 @@ PATIENCE = 96
 
 PINGS = 3
 
+BLIND = 3
+"""Windows in a row in which nothing could be measured, after which that is said."""
+
 NAMES = tuple[str, ...]
 
 
@@ -132,6 +143,8 @@ class AutoPilot:
         self._links: HostWire | None = None
         """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
         self._asked = False
+        self._advised = False
+        self._blind = 0
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
@@ -155,6 +168,8 @@ class AutoPilot:
         self._contention = 0.0
         self._held: float | None = None
         self._refused: float | None = None
+        self._slow: float | None = None
+        """The seconds of steps that were given up, because uncompressed ones were expected to be faster."""
         self._patience = 1
         self._current: dict[NAMES, Choice] = {}
         self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
@@ -167,6 +182,8 @@ class AutoPilot:
         """The squared norms of each bucket, of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
+        self._spoilt: list[bool] = []
+        """Flags of the steps that were left to DDP since ranks last told each other: true where this one was spoilt."""
         self._fresh = False
         self._resting: tuple[StepWindow, Wire] | None = None
         """The uncompressed steps, and the link, with which nothing was to be gained; None: something may be."""
@@ -182,6 +199,8 @@ class AutoPilot:
     def begin(self) -> None:
         """Begin a step; the one before is complete."""
         record, self._record, self._begun = self._record, StepRecord(), None
+        if record.spoilt is not None:
+            self._spoilt.append(record.spoilt)
         if self.phase == "replaying":
             return
         if self._skip > 0:
@@ -198,6 +217,24 @@ class AutoPilot:
         full = len(self._window) >= self._length - 1 and not self._skip and self._resting is None
         free = self.phase == "watching" and not full and self._due is None
         return free and not self.exchange.assigned and not self.exchange.draining
+
+    def leave_to_ddp(self) -> None:
+        """Note that DDP itself sums the buckets of this step, so that only the pilot tells what was not finite."""
+        self._record.spoilt = False
+
+    def spoil(self) -> None:
+        """Note that a gradient of this rank is not finite in this step, which is left to DDP."""
+        self._record.spoilt = True
+
+    def _numbers_to_share(self, latency: float) -> tuple[float, ...]:
+        """The numbers of this rank of which the largest counts."""
+        return (-latency, 0.0 if self.bears() else 1.0, *map(float, self._spoilt))
+
+    def _hear(self, seen: StepWindow) -> None:
+        """Count the steps that were spoilt on other ranks alone; this rank's own are counted already."""
+        anywhere = seen.numbers[len(seen.numbers) - len(self._spoilt) :]
+        self.exchange.count_nonfinite(sum(there > own for there, own in zip(anywhere, self._spoilt, strict=True)))
+        self._spoilt = []
 
     @property
     def timed(self) -> bool:
@@ -218,12 +255,14 @@ class AutoPilot:
         known, link = self._resting
         window, self._window = self._window, []
         exchange = self.exchange
-        told = (-self._latency, 0.0 if self.bears() else 1.0)
-        seen = gathered(window, exchange.channel, exchange.device, told, parted=self.scatters)
+        seen = gathered(
+            window, exchange.channel, exchange.device, self._numbers_to_share(self._latency), parted=self.scatters
+        )
         self._record.disturbed = True
         self._skip = LONGEST - self._length
         if seen is None:
             return
+        self._hear(seen)
         wire = self._measured(seen, *self._loads(seen))
         self._watched += LONGEST
         if wire is None or not self._calm(seen, known, wire.rate / link.rate):
@@ -233,7 +272,8 @@ class AutoPilot:
             self._wire = wire
 
     def _calm(self, seen: StepWindow, known: StepWindow, faster: float) -> bool:
-        """Return whether uncompressed steps wait for the exchange no more than they did when nothing was to be gained.
+        """Return whether uncompressed steps wait for the exchange no more than they did when nothing was to be gained,
+        and not for a larger part of a step that has become shorter.
 
         Args:
             known: those steps.
@@ -243,6 +283,7 @@ class AutoPilot:
             return False
         alike = max(1 + STEADY, math.exp(SURE * seen.uncertain))
         same = 1 / alike < faster < alike and seen.exposed < alike * known.exposed
+        same = same and known.period < alike * seen.period
         return same or seen.exposed < MARGIN * seen.period
 
     @property
@@ -298,10 +339,7 @@ class AutoPilot:
             self._turn()
         if self._trying is not None:
             self._record.disturbed = True
-            key = tuple(name for name, _ in params)
-            code, world = self._code(self._trying), 1 if self.scatters else self.exchange.channel.world
-            size = 1 if self._links is None else self._links.size
-            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world, size)
+            self._probed[tuple(name for name, _ in params), self._trying] = self._probe(self._trying, flat, params)
         run = BucketRun(
             tuple((name, tuple(shape)) for name, shape in params),
             ready,
@@ -311,6 +349,17 @@ class AutoPilot:
         if len(self._window) == self._length - 1 and not self._skip and self._resting is None:
             run.own = torch.dot(own, own)
         self._record.runs.append(run)
+
+    def _probe(self, choice: Choice, flat: Tensor, params: Sequence[Named]) -> Probed | None:
+        """Try a choice on a bucket, or, where gradients are reduced to their owners, on the part of one of them."""
+        world, size = self.exchange.channel.world, 1 if self._links is None else self._links.size
+        if not self.scatters:
+            return probe(self.exchange, choice, self._code(choice), flat, params, world, size)
+        # A rank encodes as many parts as it sends messages, its own among them, and decodes as many for its own part.
+        parts = world // size if choice.on_hosts else world
+        alone = from_config_of(choice.method, "allgather")
+        found = probe(self.exchange, alone, self._code(alone), flat, params, 1)
+        return None if found is None else replace(found, seconds=parts * found.seconds)
 
     def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
         """Note that the bucket was exchanged.
@@ -379,6 +428,9 @@ class AutoPilot:
         """
         for choice in (from_config(each) for decision in decisions for each in decision["choices"]):
             self._check(choice.compressor)
+            lost = self.scatters and choice.on_hosts and choice.keeps
+            words = "without methods over 'hierarchical' that keep values back, which a reduce-scatter does not carry"
+            require(not lost, "decisions", words, choice.label)
 
     # What happens between windows.
 
@@ -401,17 +453,25 @@ class AutoPilot:
         if self.phase == "holding" and self._dense is None:
             self._go_dense("this run has not seen any yet")
             return
-        numbers = (-self._ping(), 0.0 if self.bears() else 1.0)
+        numbers = self._numbers_to_share(self._ping())
         seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
         self._record.disturbed = True
+        self._blind = 0 if seen is not None else self._blind + 1
+        if self._blind == BLIND and exchange.channel.rank == 0:
+            log.warning(
+                "auto: nothing could be measured in %d windows of steps, because few steps in a row exchange the same "
+                "buckets: the exchange stays as it is",
+                BLIND,
+            )
         if seen is None:
             return
+        self._hear(seen)
         for run in (run for record in window for run in record.runs):
             if run.itemsize is not None:
                 self._itemsizes[run.names] = run.itemsize
         self._latency = -seen.numbers[0]
         self._watched += len(window) if self.phase == "watching" else 0
-        self._judge(seen, kept=seen.numbers[1] == 0.0)
+        self._judge(seen, kept=self._bears(seen))
 
     def _judge(self, seen: StepWindow, kept: bool) -> None:
         """Learn from a window, and decide.
@@ -476,9 +536,13 @@ class AutoPilot:
         return Wire(self.exchange.channel.world, rate, self._latency, message)
 
     def _find_hosts(self) -> None:
-        """Ask once which ranks share a host; where several do, what hosts send together is another choice."""
+        """Ask once which ranks share a host; where several do, what hosts send together is another choice.
+
+        Where gradients are reduced to their owners, only methods that keep nothing back: a rank encodes no part but
+        those of owners that have its own number on their hosts.
+        """
         exchange = self.exchange
-        if self._asked or self.scatters or self._wire is None:
+        if self._asked or self._wire is None:
             return
         self._asked = True
         try:
@@ -488,21 +552,26 @@ class AutoPilot:
         if hosts.size > 1 and len(hosts.members) > 1:
             self._links = measured(exchange.channel, exchange.device, hosts, self._wire)
             self._wire = self._link(self._links.rate)
-            self._choices = [*self._choices, *candidates_on_hosts(self.budget)]
+            carried = {each.method for each in self._choices if not (self.scatters and each.keeps)}
+            found = [each for each in candidates_on_hosts(self.budget) if not self.scatters or each.method in carried]
+            self._choices = [*self._choices, *found]
 
     def _learn_norms(self, seen: StepWindow) -> None:
         """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
 
         Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
-        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing.
+        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing. What arrives of a method that
+        keeps values back is many steps' worth of a few elements, and says nothing about the mean of this step.
         """
         total = sum(seen.own)
         if not (math.isfinite(total + sum(seen.mean)) and total > 0):
             return
         known, moved = True, 0.0
         for params, own, mean in zip(seen.buckets, seen.own, seen.mean, strict=True):
-            key, own, mean = _names(params), own / total, mean / total
-            mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
+            key, own, mean, choice = _names(params), own / total, mean / total, self._choice(params)
+            if choice.keeps:
+                continue
+            mean = max(0.0, mean - self._added(params, choice, own, mean))
             known = known and key in self._norms
             before = self._norms.get(key, (own, mean))
             # Half of all differences is what has moved from one place to another.
@@ -551,6 +620,10 @@ class AutoPilot:
         self._misses.settle(self._wire)
         if self._held is not None:
             self._contention, self._held = max(0.0, self._held - seen.rest), None
+        if self._slow is not None and seen.period > (1 - MARGIN) * self._slow:
+            # Not the methods were slow, but a rank, which is as slow without them.
+            self._refused, self._patience = None, self._patience // 2
+        self._slow = None
         self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
         rate = self._wire.rate if self._wire else math.inf
         refused = self._refused is not None and abs(rate / self._refused - 1) < STEADY
@@ -629,6 +702,7 @@ class AutoPilot:
         uncompressed = self._predicted([DENSE] * len(chosen), seen)
         if seen.period > uncompressed * (1 + MARGIN / 2):
             self._refused, self._patience, self._held = wire.rate, 2 * self._patience, seen.rest
+            self._slow = seen.period
             self._go_dense(f"{1e3 * seen.period:.3g} ms a step, uncompressed ones take {1e3 * uncompressed:.3g}")
             return
         if not self._decide(seen):
@@ -668,14 +742,16 @@ class AutoPilot:
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
         """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self._code(choice), self.exchange.policy, 0.0
-        channel = self.exchange.channel
+        channel, numel = self.exchange.channel, sum(math.prod(shape) for _, shape in params)
         if choice.dense and not channel.is_nccl:
             # FSDP reduces by itself then, and on Gloo its reduce-scatter is an all-reduce inside.
-            numel = channel.world * sum(math.prod(shape) for _, shape in params)
-            return PredictedTraffic(dense_traffic(numel, channel.world), ())
+            return PredictedTraffic(dense_traffic(channel.world * numel, channel.world), ())
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
             sent += 4 * math.prod(shape) if own is None else own.traffic(shape)
+        if choice.on_hosts:
+            assert self._links is not None
+            return traffic_of_host_scatter(4 * numel, sent, channel.world, self._links.size)
         moved = (channel.world - 1) * sent
         return PredictedTraffic((), (Round("exchange", moved, moved),))
 
@@ -704,17 +780,22 @@ class AutoPilot:
             senders = world // self._links.size
             signal = max(0.0, world * mean - own) / (world - 1)
             own = signal + (own - signal) / self._links.size
-        return probed.omega * (own / senders + (mean if choice.twice(senders) else 0.0))
+        twice = choice.twice(senders) and not self.scatters
+        return probed.omega * (own / senders + (mean if twice else 0.0))
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
         """The variance that sampling the batch leaves in the mean gradient."""
         found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
         return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
 
+    def _bears(self, seen: StepWindow) -> bool:
+        """Return whether the optimizers of all ranks bear what is kept back."""
+        return len(seen.numbers) > 1 and seen.numbers[1] == 0.0
+
     def _stages(self, seen: StepWindow) -> list[Stage]:
         """The choices of each bucket, with times, and with errors relative to the batch's own variance."""
         noise = self._noise(seen.buckets)
-        bears = len(seen.numbers) > 1 and seen.numbers[1] == 0.0
+        bears = self._bears(seen)
         stages = []
         for params, ready in zip(seen.buckets, seen.ready, strict=True):
             own, mean = self._norms.get(_names(params), (math.inf, math.inf))
@@ -840,14 +921,14 @@ class AutoPilot:
         if self.exchange.channel.rank != 0:
             return
         total = sum(row["error"] or 0.0 for row in self._why)
+        expected = self._predicted([self._choice(params) for params in seen.buckets], seen)
         rate = 8 * self._wire.rate / 1e6 if self._wire else math.inf
-        chosen = [self._choice(params) for params in seen.buckets]
         log.info(
             "auto: step %d, %.4g Mbit/s: %.3g ms a step expected, %.3g uncompressed; error %.2g of %.2g",
             self.exchange.step,
             rate,
-            1e3 * self._predicted(chosen, seen),
-            1e3 * self._predicted([DENSE] * len(chosen), seen),
+            1e3 * expected,
+            1e3 * self._predicted([DENSE] * len(seen.buckets), seen),
             total,
             self.budget.variance,
         )
@@ -862,6 +943,10 @@ class AutoPilot:
                 row["error"] or 0.0,
                 row["budget"],
             )
+        exposed = sum(row["exposed"] for row in self._why)
+        if exposed > EXPOSED_SHARE * expected and not self._bears(seen) and not self._advised:
+            self._advised = True
+            log.info("auto: %s", advice(exposed / expected, self.budget.name))
 
 
 def _names(params: Sequence[Named]) -> NAMES:

@@ -91,12 +91,14 @@ class StepRecord:
         runs: records of the buckets, in their order.
         disturbed: something else was done in it, so its times do not count.
         timed: true where its buckets are timed.
+        spoilt: true where DDP itself summed, and a gradient of this rank was not finite; None: DDP did not.
     """
 
     begun: Moment = None
     runs: list[BucketRun] = field(default_factory=list)
     disturbed: bool = False
     timed: bool = True
+    spoilt: bool | None = None
 
     @property
     def buckets(self) -> list[tuple[Named, ...]]:

@@ -9,7 +9,8 @@ entries of top-k over all workers' ranges. The busiest worker of W sends and rec
     broadcast     (W-1) P; where sizes depend on the values, as allgather
     two_phase     to the owners: (W-1) max P_j; from the owners: the same
     hierarchical  of a host, not of a worker: as ``between`` with one worker for each host; what stays in a host is not
-                  counted
+                  counted. Of a reduce-scatter: L (H-1) P_j of L ranks on each of H hosts, beside 4 bytes for each
+                  element of H (L-1) parts inside
     oktopk        8 W (W-1), then 8 k (W-1)/W to the owners; 8 W (W-1), then 8 k (W-1)/W of winners
     dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number; in the
                   message P itself where it is all of a bucket's and goes to one other worker
@@ -37,7 +38,16 @@ from gradwire.group.shards import cut
 from gradwire.memory.base import Memory, default_memory
 from gradwire.types import align
 
-__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "ring", "shared", "traffic", "traffic_of_hosts"]
+__all__ = [
+    "DividedBucket",
+    "PredictedTraffic",
+    "dense_traffic",
+    "ring",
+    "shared",
+    "traffic",
+    "traffic_of_host_scatter",
+    "traffic_of_hosts",
+]
 
 _STATUS = align(4)
 
@@ -147,6 +157,21 @@ def traffic_of_hosts(bucket: DividedBucket, workers: int, size: int) -> Predicte
     return PredictedTraffic(sent.dense, (sums, flags, *across, flags, sums))
 
 
+def traffic_of_host_scatter(plain: float, sent: float, workers: int, size: int) -> PredictedTraffic:
+    """Predict the rounds of a reduce-scatter whose hosts sum plainly first.
+
+    Args:
+        plain: bytes of the part of one owner, uncompressed.
+        sent: bytes of its payload.
+        workers: number of workers that reduce.
+        size: ranks of a host.
+    """
+    hosts = workers // size
+    inside, across = (size - 1) * hosts * plain, size * (hosts - 1) * sent
+    flags = Round("local", size - 1, size - 1)
+    return PredictedTraffic((), (Round("local", inside, inside), flags, Round("hosts", across, across)))
+
+
 def dense_traffic(numel: int, workers: int, itemsize: int = 4) -> tuple[Round, ...]:
     """Predict the rounds of an all-reduce over elements of so many bytes."""
     return (ring(itemsize * numel, workers),) if numel and workers > 1 else ()
@@ -189,7 +214,8 @@ def _allgather(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     used = bucket.used
     if used is None:
         used = _STATUS + sum(align(math.ceil(declared(unit))) for unit in bucket.units)
-    return to_all(8, workers), to_all(used, workers)
+    sizes = 4 * sum(not unit.compressor.fixed_size for unit in bucket.units)
+    return to_all(sizes, workers), to_all(used, workers)
 
 
 def _broadcast(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:

@@ -12,9 +12,10 @@ import click
 from gradwire import registry
 from gradwire.cli._command_group import Number
 from gradwire.errors import ConfigError, nearest
-from gradwire.experiments.method_text import is_auto, method_of, text_of
+from gradwire.experiments.method_text import method_of, text_of
 from gradwire.experiments.torchhooks import PREFIX
 from gradwire.experiments.training_method import Method
+from gradwire.integrations.setup import is_auto
 from gradwire.registry import assignment
 
 __all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]

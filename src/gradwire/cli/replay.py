@@ -10,9 +10,10 @@ import click
 
 from gradwire.cli._command_group import Integer, Number, budget_option, steps_option
 from gradwire.cli._output import appendable
-from gradwire.experiments.method_text import is_auto, parse_method
+from gradwire.experiments.method_text import parse_method
 from gradwire.experiments.records import append_line
 from gradwire.experiments.replay import GRADIENTS, HOOKS, Contestant, ReplayPlan, replay
+from gradwire.integrations.setup import is_auto
 from gradwire.netlab import Link
 
 __all__ = ["command"]

@@ -35,7 +35,7 @@ from gradwire.memory.base import Memory
 from gradwire.ops.stored import read, write
 from gradwire.types import Key
 
-__all__ = ["Hierarchical", "grouped_by_way"]
+__all__ = ["Hierarchical", "HostLanes", "grouped_by_way", "ranges_of"]
 
 
 @dataclass(frozen=True)
@@ -136,29 +136,22 @@ class HierarchicalSession(Session):
             lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
             self.sessions.append(registry.build("comm", way).plan(group, lane))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
-        self.flags = torch.zeros(hosts.size, 1, dtype=torch.uint8, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         self.lanes.add_up(flat)
         if self.inside.world > 1:
             with self.metrics.timed("encode"):
                 # One lane may be finite where another is not, and all of them must be taken back together.
-                self.lanes.spoil(flat, self._anywhere(self.lanes.nonfinite(flat)))
+                self.lanes.spoil(flat, self.lanes.anywhere(self.lanes.nonfinite(flat)))
                 for lo, hi in self.means:
                     flat[lo:hi].mul_(self.share)
         bad = torch.stack([session.run(flat, key, dense) for session in self.sessions]).any()
         if self.inside.world > 1:
-            bad = self._anywhere(bad)
+            bad = self.lanes.anywhere(bad)
             self.lanes.hand_out(flat)
             with self.metrics.timed("decode"):
                 self.lanes.spoil(flat, bad, everywhere=True)
         return bad
-
-    def _anywhere(self, bad: Tensor) -> Tensor:
-        """Return whether a condition holds on any rank of this host."""
-        self.flags[self.inside.rank].copy_(bad.view(1))
-        self.inside.all_gather(self.flags)
-        return self.flags.ne(0).any()
 
 
 class HostLanes:
@@ -179,6 +172,7 @@ class HostLanes:
         ]
         others = [0 if rank == channel.rank else sizes[channel.rank] for rank in range(channel.world)]
         self.received = [torch.zeros(size, device=device) for size in others]
+        self.flags = torch.zeros(channel.world, 1, dtype=torch.uint8, device=device)
 
     def _view(self, rank: int, flat: Tensor) -> Tensor:
         ranges = self.ranges[rank]
@@ -215,6 +209,12 @@ class HostLanes:
         for rank in ranks:
             if rank != self.channel.rank:
                 self._unpack(rank, flat)
+
+    def anywhere(self, bad: Tensor) -> Tensor:
+        """Return whether a condition holds on any rank of this host."""
+        self.flags[self.channel.rank].copy_(bad.view(1))
+        self.channel.all_gather(self.flags)
+        return self.flags.ne(0).any()
 
     def nonfinite(self, flat: Tensor) -> Tensor:
         """Return whether this rank's lane has a value that is not finite."""

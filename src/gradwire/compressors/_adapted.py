@@ -139,7 +139,7 @@ class Adapted(Compressor):
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
         """Encode; a method with state gets the unscaled gradient, because its state stays in the gradient's unit."""
         before = 1.0 if self._has_state else scale
-        self.encode(x.mul_(before), payload, state, key)
+        self.encode(x if before == 1.0 else x * before, payload, state, key)
         if before != scale:
             payload[0].mul_(scale)
 

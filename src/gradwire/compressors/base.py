@@ -126,6 +126,10 @@ class Compressor(Configuration, ABC):
     bytes in use of its last one, the uint8 ``stream``. What is not in use has no meaning: it is not written, does not
     travel, and a decoder, which gets the last field with or without it, does not look at it."""
 
+    used_on_host: ClassVar[bool] = False
+    """A decoder of variable size reads ``used`` on the host alone. Where it is known there it may be given as a tensor
+    of the CPU among those of another device, so that nothing waits for it."""
+
     rounds_needed: ClassVar[int] = 1
     """Number of times that ranks must average before the payload is complete (``MultiRound`` only)."""
 
@@ -268,8 +272,8 @@ class Compressor(Configuration, ABC):
         """Compute ``out += scale * D(payload)``."""
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
-        """Encode ``scale * x``; ``x`` may be overwritten. Only summable methods are asked."""
-        self.encode(x.mul_(scale), payload, state, key)
+        """Encode ``scale * x``; ``x`` stays as it is. Only summable methods are asked."""
+        self.encode(x * scale, payload, state, key)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None

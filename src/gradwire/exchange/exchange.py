@@ -10,11 +10,12 @@ step of a bucket nothing of gradient size is allocated.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -28,22 +29,33 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import Verbatim, as_python, is_float32, is_int, require
 from gradwire.exchange import checkpoint
-from gradwire.exchange.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
+from gradwire.exchange.plan import (
+    Moving,
+    Named,
+    Plan,
+    carries,
+    default_strategy,
+    grouped,
+    joined,
+    same_choices,
+    try_retune,
+)
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.exchange.undo import Undo
-from gradwire.group.agree import Opening, agree
+from gradwire.group.agree import FIRST_BUCKET, Opening, agree
 from gradwire.group.channel import Channel
 from gradwire.group.dense import CarriedDense, DenseSession, is_carried
 from gradwire.group.part import Unit, nonfinite
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
+from gradwire.ops import Places
 from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
 from gradwire.types import Key, State
 
-__all__ = ["Assigned", "Exchange", "Named", "Pilot", "default_strategy"]
+__all__ = ["Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
 
 log = logging.getLogger("gradwire")
 
@@ -98,6 +110,17 @@ class Pilot(Protocol):
 def first_of(params: Sequence[Named]) -> str:
     """The name of the first parameter of a bucket; "" of an empty one."""
     return params[0][0] if params else ""
+
+
+@lru_cache(maxsize=1024)
+def bucket_text(names: tuple[str, ...]) -> str:
+    """The parameters of a bucket, at least one, in a few words, which differ for others and for another order.
+
+    >>> bucket_text(("weight", "bias"))
+    'weight and 1 more (de06ee62)'
+    """
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    return f"{names[0]} and {len(names) - 1} more ({digest})"
 
 
 def plain(value: object) -> object:
@@ -315,27 +338,28 @@ class Exchange:
         if self._patience == 0:
             self.residuals.give_up_waiting()
 
-    def open(self, check: Callable[[], None] = lambda: None) -> None:
+    def open(self, check: Callable[[], None] = lambda: None, first: Sequence[str] = ()) -> None:
         """Start to compare this step with the other ranks, unless that was done in this step.
 
         ``run`` and ``average`` do this by themselves; called earlier, it is over earlier. The ranks compare the number
         of the step, that of the iteration where ``dropped`` is counted, how often states were loaded and methods
-        changed, and the configuration with the values of this step's schedule.
+        changed, the configuration with the values of this step's schedule, and the step's first bucket.
 
         Args:
             check: function that checks what may be wrong on this rank alone; if it raises, all ranks that come to this
                 step hear of it.
+            first: names of the parameters of the first bucket; empty: they are not known yet.
         """
 
         def describe() -> str:
             check()
-            return self._describe_step()
+            return self._describe_step(tuple(first))
 
         if not self._opened:
             self._opened = True
             self._opening.begin(self.step, describe)
 
-    def _describe_step(self) -> str:
+    def _describe_step(self, first: tuple[str, ...]) -> str:
         main = self.policy.at(self.step - 1, self.compressor)
         known = (main, self.memory, self.strategy, self.epoch)
         if self._description[0] != known:
@@ -352,23 +376,28 @@ class Exchange:
             }
             self._description = known, json.dumps(settings, sort_keys=True, default=repr)
         iteration = f'"iteration": {self.step + self.dropped}, ' if self.dropped is not None else ""
-        further = f"{json.dumps(self.compared)[1:-1]}, " if self.compared else ""
+        # Buckets of one size would be added up, whatever is in them.
+        bucket = {FIRST_BUCKET: bucket_text(first)} if first else {}
+        further = f"{json.dumps(self.compared | bucket)[1:-1]}, " if self.compared or bucket else ""
         return f'{{"step": {self.step}, {iteration}{further}{self._description[1][1:]}'
 
-    @torch.no_grad()
     def end_step(self) -> None:
         """Determine whether the last step counts; ``begin_step`` and ``state_dict`` call it by themselves."""
-        bad, self._bad = self._bad, []
-        if bad:
-            # The flags are added on the device, so that counting never waits for it.
-            spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
-            if self.device.type != "cpu" or bool(spoilt):
-                self._nonfinite += spoilt
-            self._undo.end(spoilt)
-            if self._drained:
-                self._end_draining(spoilt)
-            if self.second_moment is not None:
-                self.second_moment.end_step()
+        if self._bad:
+            bad, self._bad = self._bad, []
+            self._end_step(bad)
+
+    @torch.no_grad()
+    def _end_step(self, bad: Sequence[Tensor]) -> None:
+        # The flags are added on the device, so that counting never waits for it.
+        spoilt = torch.stack(list(bad)).any() if len(bad) > 1 else bad[0]
+        if self.device.type != "cpu" or bool(spoilt):
+            self._nonfinite += spoilt
+        self._undo.end(spoilt)
+        if self._drained:
+            self._end_draining(spoilt)
+        if self.second_moment is not None:
+            self.second_moment.end_step()
 
     def remember(self, names: Collection[str]) -> None:
         """Keep copies of all that an exchange of these parameters may change, if whole steps can be undone."""
@@ -397,7 +426,8 @@ class Exchange:
             ConfigError: ``flat`` is not of this form, or no step was begun.
         """
         self._check(flat, params)
-        self.open()
+        if not self._opened:
+            self.open(first=[name for name, _ in params])
         if self.pilot is not None:
             self.pilot.before(flat, params, ready)
         if given is not None and self._whole(params, given.dtype):
@@ -457,13 +487,21 @@ class Exchange:
         """
         self.open()
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * bucket.nbytes // self.channel.world
+        return self.channel.begin_mean(bucket, self.watched())
+
+    def watched(self) -> Callable[[Tensor], None]:
+        """Return a function that counts the step as not finite if a mean is not; any thread may call it, and it keeps
+        nothing alive.
+        """
         reference = weakref.ref(self)
 
         def arrived(mean: Tensor) -> None:
-            if (exchange := reference()) is not None:
-                exchange.note(nonfinite(mean))
+            exchange, bad = reference(), nonfinite(mean)
+            # Of a mean on the CPU it is known at once, and nearly all are finite.
+            if exchange is not None and (mean.device.type != "cpu" or bool(bad)):
+                exchange.note(bad)
 
-        return self.channel.begin_mean(bucket, arrived)
+        return arrived
 
     def _drain(self, flat: Tensor, params: Sequence[Named]) -> list[str]:
         """Add the residuals of an earlier method to gradients; return the names that are complete now."""
@@ -641,6 +679,10 @@ class Exchange:
         """Count the step as not finite if ``bad``; for failures after ``run``."""
         self._bad.append(bad)
 
+    def count_nonfinite(self, steps: int) -> None:
+        """Count steps whose gradients were not finite on another rank, which this one has heard of later."""
+        self._nonfinite += steps
+
     def metrics(self) -> dict[str, Any]:
         """Return counters since the start or since a state was loaded, and the norm of this rank's residuals."""
         current = list(self._bad)
@@ -703,7 +745,9 @@ class Exchange:
         sessions = [self._strategy_of(group[0]).plan(group, site) for group in groups.values()]
         advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]
         session = self._dense_session(dense, advised, sessions)
-        return Plan(tuple(params), main, units, session, sessions, numel, list(self._moving(params, main, units)))
+        return Plan(
+            tuple(params), main, units, session, sessions, numel, list(joined(self._moving(params, main, units)))
+        )
 
     def _dense_session(
         self, ranges: Sequence[tuple[int, int]], advised: Sequence[State], sessions: Sequence[Session]
@@ -722,18 +766,19 @@ class Exchange:
             strategy if strategy is not None and compressor is unit.compressor else self.strategy_for(unit.compressor)
         )
 
-    def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> Iterator[Moving]:
+    def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> list[Moving]:
         """The parameters whose memories have work to do although they travel dense: in the warm-up, or always."""
         compressed, lo = {name for unit in units for name, _ in unit.members}, 0
+        length, moving, alone = sum(torch.Size(shape).numel() for _, shape in params), [], []
         for name, shape in params:
-            memory, numel = (
-                self.memory_for(self.policy.meant(name, self.main_of(name, main))).dense,
-                torch.Size(shape).numel(),
-            )
+            meant, numel = self.policy.meant(name, self.main_of(name, main)), torch.Size(shape).numel()
+            memory = self.memory_for(meant).dense
             if memory is not None and name in compressed:
                 kept = {buffer: self.residuals.worker[buffer][name] for buffer in memory.buffers}
-                yield Moving(memory, kept, lo, numel, always=False)
+                moving.append(Moving(memory, kept, Places(length, [lo], [numel]), always=False))
             elif memory is not None:
-                unit = Unit(((name, numel),), (numel,), lo, Identity(), memory)
-                yield Moving(memory, self.residuals.keep(unit), lo, numel, always=True)
+                alone.append(Unit(((name, numel),), (numel,), lo, Identity(), memory))
             lo += numel
+        for unit, own in zip(alone, self.residuals.keep_all(alone) if alone else [], strict=True):
+            moving.append(Moving(unit.memory, own, Places(length, [unit.lo], [unit.numel]), always=True))
+        return moving

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.group.dense import DenseSession
 from gradwire.group.part import Unit
 from gradwire.memory.base import Memory
+from gradwire.ops import Pieces, Places
 
 __all__ = [
     "Moving",
@@ -23,6 +25,7 @@ __all__ = [
     "carries",
     "default_strategy",
     "grouped",
+    "joined",
     "same_choices",
     "try_extend",
     "try_retune",
@@ -34,23 +37,40 @@ Named = tuple[str, tuple[int, ...]]
 
 @dataclass
 class Moving:
-    """A parameter whose memory has work to do although it travels dense.
+    """Parameters whose memory has work to do although they travel dense: one, or several that one call works on.
 
     Args:
         memory: memory that has work to do.
-        kept: tensors of the memory, flat.
-        lo: offset of the first element in the bucket.
-        always: true: the parameter travels dense in every step of this plan, not only in the warm-up.
+        kept: tensors of the memory, flat; of several parameters ``Pieces``.
+        places: places of the parameters in the bucket.
+        always: true: the parameters travel dense in every step of this plan, not only in the warm-up.
     """
 
     memory: Memory
     kept: Mapping[str, Tensor]
-    lo: int
-    numel: int
+    places: Places
     always: bool
 
     def of(self, flat: Tensor) -> Tensor:
-        return flat[self.lo : self.lo + self.numel]
+        """Return the parameters of ``flat``."""
+        pieces = Pieces(flat, self.places)
+        return pieces.each()[0] if len(pieces) == 1 else cast(Tensor, pieces)
+
+
+def joined(moving: Sequence[Moving]) -> Iterator[Moving]:
+    """Join the parameters that one call can work on."""
+    groups: dict[tuple[Memory, bool], list[Moving]] = {}
+    for each in moving:
+        groups.setdefault((each.memory, each.always), []).append(each)
+    for (memory, always), group in groups.items():
+        kept = {name: Pieces.of([each.kept[name] for each in group]) for name in memory.buffers}
+        sizes = [size for each in group for size in each.places.sizes]
+        if len(group) == 1 or None in kept.values() or 0 in sizes or not memory.takes_pieces(1.0):
+            yield from group
+        else:
+            lows = [lo for each in group for lo in each.places.offsets]
+            places = Places(group[0].places.length, lows, sizes)
+            yield Moving(memory, cast("dict[str, Tensor]", kept), places, always)
 
 
 @dataclass

@@ -42,7 +42,7 @@ from gradwire.experiments import models
 from gradwire.experiments.auto_verdicts import PLAIN
 from gradwire.experiments.decisions import DecisionLog, Entry
 from gradwire.experiments.launch import launch
-from gradwire.experiments.method_text import is_auto, parse_method
+from gradwire.experiments.method_text import parse_method
 from gradwire.experiments.replay import (
     DECIDING,
     WARM_UP,
@@ -57,6 +57,7 @@ from gradwire.experiments.replay import (
     wrapped,
 )
 from gradwire.integrations.ddp import GradwireState
+from gradwire.integrations.setup import is_auto
 from gradwire.netlab import Link, Netlab, lab_for
 
 __all__ = ["CHANGED", "METHODS", "ROUNDS", "MatrixCell", "measure", "read_links"]

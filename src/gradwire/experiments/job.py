@@ -22,7 +22,6 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
 from gradwire.experiments.exchanging_optimizer import check_exchanging
-from gradwire.experiments.method_text import is_auto
 from gradwire.experiments.progress import Bar
 from gradwire.experiments.records import Record, RunSettings
 from gradwire.experiments.run_snapshots import RunSnapshots, parameters_in
@@ -32,6 +31,7 @@ from gradwire.experiments.tasks.base import Task
 from gradwire.experiments.torchhooks import check_hook
 from gradwire.experiments.train import Run, train
 from gradwire.experiments.training_method import PARALLEL, Method
+from gradwire.integrations.setup import is_auto
 
 __all__ = [
     "BACKENDS",

@@ -49,7 +49,7 @@ class Loop:
         task: task that is trained, with the recipe that the method needs.
         method: method by which gradients are exchanged.
         epochs: number of epochs, >= 1.
-        seed: seed of the initial parameters.
+        seed: seed of the initial parameters; with ``start`` it selects the order of the examples.
         device: device of the model.
         lab: true: this worker has a network interface of its own in a lab, whose bytes are counted.
         start: parameters to begin with, by name; None: what the seed draws.
@@ -76,6 +76,8 @@ class Loop:
         self.task, self.method, self.epochs, self.device = task, method, epochs, torch.device(device)
         self.of_epoch = task.steps(1)
         torch.manual_seed(seed)
+        # Runs that begin with the same parameters would otherwise be the same run, whatever their seeds.
+        task.order = 0 if start is None else seed % 2**32
         model = task.model()
         if start is not None:
             begin_with(start, model, task.model_name)

@@ -13,19 +13,10 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.experiments.recommended import BY_TASK, recommended
 from gradwire.experiments.torchhooks import PREFIX, check_hook
 from gradwire.experiments.training_method import Method
-from gradwire.integrations.setup import AUTO
+from gradwire.integrations.setup import is_auto
 from gradwire.registry import named_of
 
-__all__ = ["is_auto", "method_of", "parse_method", "text_of"]
-
-
-def is_auto(text: str) -> bool:
-    """Return whether the method is "auto", which measurements decide.
-
-    >>> is_auto("auto"), is_auto("auto:budget=small"), is_auto("twobit:threshold=auto")
-    (True, True, False)
-    """
-    return text.partition(":")[0] == AUTO
+__all__ = ["method_of", "parse_method", "text_of"]
 
 
 def parse_method(text: str) -> Compressor:

@@ -50,7 +50,7 @@ class RunSettings:
         recipe: settings that differ from the task's own recipe.
         workers: processes.
         link: link between the workers, as ``str(Link)``; "none": the loopback.
-        seed: seed of the initial parameters.
+        seed: seed of the initial parameters, or of the order of the examples where ``start`` gives the parameters.
         epochs: passes over the data.
         backend: backend of torch.distributed.
         device: device of the models.

@@ -7,6 +7,7 @@ them with the model. A worker holds its own rows alone; whatever looks at the mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -39,14 +40,17 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
     """Cut a model over all workers, in place; the same one. All must call it, with equal parameters.
 
+    Each block asks for the weights of the next one before it computes, as the streams of a GPU let FSDP do.
+
     Args:
         model: model on ``device``.
         device: device of the workers' backend.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in list(blocks(model)):
-        fully_shard(block, mesh=mesh)
+    chain = [fully_shard(block, mesh=mesh) for block in list(blocks(model))]
     fully_shard(model, mesh=mesh)
+    for block, following in pairwise(chain):
+        block.set_modules_to_forward_prefetch([following])
     return model
 
 

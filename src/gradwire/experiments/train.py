@@ -71,7 +71,7 @@ def train(
         task: task that is trained, with the recipe that the method needs.
         method: method by which gradients are exchanged.
         epochs: number of epochs, >= 1.
-        seed: seed of the initial parameters.
+        seed: seed of the initial parameters; with ``start`` it selects the order of the examples.
         watch: called after each step with its number and this worker's loss.
         device: device of the model.
         lab: true: this worker's network interface is its own, and its bytes are counted.

@@ -23,12 +23,17 @@ from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
 from gradwire.group.failures import named
 
-__all__ = ["DIGEST", "Opening", "agree"]
+__all__ = ["BUCKETS_BEFORE", "DIGEST", "FIRST_BUCKET", "Opening", "agree"]
 
 DIGEST = hashlib.sha256().digest_size
 
 STEP = "step"
 """The call that is no call of the user's: the exchange of gradients."""
+
+FIRST_BUCKET, BUCKETS_BEFORE = "the first bucket", "the buckets before"
+"""The things in which ranks differ whose buckets are not the same: those of this step, or of the step before."""
+
+_BUCKETS = "all ranks must have the same buckets in the same order, or gradients of different parameters are added up"
 
 REMEDIES = {
     "call": "every rank must make the same calls in the same order",
@@ -38,6 +43,8 @@ REMEDIES = {
     "iteration": "a rank left out an exchange that others made; all ranks must skip the same steps",
     "shrunk_by": "learning rates and weight decay must be the same on all ranks; decay='inner' lets them differ",
     "step": "a rank left out an exchange that others made; all ranks must skip the same steps",
+    FIRST_BUCKET: _BUCKETS,
+    BUCKETS_BEFORE: _BUCKETS,
 }
 """Advice for the first thing in which the ranks of a step differ."""
 

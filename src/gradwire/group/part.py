@@ -24,7 +24,7 @@ from gradwire.memory.base import Memory
 from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.stored import form_of
 from gradwire.types import ALIGNMENT, Key, Payload, State, align, tensor_id
-from gradwire.wire import Packing, sent_nbytes
+from gradwire.wire import Packing, nbytes_in_use, sent_nbytes, used_of
 
 __all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfinite", "pack_states", "pieces_of"]
 
@@ -297,6 +297,8 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
         code = first.unit.compressor
         # A method of several rounds takes all tensors at once anyway; here only its memory matters.
         joined = isinstance(code, MultiRound) or (code.takes_pieces and code.fixed_size)
+        # Only summable methods multiply while they encode, without a second tensor.
+        joined = joined and (scale == 1.0 or code.summable or isinstance(code, MultiRound))
         joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
         if batch is not None and batch.whole:
@@ -321,6 +323,7 @@ class Part:
         self.pieces, self.scale = pieces, scale
         self.batches = batches_of(pieces, scale)
         self.packing = Packing(tuple(piece.unit.compressor.layout(piece.shape) for piece in pieces))
+        self._fill: Tensor | None = None
 
     def encode(self, flat: Tensor, message: Message, key: Key) -> None:
         """Compress the pieces of ``flat`` into ``message``.
@@ -402,34 +405,91 @@ class Part:
         for batch in self.batches:
             batch.settle(flat)
 
-    def close_gaps(self, message: Message, send: Tensor) -> int:
+    @cached_property
+    def varying(self) -> list[int]:
+        """The numbers of the pieces whose payloads vary in size."""
+        return [i for i, piece in enumerate(self.pieces) if not piece.unit.compressor.fixed_size]
+
+    def write_used(self, message: Message, out: Tensor) -> None:
+        """Write the bytes in use of the streams of a message, one after the other.
+
+        Args:
+            message: message of one row.
+            out: int32, one element for each of ``varying``.
+        """
+        torch.cat([used_of(self._payload(message, i)) for i in self.varying], out=out)
+
+    def _payload(self, message: Message, i: int) -> Tensor:
+        """View the bytes of a payload of a message of one row, up to its capacity."""
+        start = self.packing.offsets[i]
+        return message.buffer[start : start + self.packing.layouts[i].nbytes]
+
+    def sizes(self, used: Sequence[int]) -> list[int]:
+        """The bytes of each payload that travel.
+
+        Args:
+            used: the bytes in use of the streams, one for each of ``varying``.
+
+        Raises:
+            WireError: a stream claims more than its capacity.
+        """
+        claimed, layouts = dict(zip(self.varying, used, strict=True)), self.packing.layouts
+        return [
+            nbytes_in_use(piece.unit.compressor, layouts[i], claimed[i]) if i in claimed else layouts[i].nbytes
+            for i, piece in enumerate(self.pieces)
+        ]
+
+    def close_gaps(self, message: Message, send: Tensor, sizes: Sequence[int] | None = None) -> int:
         """Copy the used bytes of a message to ``send``, with payloads at multiples of
         ``ALIGNMENT``; return the length.
+
+        Args:
+            message: message of one row.
+            send: uint8, as long as the message and ``ALIGNMENT``.
+            sizes: bytes of each payload that travel; None: they are read, which waits for the device.
         """
-        send[:ALIGNMENT].copy_(message.buffer[:ALIGNMENT])
-        end, start = ALIGNMENT, ALIGNMENT
-        for piece, layout in zip(self.pieces, self.packing.layouts, strict=True):
-            payload = message.buffer[start : start + layout.nbytes]
-            nbytes = sent_nbytes(piece.unit.compressor, layout, payload)
+        if sizes is None:
+            out = torch.empty(len(self.varying), dtype=torch.int32, device=send.device)
+            self.write_used(message, out)
+            sizes = self.sizes(out.tolist())
+        parts, end = [message.buffer[:ALIGNMENT]], ALIGNMENT
+        for i, nbytes in enumerate(sizes):
             after = align(end + nbytes)
-            send[end : end + nbytes].copy_(payload[:nbytes])
-            send[end + nbytes : after].zero_()
-            start, end = align(start + layout.nbytes), after
+            parts += [self._payload(message, i)[:nbytes], self._zeros(send.device)[: after - end - nbytes]]
+            end = after
+        torch.cat(parts, out=send[:end])
         return end
 
-    def payloads(self, row: Tensor) -> Iterator[Payload]:
+    def _zeros(self, device: torch.device) -> Tensor:
+        """Zeros that fill a payload up to a multiple of ``ALIGNMENT``."""
+        if self._fill is None:
+            self._fill = torch.zeros(ALIGNMENT, dtype=torch.uint8, device=device)
+        return self._fill
+
+    def length(self, sizes: Sequence[int]) -> int:
+        """The bytes of a message that ``close_gaps`` makes of payloads of these sizes."""
+        return ALIGNMENT + sum(map(align, sizes))
+
+    def payloads(self, row: Tensor, sizes: Sequence[int] | None = None) -> Iterator[Payload]:
         """The payloads of a message that ``close_gaps`` made.
+
+        Args:
+            row: uint8, the message.
+            sizes: bytes of each of its payloads; None: they are read one by one, and each of them waits for the device.
 
         Raises:
             WireError: the message claims more bytes than it has.
         """
         start = ALIGNMENT
-        for piece, layout in zip(self.pieces, self.packing.layouts, strict=True):
-            nbytes = sent_nbytes(piece.unit.compressor, layout, row[start:])
+        for i, (piece, layout) in enumerate(zip(self.pieces, self.packing.layouts, strict=True)):
+            nbytes = sent_nbytes(piece.unit.compressor, layout, row[start:]) if sizes is None else sizes[i]
             if start + nbytes > row.numel():
                 raise WireError(f"a message of {row.numel()} bytes claims at least {start + nbytes}")
-            used = layout if piece.unit.compressor.fixed_size else layout.cut(nbytes - layout.offsets[-1])
-            yield used.views(row[start : start + nbytes])
+            code, used = piece.unit.compressor, nbytes - layout.offsets[-1]
+            payload = (layout if code.fixed_size else layout.cut(used)).views(row[start : start + nbytes])
+            if sizes is not None and code.used_on_host:
+                payload = (torch.tensor([used], dtype=torch.int32), *payload[1:])
+            yield payload
             start = align(start + nbytes)
 
 

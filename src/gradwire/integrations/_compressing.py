@@ -26,6 +26,7 @@ from gradwire.exchange.settings import build_compressor
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.integrations._background import Started
 from gradwire.integrations._scatter import ScatterSession
 from gradwire.integrations._sharded import multiplier
 from gradwire.integrations._state import Scratch
@@ -66,40 +67,6 @@ class Stateless:
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
         """Return no tensors, because no owner keeps any."""
         return [{} for _ in pieces]
-
-
-class Started(dist.Work):
-    """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
-
-    Args:
-        worker: thread that runs it, and knows what failed.
-        done: future of the tensors that are made.
-    """
-
-    def __init__(self, worker: Worker, done: Any) -> None:
-        cast(Any, super()).__init__()
-        self._worker, self._done = worker, done
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait until it is done; on an accelerator the current stream waits."""
-        self._worker.result(self._done)
-        return True
-
-    def synchronize(self) -> None:
-        """Do the same as ``wait``."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Return whether it is done, or has failed."""
-        return bool(self._done.done())
-
-    def result(self) -> list[Tensor]:
-        """Return the tensors of the result."""
-        return cast(list[Tensor], self._worker.result(self._done))
-
-    def get_future(self) -> Any:
-        """Return a future that is set when it is done."""
-        return self._done
 
 
 class Carrier:
@@ -164,9 +131,8 @@ class Carrier:
         room = self.scratch.float32(given.view(-1)) if output.dtype != torch.float32 else None
         for index, own in enumerate(output.view(world, -1)):
             flat = own if room is None else room
-            flat.zero_()
-            part.add_decoded(rows.row(index).stacked, flat, 1.0)
-            flat.masked_fill_(rows.row(index).status.ne(0), float("nan"))
+            part.decode(rows.row(index).stacked, flat, 1.0)
+            part.spoil(flat, rows.row(index).status.ne(0))
             if room is not None:
                 own.copy_(flat)
         return [output]

@@ -20,12 +20,14 @@ from gradwire.integrations.setup import kind_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["check_mesh", "check_replicas", "line_of", "ranks_of", "replicas_left_out"]
+__all__ = ["ANY_MESH", "check_mesh", "check_replicas", "line_of", "ranks_of", "replicas_left_out"]
 
 DATA = {"data", "ddp", "dp", "fsdp", "hsdp", "replica", "replicas", "replicate", "shard"}
 """Parts of names of dimensions whose ranks train the same parameters on other data."""
 MODEL = {"pipeline", "pp", "stage", "stages", "tensor", "tp"}
 """Parts of names of dimensions whose ranks hold other parameters, or compute with the same data."""
+ANY_MESH = "gradwire.wrap_group compresses what goes over the groups of any mesh"
+"""The way for meshes that ``compress_fsdp`` does not take."""
 
 
 def ranks_of(mesh: DeviceMesh) -> list[int]:
@@ -53,14 +55,16 @@ def check_mesh(lies: Mapping[str, tuple[Any, Any]], mesh: DeviceMesh, alone: boo
     Raises:
         ConfigError: a parameter is not sharded, or not over the same ranks as all others; the message names it.
     """
-    others, ours = "gradwire.wrap_group compresses what goes over the groups of any mesh", ranks_of(mesh)
+    ours = ranks_of(mesh)
     for name, (param, info) in lies.items():
         sharded = getattr(info, "shard_process_group", None)
-        require(sharded is not None, f"mesh of {name}", f"one with shards, as after fully_shard; {others}", "replicas")
+        require(
+            sharded is not None, f"mesh of {name}", f"one with shards, as after fully_shard; {ANY_MESH}", "replicas"
+        )
         theirs = dist.get_process_group_ranks(sharded)
         whole = sorted(ranks_of(param.device_mesh)) == sorted(ours)
         fewer = alone and whole and info.mesh.ndim == 1 and not any(each.is_replicate() for each in param.placements)
-        allowed = f"that of all parameters, ranks {ours}, or cut over the rest of them in another way; {others}"
+        allowed = f"that of all parameters, ranks {ours}, or cut over the rest of them in another way; {ANY_MESH}"
         require(theirs == ours or fewer, f"mesh of {name}", allowed, f"ranks {theirs}")
 
 

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Site
+from gradwire.comm.hierarchical import HostLanes, ranges_of
 from gradwire.group.channel import Channel
-from gradwire.group.dense import DenseSession
+from gradwire.group.dense import DenseSession, joined
+from gradwire.group.hosts import Hosts
 from gradwire.group.part import Message, Part, Piece
+from gradwire.group.subset import SubsetChannel
 from gradwire.types import Key
 
-__all__ = ["ScatterSession"]
+__all__ = ["HostScatterSession", "ScatterSession"]
 
 
 class ScatterSession:
@@ -64,10 +67,9 @@ class ScatterSession:
         with self.channel.metrics.timed("decode"):
             bad = self.receives.status.ne(0).any()
             self._take_back(flat, bad)
-            out.zero_()
-            self.owned.add_decoded(self.receives, out, scale)
+            self.owned.decode(self.receives, out, scale)
             self.owned.settle(out)
-            out.masked_fill_(bad, float("nan"))
+            self.owned.spoil(out, bad)
         return bad
 
     def _encode(self, flat: Tensor, key: Key) -> None:
@@ -88,3 +90,37 @@ class ScatterSession:
                 part.rollback(flat)
             else:
                 part.restore(flat, bad)
+
+
+class HostScatterSession:
+    """A reduce-scatter of two levels: the ranks of a host sum plainly, and hosts send each other payloads of the sums.
+
+        in the host          rank j gets from its neighbours the parts of all owners that have number j on their hosts
+        between the hosts    ranks of the same number send each other payloads of these parts, as ``ScatterSession``
+
+    Law: the payload of a part leaves a host once, and not once for each of its ranks: traffic between hosts is an L-th
+    with L ranks a host, beside 4 bytes an element inside. A host is finite or is not as a whole, so all owners learn
+    the same from their messages. Memories must keep nothing, because a rank encodes its own lane alone.
+
+    Args:
+        shards: pieces of each owner, with ``lo`` in the whole gradient.
+        site: site where the session runs.
+        hosts: hosts of the site's ranks.
+    """
+
+    def __init__(self, shards: Sequence[Sequence[Piece]], site: Site, hosts: Hosts) -> None:
+        host, number = hosts.place(site.channel.rank)
+        self.metrics = site.channel.metrics
+        self.parts = [Part(pieces) for pieces in shards]
+        inside = SubsetChannel(site.channel, hosts.members[host], local=True)
+        across = SubsetChannel(site.channel, hosts.lane(number))
+        owned = [[piece for owner in hosts.lane(j) for piece in shards[owner]] for j in range(hosts.size)]
+        self.lanes = HostLanes([joined(sorted(ranges_of(pieces))) for pieces in owned], inside, site.device)
+        self.session = ScatterSession([shards[owner] for owner in hosts.lane(number)], replace(site, channel=across))
+
+    def run(self, flat: Tensor, out: Tensor, key: Key, scale: float) -> Tensor:
+        """Do what ``ScatterSession.run`` does."""
+        self.lanes.add_up(flat)
+        with self.metrics.timed("encode"):
+            self.lanes.spoil(flat, self.lanes.anywhere(self.lanes.nonfinite(flat)))
+        return self.session.run(flat, out, key, scale)

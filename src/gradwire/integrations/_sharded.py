@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import Site
+from gradwire.comm.base import Site, Strategy
+from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
@@ -20,9 +21,11 @@ from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
 from gradwire.group.channel import Channel
+from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit, nonfinite
+from gradwire.integrations._background import Background
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
-from gradwire.integrations._scatter import ScatterSession
+from gradwire.integrations._scatter import HostScatterSession, ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.integrations.ownership import release
 from gradwire.memory.base import Memory
@@ -33,6 +36,8 @@ from gradwire.types import Key
 __all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
 
 log = logging.getLogger("gradwire")
+
+AnyScatterSession = ScatterSession | HostScatterSession
 
 
 class ShardedState(ExchangeState):
@@ -49,7 +54,7 @@ class ShardedState(ExchangeState):
         self.several = False
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[str] = set()
-        self.scratch = Scratch()
+        self.scratch, self.background = Scratch(), Background()
         self.sizes: dict[str, int] = {}
 
     def begin(self, names: Collection[str]) -> None:
@@ -62,6 +67,7 @@ class ShardedState(ExchangeState):
         )
         if not self._seen.isdisjoint(names) or not self._seen:
             self._seen.clear()
+            self.background.finish()
             self.exchange.begin_step()
             self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
@@ -103,11 +109,13 @@ class ShardedState(ExchangeState):
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         self.closed = True
+        self.background.close()
         self.stop_correcting()
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same state as DDP's; between replicas each rank's is that of its own shard."""
+        self.background.finish()
         state = super().state_dict()
         if not self.shards and self.tensor_parts == 1:
             return state
@@ -153,6 +161,7 @@ class ReduceScatter:
         channel: channel over the ranks of the module's mesh, where they are fewer than those of the exchange; it is
             used after these have compared what they are about to do.
         own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
+        unread: returns whether FSDP reads nothing of what it reduced in this dtype until the backward pass ends.
     """
 
     def __init__(
@@ -162,11 +171,12 @@ class ReduceScatter:
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
         channel: Channel | None = None,
         own: Callable[[Tensor, Tensor, dist.ProcessGroup, Any], object] | None = None,
+        unread: Callable[[torch.dtype], bool] = lambda _: False,
     ) -> None:
-        self.state, self.trained, self.later = state, trained, later
+        self.state, self.trained, self.later, self.unread = state, trained, later, unread
         self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
-        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], ScatterSession | None]] = {}
+        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], AnyScatterSession | None]] = {}
 
     @property
     def channel(self) -> Channel:
@@ -190,6 +200,7 @@ class ReduceScatter:
         state.begin(names)
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
         if channel is not exchange.channel:
+            state.background.finish()
             exchange.channel.settle()
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         if exchange.pilot is not None:
@@ -197,6 +208,7 @@ class ReduceScatter:
         session = self._current(shards)
         if session is None:
             assert self.own is not None
+            state.background.finish()
             channel.run_scatter(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
             exchange.note(nonfinite(output_tensor))
         else:
@@ -204,12 +216,29 @@ class ReduceScatter:
         if exchange.pilot is not None:
             exchange.pilot.after(output_tensor.float(), scale * world)
 
-    def _exchange(self, session: ScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
-        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted."""
+    def _exchange(self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
+        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted.
+
+        On a CPU it does so on another thread where nobody reads that before the backward pass ends.
+        """
         exchange, channel = self.state.exchange, self.channel
+        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
+        if self._may_overlap(given):
+            exchange.remember([each.name for each in self.shards])
+            drained = self._drain(given)
+
+            def job() -> Tensor:
+                bad = session.run(given, wanted, key, scale)
+                exchange.note(bad)
+                for name in drained:
+                    exchange.drained(name, bad)
+                return wanted
+
+            self.state.background.start(torch.no_grad()(job))
+            return
+        self.state.background.finish()
         flat = self.state.scratch.float32(given)
         out = wanted if wanted.dtype == torch.float32 else torch.empty_like(wanted, dtype=torch.float32)
-        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
         exchange.remember([each.name for each in self.shards])
         compare = self._measure(session, flat)
         drained = self._drain(flat)
@@ -220,6 +249,13 @@ class ReduceScatter:
             compare(out, exchange.channel.rank * out.numel(), scale * channel.world)
         if out is not wanted:
             exchange.note(nonfinite(wanted.copy_(out)))
+
+    def _may_overlap(self, given: Tensor) -> bool:
+        """Return whether the caller need not wait: on an accelerator nobody does, and a stream keeps the order."""
+        exchange = self.state.exchange
+        simple = exchange.pilot is None and exchange.second_moment is None and self.inner is None
+        own = given.device.type == "cpu" and given.dtype == torch.float32 and not given.is_inference()
+        return simple and own and self.unread(given.dtype) and Background.possible()
 
     def _drain(self, flat: Tensor) -> list[str]:
         """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
@@ -239,7 +275,7 @@ class ReduceScatter:
         assert exchange.pilot is not None
         exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part])
 
-    def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
+    def _measure(self, session: AnyScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
         """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
         if moment is None or self.inner is not None or not moment.due(exchange.step):
@@ -253,7 +289,7 @@ class ReduceScatter:
         spans = list(chain.from_iterable(parts))
         return moment.begin(flat, spans, exchange.step, exchange.channel, owned) if spans else None
 
-    def _current(self, shards: Sequence[Sharded]) -> ScatterSession | None:
+    def _current(self, shards: Sequence[Sharded]) -> AnyScatterSession | None:
         """The session for the compressor of this step, over what is kept now; None: the framework's own reduction.
 
         A session for the main compressor None is that of the dense warm-up.
@@ -273,9 +309,20 @@ class ReduceScatter:
             own = plain and not waits and self.own is not None and not exchange.skips_steps
             # The residual of a parameter has one place, that of the newest session.
             self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
-            session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
-            self._made[names] = wanted, session
+            self._made[names] = wanted, None if own else self._session(chosen)
         return self._made[names][1]
+
+    def _session(self, chosen: Sequence[tuple[Compressor, Memory]]) -> AnyScatterSession:
+        site, pieces, hosts = site_of(self.state.exchange, self.channel), self._pieces(chosen), self._hosts(chosen)
+        return ScatterSession(pieces, site) if hosts is None else HostScatterSession(pieces, site, hosts)
+
+    def _hosts(self, chosen: Sequence[tuple[Compressor, Memory]]) -> Hosts | None:
+        """The hosts that sum plainly, as it was decided for this module; None: every rank sends to each owner."""
+        assigned = self.state.exchange.assigned
+        together = all(each.name in assigned and is_of_hosts(assigned[each.name][1]) for each in self.shards)
+        if not together or not all(memory.keeps_nothing for _, memory in chosen):
+            return None
+        return hosts_of(self.channel, self.state.exchange.device)
 
     def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
         """Make a piece of every parameter for each owner, as they lie in FSDP's buffer."""
@@ -309,6 +356,10 @@ class ReduceScatter:
             meant = exchange.policy.meant(each.name, main or exchange.compressor)
             return Identity(), exchange.memory_for(meant).dense or NoMemory()
         return code, exchange.memory_for(code)
+
+
+def is_of_hosts(strategy: Strategy) -> bool:
+    return isinstance(strategy, Hierarchical)
 
 
 def multiplier(op: Any, world: int) -> float:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
@@ -27,12 +29,14 @@ from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import build_compressor
 from gradwire.group.channel import Channel
 from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.integrations._background import Started
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._state import Scratch
 from gradwire.integrations.setup import private_group
 from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
 from gradwire.types import Key
+from gradwire.worker import Worker
 
 __all__ = ["DifferenceGather", "WeightGather", "WeightWire", "weight_code"]
 
@@ -88,8 +92,19 @@ class WeightWire:
         lent = private_group(group, timeout, device)
         self.channel = Channel(lent.group, metrics)
         lent.hold(self.channel)
-        self.scratch = Scratch()
+        self.scratch, self.worker = Scratch(), Worker()
         self._room = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def start(self, job: Callable[[], Tensor]) -> Started | None:
+        """Run a gather after all that were started before; on a CPU by a thread, so that the caller may compute.
+
+        Returns:
+            The collective to wait for; None: it is done, or in order on the caller's stream.
+        """
+        if self.device.type != "cpu":
+            job()
+            return None
+        return Started(self.worker, self.worker.submit(job))
 
     def room(self, nbytes: int) -> Tensor:
         """The buffer for the messages of all modules, a row for each rank, as large as the largest module needs."""
@@ -130,8 +145,21 @@ class WeightGather:
         if group is not self.group or not whole or input_tensor.dtype not in EXACT or channel.world == 1:
             return self.theirs(output_tensor, input_tensor, group, async_op)
         channel.metrics.dense_bytes += (channel.world - 1) * input_tensor.nbytes
-        self._gather(output_tensor.view(channel.world, -1), input_tensor)
-        return None
+        gather = self._gathering()
+
+        def job() -> Tensor:
+            # Buffers that are made in inference mode could never be written to outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                plain = from_dlpack(output_tensor) if output_tensor.is_inference() else output_tensor
+                rows = plain.view(channel.world, -1)
+                gather(rows, rows[channel.rank])
+            return output_tensor
+
+        return self.wire.start(job)
+
+    def _gathering(self) -> Callable[[Tensor, Tensor], None]:
+        """Choose what this pass does with the rows of all ranks and this rank's shard."""
+        return self._gather
 
     def _gather(self, weights: Tensor, own: Tensor) -> None:
         """Write the shard of each rank to its row of ``weights``, of which this rank's own is one."""
@@ -144,8 +172,8 @@ class WeightGather:
             for index, shard in enumerate(weights):
                 message = rows.row(index)
                 out = shard if shard.dtype == torch.float32 else self.wire.scratch.float32(shard)
-                part.add_decoded(message.stacked, out.zero_(), 1.0)
-                out.masked_fill_(message.status.ne(0), float("nan"))
+                part.decode(message.stacked, out, 1.0)
+                part.spoil(out, message.status.ne(0))
                 if out is not shard:
                     shard.copy_(out)
 
@@ -209,11 +237,14 @@ class DifferenceGather(WeightGather):
         found = [state[cut.name] for cut in self.cuts if cut.name in state and state[cut.name].numel() == cut.chunk]
         self._start = torch.cat([part.flatten() for part in found]) if len(found) == len(self.cuts) else None
 
-    def _gather(self, weights: Tensor, own: Tensor) -> None:
+    def _gathering(self) -> Callable[[Tensor, Tensor], None]:
+        return partial(self._estimated, self.backward())
+
+    def _estimated(self, backward: bool, weights: Tensor, own: Tensor) -> None:
         channel = self.wire.channel
         if self.estimate is None or self.estimate.dtype != own.dtype:
             self.estimate = self._whole(own)
-        elif self.backward():
+        elif backward:
             weights.copy_(self.estimate)
             return
         estimate = self.estimate
@@ -239,6 +270,9 @@ class DifferenceGather(WeightGather):
                 if out is not shard:
                     shard.copy_(out)
                 bad = message.status.ne(0)
+                if bad.device.type == "cpu" and not bool(bad):
+                    kept.copy_(shard)
+                    continue
                 torch.where(bad, kept, shard, out=kept)
                 shard.masked_fill_(bad, float("nan"))
 

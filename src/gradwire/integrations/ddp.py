@@ -21,11 +21,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire import ops
 from gradwire.auto.pilot import AutoPilot
 from gradwire.auto.step_record import moment
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.exchange import Named, bucket_text
+from gradwire.group.agree import BUCKETS_BEFORE
 from gradwire.group.part import nonfinite
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._regroup import Regroup
@@ -133,8 +135,10 @@ class GradwireState(ExchangeState):
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
+        self._compared: list[list[str]] = []
         self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
         self._glancing = False
+        self._status = torch.zeros(1, dtype=torch.int32)
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
@@ -201,6 +205,10 @@ class GradwireState(ExchangeState):
     def _first(self, names: list[str], device: torch.device) -> None:
         """Begin a step, whose first bucket has these parameters."""
         self._check_model()
+        changed = self._buckets != self._compared
+        if changed:
+            self._compared = self._buckets
+            self.exchange.compared[BUCKETS_BEFORE] = [bucket_text(tuple(each)) for each in self._buckets]
         self._buckets = []
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
@@ -210,19 +218,21 @@ class GradwireState(ExchangeState):
         if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
             self.exchange.begin_step()
             if pilot.idle:
+                pilot.leave_to_ddp()
                 self._direct = GradwireState._reduce if pilot.timed else GradwireState._add_up
-                self._glancing = pilot.glances
+                # Ranks whose buckets are new have not been compared with them.
+                self._glancing = pilot.glances or changed or not self._compared
             if self._glancing:
-                self._submit(device, partial(self._glance, reading))
+                self._submit(device, partial(self._glance, reading, names))
             elif self._direct is None:
-                self._submit(device, partial(self._open_step, reading))
+                self._submit(device, partial(self._open_step, reading, names))
             return
         if self._regroup is None and self._plain(device):
             self._direct = GradwireState._mean
             if not self.exchange.channel.is_nccl:
-                self._begin_step(reading)
+                self._begin_step(reading, names)
                 return
-        self._submit(device, partial(self._begin_step, reading))
+        self._submit(device, partial(self._begin_step, reading, names))
 
     def _check_model(self) -> None:
         late = [name for name, param in self._frozen_params if param.requires_grad]
@@ -240,7 +250,7 @@ class GradwireState(ExchangeState):
     def _named(self, bucket: dist.GradBucket) -> tuple[tuple[Named, ...], list[str]]:  # type: ignore[name-defined]
         """The parameters of a bucket, and their names; both are made anew only where DDP has made new buckets."""
         given = bucket.parameters()
-        known, ids = self._handed_out.get(bucket.index()), [id(param) for param in given]
+        known, ids = self._handed_out.get(bucket.index()), list(map(id, given))
         if known is None or known[0] != ids:
             params = tuple(self._name(param) for param in given)
             known = ids, params, [name for name, _ in params]
@@ -256,20 +266,24 @@ class GradwireState(ExchangeState):
             )
         return named
 
-    def _begin_step(self, reading: Reading) -> None:
+    def _begin_step(self, reading: Reading, names: list[str]) -> None:
         self.exchange.begin_step()
-        self._open_step(reading)
+        self._open_step(reading, names)
 
-    def _open_step(self, reading: Reading) -> None:
-        self.exchange.open()
+    def _open_step(self, reading: Reading, names: list[str]) -> None:
+        self.exchange.open(first=names)
         self.units.follow(self.exchange, *reading)
 
-    def _glance(self, reading: Reading) -> Tensor:
-        """Compare the ranks, and let the pilot look at the window, beside buckets that DDP's own group adds up."""
+    def _glance(self, reading: Reading, names: list[str]) -> Tensor:
+        """Compare the ranks, and let the pilot look at a window that is full, beside buckets that DDP's own group adds
+        up.
+        """
         pilot = self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        self._open_step(reading)
-        pilot.glance()
+        self._open_step(reading, names)
+        if pilot.glances:
+            pilot.glance()
+        self.exchange.channel.settle()
         return torch.empty(0)
 
     def _plain(self, device: torch.device) -> bool:
@@ -287,23 +301,46 @@ class GradwireState(ExchangeState):
         """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
         pilot = self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        run = pilot.note(params, moment(buffer.device), buffer.itemsize)
+        run, device = pilot.note(params, moment(buffer.device), buffer.itemsize), buffer.device
 
-        def done(finished: Future[list[Tensor]]) -> Tensor:
-            run.done = moment(buffer.device)
-            return finished.value()[0]
+        def done() -> None:
+            run.done = moment(device)
 
-        return self._begin_sum(buffer).then(done)
+        return self._begin_sum(buffer, done)
 
     def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
-        """Reduce as DDP does without a hook, and nothing else."""
-        return self._begin_sum(buffer).then(only)
+        """Reduce as DDP does without a hook, and look whether gradients are finite."""
+        return self._begin_sum(buffer, nothing)
 
-    def _begin_sum(self, buffer: Tensor) -> Future[list[Tensor]]:
-        channel = self.exchange.channel
+    def _begin_sum(self, buffer: Tensor, done: Callable[[], None]) -> Future[Tensor]:
+        """Start to average a bucket on DDP's own group; ``done`` is called when the mean is there.
+
+        A mean of parts of finite values is finite, and a rank's own part has just been written and is read for next to
+        nothing. So on a CPU each rank looks at its own, and the pilot tells the others when it tells them the times.
+        """
+        channel, pilot = self.exchange.channel, self.exchange.pilot
+        assert isinstance(pilot, AutoPilot)
         group = None if self._group is None else self._group()
         self.exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
-        return channel.begin_sum(buffer.mul_(1 / channel.world), group)
+        buffer.mul_(1 / channel.world)
+        look = None
+        if buffer.device.type != "cpu":
+            look = self.exchange.watched()
+        else:
+            ops.nonfinite(buffer, self._status)
+            if self._status.item():
+                pilot.spoil()
+                self.exchange.note(self._status.bool().view(()))
+                self._status.zero_()
+
+        def arrived(finished: Future[list[Tensor]]) -> Tensor:
+            done()
+            mean = finished.value()[0]
+            if look is not None:
+                look(mean)
+            return mean
+
+        return channel.begin_sum(buffer, group).then(arrived)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
@@ -333,9 +370,8 @@ class GradwireState(ExchangeState):
         return future
 
 
-def only(finished: Future[list[Tensor]]) -> Tensor:
-    """The one tensor of a sum."""
-    return finished.value()[0]
+def nothing() -> None:
+    """Do nothing when a mean is there."""
 
 
 def gradwire_hook(

@@ -30,7 +30,7 @@ from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
-from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
+from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._turns import Turns
@@ -152,6 +152,8 @@ class FSDPState(ShardedState):
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         super().close()
+        for wire in self._wires.values():
+            wire.worker.close()
         for hook in self._hooks:
             hook.leave()
         for group in self._gathered:
@@ -246,7 +248,8 @@ class FSDPState(ShardedState):
             # The module's own method refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
             own = InnerReduceScatter(DefaultReduceScatter())
-            group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own)
+            unread = partial(read_at_the_end, group)
+            group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own, unread)
             return
         module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
         native = take_over(group, grid) if grid.native else None
@@ -404,6 +407,18 @@ def divided_later(group: Any, dtype: torch.dtype) -> float:
     return factor / before
 
 
+def read_at_the_end(group: Any, dtype: torch.dtype) -> bool:
+    """Return whether FSDP makes a module's gradients views of what it reduces in this dtype, and reads no element."""
+    fresh = all(
+        each.sharded_param.grad is None
+        and not each.offload_to_cpu
+        and not getattr(each.sharded_param, "_post_accumulate_grad_hooks", None)
+        for each in group.fsdp_params
+    )
+    own = group._all_reduce_hook is None and group._orig_dtype in (None, dtype)
+    return fresh and own and divided_later(group, dtype) == 1.0
+
+
 def not_sharded(model: object, compressor: object) -> ConfigError:
     """Say what to do with a module that ``fully_shard`` was not applied to."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
@@ -472,7 +487,8 @@ def check_model(
     }
     check_mesh(lies, grid.shard, alone=grid.replicate is None)
     sizes = {tuple(ranks_of(info.mesh)) for _, info in lies.values()}
-    require(grid.replicate is None or len(sizes) == 1, "mesh of the model", "one for all modules with replicas", sizes)
+    one = grid.replicate is None or len(sizes) == 1
+    require(one, "mesh of the model", f"one for all modules with replicas; {ANY_MESH}", sizes)
     if grid.native:
         require(replicate is None, "replicate", "left out: the mesh of the model has its replicas", replicate)
     elif grid.replicate is not None:

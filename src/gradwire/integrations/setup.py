@@ -33,6 +33,7 @@ __all__ = [
     "check_dtypes",
     "frozen_in",
     "in_memory",
+    "is_auto",
     "kind_of",
     "memory_order",
     "prepare",
@@ -50,6 +51,15 @@ log = logging.getLogger("gradwire")
 
 AUTO = "auto"
 """Name in place of a compressor: measurements decide."""
+
+
+def is_auto(compressor: object) -> bool:
+    """Return whether measurements decide in place of a compressor.
+
+    >>> is_auto("auto"), is_auto("auto:budget=small"), is_auto("twobit:threshold=auto")
+    (True, True, False)
+    """
+    return isinstance(compressor, str) and compressor.partition(":")[0] == AUTO
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -328,15 +338,15 @@ def steered(
     Raises:
         ConfigError: a wrong option, or one that "auto" decides itself.
     """
-    if not (isinstance(compressor, str) and compressor.partition(":")[0] == AUTO):
+    if not is_auto(compressor):
         for name in ("budget", "decisions"):
             given = getattr(settings, name)
             require(given is None, name, f"None with any compressor but {AUTO!r}", given)
         return settings.exchange(compressor, rest, group, device)
     if embeddings is None:
         raise ConfigError(
-            f"compressor must be a method here, got {AUTO!r}: compress_ddp, compress_optimizer, compress_fsdp and "
-            "compress_fsdp1 take it"
+            f"compressor must be a method here, got {AUTO!r}: compress_ddp, compress_optimizer, compress_fsdp, "
+            "compress_fsdp1 and CompressedStep take it"
         )
     given = {name: value for name, value in registry.named_of(compressor).items() if name != "name"}
     unknown = [name for name in (*given, *rest) if name != "budget"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gradwire import ops
@@ -63,25 +62,29 @@ class DeMoMemory(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
-        self.compensate(grad, kept)
-        grad.mul_(scale)
-        ops.nonfinite(grad.view(-1), status)
+        ops.add_scaled(grad.view(-1), kept["residual"].view(-1), self.beta, status)
+        if scale != 1.0:
+            grad.mul_(scale)
         compressor.encode(grad, payload, state, key)
         compressor.add_decoded(payload, grad, -1.0)
-        grad.mul_(1.0 / scale)
+        if scale != 1.0:
+            grad.mul_(1.0 / scale)
         if compressor.overflows:
             # The remainder is not finite where the code overflowed.
             ops.nonfinite(grad.view(-1), status)
         ops.swap(grad.view(-1), kept["residual"].view(-1))
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        kept["residual"].copy_(grad)
+    def takes_pieces(self, scale: float) -> bool:
+        return scale == 1.0
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         kept["residual"].view(-1).index_add_(0, places, values)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        grad.add_(kept["residual"], alpha=self.beta)
+        ops.add_scaled(grad.view(-1), kept["residual"].view(-1), self.beta)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        torch.where(bad, kept["residual"], unsent, out=kept["residual"])
+        ops.copy_where(unsent.view(-1), kept["residual"].view(-1), ~bad.view(1))

@@ -84,24 +84,22 @@ class DGCMemory(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
-        velocity, momentum, sent = kept["residual"], kept["momentum"], kept["sent"]
-        kept["undo"].copy_(momentum)
-        # The new velocity is left in the gradient, and the old one where it is.
-        self.dense.accelerate(grad, momentum)
-        grad.add_(velocity)
-        ops.swap(grad.view(-1), velocity.view(-1))
-        ops.nonfinite(velocity.view(-1), status)
-        if scale == 1.0:
-            compressor.encode(velocity, payload, state, key)
-        else:
-            compressor.encode(torch.mul(velocity, scale, out=sent), payload, state, key)
-        compressor.add_decoded(payload, sent.zero_(), 1.0 / scale)
-        velocity.sub_(sent)
-        momentum.masked_fill_(sent != 0, 0.0)
+        velocity, sent = kept["residual"], kept["sent"]
+        self.dense.accelerate(grad, kept["momentum"], kept["undo"])
+        # The old velocity is left in the gradient.
+        ops.accumulate(grad.view(-1), velocity.view(-1), status)
+        self.encoded(compressor, velocity, payload, state, key, scale)
+        ops.fill_where(sent.view(-1), 0.0)
+        compressor.add_decoded(payload, sent, 1.0 / scale)
+        ops.mask_momentum(velocity.view(-1), kept["momentum"].view(-1), sent.view(-1))
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        kept["residual"].copy_(grad)
-        kept["momentum"].copy_(kept["undo"])
+    def takes_pieces(self, scale: float) -> bool:
+        """Return whether pieces can be encoded: the norm of a tensor's gradient is no operation."""
+        return self.clip is None
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
+        ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         """Add values that were sent in vain back to the velocity, and restore the momentum there."""
@@ -143,18 +141,16 @@ class DenseMomentum(Memory):
     buffers = ("momentum", "undo")
     transient = ("undo",)
 
-    def accelerate(self, grad: Tensor, momentum: Tensor) -> None:
-        """Add a gradient to the momentum, and replace it by the growth of the velocity."""
+    def accelerate(self, grad: Tensor, momentum: Tensor, undo: Tensor | None, status: Tensor | None = None) -> None:
+        """Add a gradient to the momentum, and replace it by the growth of the velocity; ``undo``
+        receives the old momentum.
+        """
         if self.clip is not None:
             # The norm is in float64: the squares of a gradient that is still finite overflow in float32.
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
             grad.mul_((self.clip / norm).clamp(max=1.0))
-        if self.nesterov:
-            momentum.add_(grad).mul_(self.momentum)
-            grad.add_(momentum)
-        else:
-            grad.add_(momentum, alpha=self.momentum)
-            momentum.copy_(grad)
+        old = None if undo is None else undo.view(-1)
+        ops.accumulate_momentum(grad.view(-1), momentum.view(-1), old, self.momentum, self.nesterov, status)
 
     def encode(
         self,
@@ -167,17 +163,20 @@ class DenseMomentum(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
-        kept["undo"].copy_(kept["momentum"])
-        self.accelerate(grad, kept["momentum"])
-        ops.nonfinite(grad.view(-1), status)
+        self.accelerate(grad, kept["momentum"], kept["undo"], status)
         self.encoded(compressor, grad, payload, state, key, scale)
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        kept["momentum"].copy_(kept["undo"])
+    def takes_pieces(self, scale: float) -> bool:
+        """Return whether pieces can be encoded, and compensated: the norm of a tensor's gradient is no operation."""
+        return self.clip is None
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         # The new momentum waits in the work space until the step is known to count.
-        self.accelerate(grad, kept["undo"].copy_(kept["momentum"]))
+        ops.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
+        self.accelerate(grad, kept["undo"], None)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        torch.where(bad, kept["momentum"], kept["undo"], out=kept["momentum"])
+        ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))

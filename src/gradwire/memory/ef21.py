@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gradwire import ops
@@ -59,6 +58,9 @@ class EF21Memory(Memory):
 
     def __post_init__(self) -> None:
         require(is_float32(self.eta) and 0 < self.eta <= 1, "EF21Memory.eta", "in (0, 1]", self.eta)
+        require(
+            1 - self.eta < 1, "EF21Memory.eta", "at least 2**-53, below which a gradient counts as nothing", self.eta
+        )
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -78,20 +80,27 @@ class EF21Memory(Memory):
     ) -> None:
         local = kept["local"]
         if self.eta < 1:
-            kept["undo"].copy_(kept["momentum"])
-            grad.copy_(kept["momentum"].mul_(1 - self.eta).add_(grad, alpha=self.eta))
-        grad.sub_(local)
-        ops.nonfinite(grad.view(-1), status)
+            ops.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
+            self._average(grad, kept["momentum"])
+        ops.add_scaled(grad.view(-1), local.view(-1), -1.0, status)
         self.encoded(compressor, grad, payload, state, key, scale)
-        grad.copy_(local)
+        ops.copy_where(local.view(-1), grad.view(-1))
         compressor.add_decoded(payload, local, 1.0 / scale)
         # A code may overflow where x did not.
         ops.nonfinite(local.view(-1), status)
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        kept["local"].copy_(grad)
+    def _average(self, grad: Tensor, mean: Tensor) -> None:
+        """Take the gradient into the running mean, and replace it by that."""
+        ops.momentum_update(grad.view(-1), mean.view(-1), 1 - self.eta)
+        ops.copy_where(mean.view(-1), grad.view(-1))
+
+    def takes_pieces(self, scale: float) -> bool:
+        return True
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        ops.copy_where(grad.view(-1), kept["local"].view(-1), when)
         if self.eta < 1:
-            kept["momentum"].copy_(kept["undo"])
+            ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         kept["local"].view(-1)[places] = grad.view(-1)[places]
@@ -99,19 +108,19 @@ class EF21Memory(Memory):
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         if self.eta < 1:
             # The new mean waits in the work space until the step is known to count.
-            mean = torch.mul(kept["momentum"], 1 - self.eta, out=kept["undo"]).add_(grad, alpha=self.eta)
-            grad.copy_(mean)
-        grad.sub_(kept["mean"])
+            ops.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
+            self._average(grad, kept["undo"])
+        ops.add_scaled(grad.view(-1), kept["mean"].view(-1), -1.0)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         if self.eta < 1:
-            torch.where(bad, kept["momentum"], kept["undo"], out=kept["momentum"])
+            ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
-        out.copy_(kept["mean"])
+        ops.copy_where(kept["mean"].view(-1), out.view(-1))
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        torch.where(bad, kept["mean"], out, out=kept["mean"])
+        ops.copy_where(out.view(-1), kept["mean"].view(-1), ~bad.view(1))
 
 
 EF21 = EF21Memory  # The name until 0.2.

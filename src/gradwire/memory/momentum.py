@@ -62,7 +62,7 @@ class Momentum(Memory):
         momentum = kept["momentum"]
         compressor.encode_momentum(grad, momentum, self.beta, payload, state, key, status)
         if scale != 1.0:
-            compressor.encode_scaled(momentum.clone(), scale, payload, state, key)
+            compressor.encode_scaled(momentum, scale, payload, state, key)
 
     def takes_pieces(self, scale: float) -> bool:
         """Only where the mean itself is encoded."""

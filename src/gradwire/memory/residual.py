@@ -94,6 +94,15 @@ class Residual(Memory):
         if self.beta == self.gamma == scale == 1.0 and self.dtype == "float32":
             compressor.encode_feedback(grad, residual, payload, state, key, status)
             return
+        if compressor.summable and self.takes_pieces(scale):
+            # The old residual is left in the gradient.
+            ops.accumulate(grad.view(-1), residual.view(-1), status)
+            compressor.encode_scaled(residual, scale, payload, state, key)
+            compressor.add_decoded(payload, residual, -1.0 / scale)
+            if compressor.overflows:
+                # The remainder is not finite where the code overflowed.
+                ops.nonfinite(residual.view(-1), status)
+            return
         self.compensate(grad, kept)
         grad.mul_(scale)
         ops.nonfinite(grad.view(-1), status)
@@ -107,8 +116,8 @@ class Residual(Memory):
             swap_with(grad, residual)
 
     def takes_pieces(self, scale: float) -> bool:
-        """Return whether pieces can be encoded: one operation must compensate, encode and keep the rest."""
-        return self.beta == self.gamma == scale == 1.0 and self.form == FLOAT32
+        """Return whether pieces can be encoded: their sum with the residual must be an operation."""
+        return self.beta == self.gamma == 1.0 and self.form == FLOAT32
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         if self.form == FLOAT32:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from gradwire.errors import Verbatim, require
 
-__all__ = ["Each", "Pieces", "Places"]
+__all__ = ["Each", "Pieces", "Places", "adjacent"]
 
 
 class Each(tuple[Any, ...]):
@@ -60,6 +61,13 @@ def places_of(length: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> 
     made in every step.
     """
     return Places(length, offsets, sizes)
+
+
+@lru_cache(maxsize=1024)
+def adjacent(sizes: tuple[int, ...]) -> Places:
+    """Return the same object for the same sizes: the places of pieces that lie one after the other."""
+    ends = [0, *accumulate(sizes)]
+    return Places(ends[-1], ends[:-1], sizes)
 
 
 class Pieces:
@@ -133,9 +141,19 @@ class Pieces:
         """Allocate as many elements as a tensor has, or pieces like those of another; their values are undefined."""
         return cast(Tensor, x.fresh()) if isinstance(x, Pieces) else torch.empty_like(cast(Tensor, x))
 
+    @classmethod
+    def side_by_side(cls, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Pieces:
+        """Allocate pieces of these sizes, one after the other; their values are undefined."""
+        places = adjacent(sizes)
+        return cls(torch.empty(places.length, dtype=dtype, device=device), places)
+
     def at(self, base: Tensor) -> Pieces:
         """Return the same places of another tensor."""
         return Pieces(base, self.places)
+
+    def rows(self, which: int | slice) -> Pieces:
+        """Return the pieces of one row, or of several adjacent ones."""
+        return Pieces(self.base[which], self.places)
 
     def fresh(self) -> Pieces:
         """Allocate new elements for all pieces, at the same places; their values are undefined."""

@@ -51,6 +51,33 @@ GRADWIRE_KERNEL(accumulate, Feedback)
 
 GRADWIRE_KERNEL(momentum_update, MomentumUpdate)
 
+// `status` may be null; otherwise a sum that is not finite sets it.
+struct AddScaled {
+  float* x;
+  const float* y;
+  float factor;
+  std::int32_t* status;
+};
+GRADWIRE_KERNEL(add_scaled, AddScaled)
+
+// `undo` and `status` may be null.
+struct AccumulateMomentum {
+  float* grad;
+  float* momentum;
+  float* undo;
+  float beta;
+  bool nesterov;
+  std::int32_t* status;
+};
+GRADWIRE_KERNEL(accumulate_momentum, AccumulateMomentum)
+
+struct MaskMomentum {
+  float* velocity;
+  float* momentum;
+  const float* sent;
+};
+GRADWIRE_KERNEL(mask_momentum, MaskMomentum)
+
 // `status` may be null; otherwise a quotient that is not finite sets it.
 struct Precondition {
   float* grad;
@@ -145,6 +172,35 @@ GRADWIRE_INLINE void momentum_update_step(const MomentumUpdate& k, std::int64_t 
 }
 
 GRADWIRE_WATCHING_KERNEL(momentum_update, MomentumUpdate, kLanes)
+
+GRADWIRE_INLINE void add_scaled_step(const AddScaled& k, std::int64_t i, int count, U32& worst) {
+  const F32 x = load_ahead(k.x + i, count) + load_ahead(k.y + i, count) * set(k.factor);
+  watch(worst, x);
+  store(k.x + i, x, count);
+}
+
+GRADWIRE_WATCHING_KERNEL(add_scaled, AddScaled, kLanes)
+
+// What the velocity grows by is the new momentum, or, looking ahead, that and the gradient.
+GRADWIRE_INLINE void accumulate_momentum_step(const AccumulateMomentum& k, std::int64_t i, int count, U32& worst) {
+  const F32 old = load_ahead(k.momentum + i, count), grad = load_ahead(k.grad + i, count), beta = set(k.beta);
+  const F32 now = k.nesterov ? (old + grad) * beta : old * beta + grad;
+  const F32 growth = k.nesterov ? grad + now : now;
+  watch(worst, growth);
+  if (k.undo) store(k.undo + i, old, count);
+  store(k.momentum + i, now, count);
+  store(k.grad + i, growth, count);
+}
+
+GRADWIRE_WATCHING_KERNEL(accumulate_momentum, AccumulateMomentum, kLanes)
+
+GRADWIRE_INLINE void mask_momentum_step(const MaskMomentum& k, std::int64_t i, int count) {
+  const F32 sent = load_ahead(k.sent + i, count), momentum = load_ahead(k.momentum + i, count);
+  store(k.velocity + i, load_ahead(k.velocity + i, count) - sent, count);
+  store(k.momentum + i, select(eq(abs_bits(sent), set_u32(0)), momentum, set(0.0f)), count);
+}
+
+GRADWIRE_RANGE_KERNEL(mask_momentum, MaskMomentum, kLanes)
 
 void philox(const Philox& k, std::int64_t begin, std::int64_t end) {
   const std::int64_t whole = (end - begin) / kPhiloxWords, rest = (end - begin) % kPhiloxWords;
@@ -277,6 +333,22 @@ void momentum_update(float* grad, float* momentum, double beta, Maybe<std::int32
 }
 GRADWIRE_OPERATION(momentum_update)
 
+void add_scaled(float* x, const float* y, double factor, Maybe<std::int32_t> status, Size n, int threads) {
+  run(kernels::add_scaled, {x, y, float(factor), status.data}, n, 16, threads);
+}
+GRADWIRE_OPERATION(add_scaled)
+
+void accumulate_momentum(float* grad, float* momentum, Maybe<float> undo, double beta, bool nesterov,
+                         Maybe<std::int32_t> status, Size n, int threads) {
+  run(kernels::accumulate_momentum, {grad, momentum, undo.data, float(beta), nesterov, status.data}, n, 16, threads);
+}
+GRADWIRE_OPERATION(accumulate_momentum)
+
+void mask_momentum(float* velocity, float* momentum, const float* sent, Size n, int threads) {
+  run(kernels::mask_momentum, {velocity, momentum, sent}, n, 16, threads);
+}
+GRADWIRE_OPERATION(mask_momentum)
+
 void philox(std::uint32_t* out, Size key, Size step, Size offset, Size n, int threads) {
   run(kernels::philox, {out, std::uint64_t(key), std::uint64_t(step), std::uint64_t(offset)}, n, 128, threads);
 }
@@ -329,6 +401,16 @@ GRADWIRE_SELFTEST_OF(shared) {
   check(target, "momentum_update", kernels::momentum_update, [](Buffers& x, Size) {
     return MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f};
   });
+  check(target, "add_scaled", kernels::add_scaled, [](Buffers& x, Size) {
+    return AddScaled{x.a.data(), x.b.data(), -0.3f, x.status.data()};
+  });
+  for (const bool nesterov : {false, true}) {
+    check(target, "accumulate_momentum", kernels::accumulate_momentum, [=](Buffers& x, Size) {
+      return AccumulateMomentum{x.a.data(), x.b.data(), x.c.data(), 0.9f, nesterov, x.status.data()};
+    });
+  }
+  check(target, "mask_momentum", kernels::mask_momentum,
+        [](Buffers& x, Size) { return MaskMomentum{x.a.data(), x.b.data(), x.c.data()}; });
   check(target, "philox", kernels::philox, [](Buffers& x, Size) {
     return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
   });

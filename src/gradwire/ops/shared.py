@@ -20,8 +20,11 @@ from gradwire.ops.validation import float32
 
 __all__ = [
     "accumulate",
+    "accumulate_momentum",
+    "add_scaled",
     "copy_where",
     "fill_where",
+    "mask_momentum",
     "momentum_update",
     "nonfinite",
     "philox",
@@ -67,6 +70,89 @@ def accumulate(grad: Written, residual: Written, status: Status = None) -> None:
     ([0.5, -2.0], [1.5, 0.0])
     """
     residual.copy_(compensate(grad, residual, status))
+
+
+@declared
+def add_scaled(x: Written, y: Floats, factor: float, status: Status = None) -> None:
+    """Add a multiple of a tensor to another one: x = x + factor * y, rounded twice.
+
+    Args:
+        x: float32, n elements.
+        y: float32, n elements, not overlapping ``x``.
+        factor: any number; it is rounded to float32.
+        status: int32, 1 element, or None: bit 0 is set where the sum is not finite.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> add_scaled(x, torch.tensor([4.0, -2.0]), 0.5)
+    >>> x.tolist()
+    [3.0, 1.0]
+    """
+    x.add_(y * float32(factor))
+    if status is not None:
+        status |= ~torch.isfinite(x).all()
+
+
+Kept = Annotated[Tensor | None, Flat(torch.float32, "n", written=True)]
+
+
+@declared
+def accumulate_momentum(
+    grad: Written, momentum: Written, undo: Kept, beta: Beta, nesterov: bool, status: Status = None
+) -> None:
+    """Add a gradient to a momentum: u = beta u + g, and g becomes u; with ``nesterov``, u = beta (u + g) and g + u.
+
+    Args:
+        grad: float32, n elements: g; becomes what a velocity grows by.
+        momentum: float32, n elements: u.
+        undo: float32, n elements: receives the old momentum; or None.
+        beta: weight of the old momentum, in [0, 1), rounded to float32. Larger: a longer memory.
+        nesterov: look ahead.
+        status: int32, 1 element, or None: bit 0 is set where what ``grad`` becomes is not finite.
+
+    Raises:
+        ConfigError: a tensor is not of this form, or beta is outside its range.
+
+    >>> grad, momentum, undo = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 0.0]), torch.empty(2)
+    >>> accumulate_momentum(grad, momentum, undo, 0.5, nesterov=False)
+    >>> grad.tolist(), momentum.tolist(), undo.tolist()
+    ([3.0, 2.0], [3.0, 2.0], [4.0, 0.0])
+
+    Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, "Deep Gradient Compression: Reducing the Communication
+    Bandwidth for Distributed Training", ICLR 2018.
+    """
+    now = (momentum + grad) * float32(beta) if nesterov else momentum * float32(beta) + grad
+    if undo is not None:
+        undo.copy_(momentum)
+    momentum.copy_(now)
+    grad.copy_(grad + now if nesterov else now)
+    if status is not None:
+        status |= ~torch.isfinite(grad).all()
+
+
+@declared
+def mask_momentum(velocity: Written, momentum: Written, sent: Floats) -> None:
+    """Subtract what was sent from a velocity, and forget the momentum there: v = v - s, and u = 0 where s is not 0.
+
+    Args:
+        velocity: float32, n elements: v.
+        momentum: float32, n elements: u.
+        sent: float32, n elements: s, as the receivers decode it.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> velocity, momentum = torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0])
+    >>> mask_momentum(velocity, momentum, torch.tensor([3.0, 0.0]))
+    >>> velocity.tolist(), momentum.tolist()
+    ([0.0, 2.0], [0.0, 2.0])
+
+    Source: as ``accumulate_momentum``.
+    """
+    velocity.sub_(sent)
+    momentum.masked_fill_(sent != 0, 0.0)
 
 
 When = Annotated[Tensor | None, Flat(torch.bool, "1")]

@@ -10,8 +10,9 @@ tensor of them is int8, one of 8 bits uint8.
 
 with top = 127, or 7 for 4 bits. ``up`` leaves 17 significant bits, so a code times its scale is exact in float32, and
 values that were read and are written again have the bytes that they had. A step that is taken back through float32 is
-therefore taken back bit for bit. N below 2**-100 counts as zero; where it is not finite the scale is infinite, and the
-block is read as NaN.
+therefore taken back bit for bit. A scale is at most the largest of these numbers of which ``top`` times is finite, so
+whatever is finite is read as such. N below 2**-100 counts as zero; where it is not finite the scale is infinite, and
+the block is read as NaN.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ _CHUNK = 1 << 16
 
 _TOPS = {torch.uint8: 127, torch.int8: 7}
 """The largest code, by the type of what holds it."""
+
+_MOST = {127: float.fromhex("0x1.0204p+121"), 7: float.fromhex("0x1.2492p+125")}
+"""The largest scale, by the largest code: of the next number of 17 bits the product would be infinite."""
 
 
 def row_bytes(block: int, dtype: torch.dtype = torch.uint8) -> int:
@@ -247,7 +251,7 @@ def scale_of(largest: Tensor, top: int = 127) -> Tensor:
     """Compute the scale of a block from its largest magnitude, both float32, and the largest code."""
     usable = largest <= torch.finfo(torch.float32).max
     scale = _seventeen_bits(torch.where(largest < LEAST, 0.0, largest) / float(top))
-    return torch.where(usable, scale, torch.inf)
+    return torch.where(usable, scale.clamp(max=_MOST[top]), torch.inf)
 
 
 def quantised(values: Tensor, scale: Tensor) -> Tensor:

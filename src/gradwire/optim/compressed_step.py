@@ -28,9 +28,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.auto.pilot import AutoPilot
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations.ownership import release
+from gradwire.integrations.setup import is_auto
 from gradwire.meeting.meeting import Meeting
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
@@ -63,7 +66,10 @@ class CompressedStep(LocalSteps):
         inner: the local optimizer, over all that is exchanged; 16 or 32 bits. Rank 0's parameters are sent to the
             others. Give it ``model.named_parameters()`` where options name parameters.
         compressor: compressor of the step, by name or as an object; with the memory that it declares, or ``memory=``.
-            "topk" sends 1 % of the elements.
+            "topk" sends 1 % of the elements. "auto" watches uncompressed rounds, tries methods on the steps, and takes
+            the one that makes a round shortest within ``budget``, as for gradients; "small" may take what keeps a part
+            of the steps back, whatever the inner optimizer divides by. Not with ``late``, whose rounds nobody waits
+            for, nor with a meeting.
         every: local steps in a round, >= 1. More: fewer bytes, and ranks drift further apart.
         decay: "outer" takes the weight decay of the parameter groups out of the inner step, and shrinks the agreed
             parameters by 1 - lr weight_decay in every step, exactly, on all ranks and without sending a byte; rates
@@ -122,6 +128,7 @@ class CompressedStep(LocalSteps):
         "keep": FLAG,
         "reset": (lambda value: value is None or is_int(value, 1), "an integer >= 1 or None"),
     }
+    steered: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -148,6 +155,10 @@ class CompressedStep(LocalSteps):
             require(alone or moments == "apart", "CompressedStep.moments", "'apart' with a meeting", moments)
             require(alone or not late, "CompressedStep.late", "False with a meeting", late)
             require(alone or not keep, "CompressedStep.keep", "False with a meeting", keep)
+            steers = is_auto(compressor)
+            require(alone or not steers, "CompressedStep.compressor", "a method with a meeting", compressor)
+            # Whoever waits for no exchange has nothing to measure.
+            require(not (late and steers), "CompressedStep.late", "False with 'auto'", late)
             require(alone or chosen == "inner", "CompressedStep.decay", "'inner' with a meeting", decay)
             got = Verbatim(f"{moments!r} with {type(inner).__name__}")
             required = "'apart' with an optimizer that keeps no exp_avg_sq"
@@ -161,7 +172,12 @@ class CompressedStep(LocalSteps):
         if moments != "apart":
             facts["kinds"] = kinds_of(inner)
         super().__init__(inner, compressor, every, options, process_group, meeting, facts, check)
-        memory = self.exchange.memory_for(self.exchange.compressor)
+        pilot = self.exchange.pilot
+        if isinstance(pilot, AutoPilot):
+            # What waits of a step is added when it arrives, and divided by nothing.
+            pilot.bears = lambda: True
+        # That of whatever is decided for is a residual.
+        memory = self.exchange.memory_for(self.exchange.compressor if pilot is None else TopK())
         waits = "residual" in self.exchange.buffers("buffers")
         if keep and (not waits or isinstance(memory, DGCMemory | DeMoMemory)):
             release(self.exchange)

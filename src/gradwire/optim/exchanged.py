@@ -56,6 +56,9 @@ class Exchanged(Optimizer):
     ranges: ClassVar[Mapping[str, Range]] = {}
     """The parameters of its own, each with what it may be."""
 
+    steered: ClassVar[bool] = False
+    """True: "auto" may be given in place of a compressor."""
+
     def __init__(
         self,
         params: Any,
@@ -83,15 +86,19 @@ class Exchanged(Optimizer):
         facts = {"optimizer": type(self).__name__, **facts}
         caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         if meeting is None:
-            self.exchange, by_name = prepare_named(select, device, compressor, options, group, caller, **facts)
+            # Of parameters alone nobody knows which belong to embeddings.
+            embeddings = tuple[str, ...] if self.steered else None
+            self.exchange, by_name = prepare_named(
+                select, device, compressor, options, group, caller, embeddings=embeddings, **facts
+            )
         else:
             self.exchange, by_name = prepare_alone(select, device, compressor, options, caller)
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.facts = facts
-        # All parameters travel in one bucket, and what is not finite drops the whole step: what an override sent with
-        # another strategy has a message of its own, and must be taken back with the others.
-        self.exchange.skips_steps = bool(self.exchange.policy.overrides)
+        # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
+        # decision sent with another strategy has a message of its own, and must be taken back with the others.
+        self.exchange.skips_steps = bool(self.exchange.policy.overrides) or self.exchange.pilot is not None
         if meeting is None:
             share_start(self.params, group)
 

@@ -2,9 +2,9 @@
 
 Law: a figure is a mean over seeds, and a difference between two of them is one only above the noise floor, which is how
 far two means of uncompressed runs, of as many seeds, may be apart, and above Welch's limit, which knows the spread of
-the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own. One that was
-tried at several learning rates stands there at the one that was best on the first seed, and is compared with
-uncompressed runs that were tuned like it.
+the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own, whose model
+was distributed in the same way: under FSDP2 with those under FSDP2. One that was tried at several learning rates stands
+there at the one that was best on the first seed, and is compared with uncompressed runs that were tuned like it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class PanelEntry:
         return self.runs[0].settings.tuned
 
     @property
+    def parallel(self) -> str | None:
+        """The way in which the model is distributed, "fsdp2"; None: DDP, or as the optimizer or the hook does."""
+        return self.runs[0].settings.parallel
+
+    @property
     def diverged(self) -> bool:
         """Return whether a run ended with a quality that is not a finite number."""
         return not math.isfinite(self.quality.mean)
@@ -110,7 +115,8 @@ class Panel:
         measure: name of the quality, in words.
         higher_is_better: true: a higher quality is better.
         entries: the methods, the ones to compare with first, the others by name.
-        baselines: uncompressed ones, one for each recipe that has any, the task's own recipe first.
+        baselines: uncompressed ones, one for each recipe and way to distribute the model that has any, under DDP and
+            with the task's own recipe first.
     """
 
     settings: RunSettings
@@ -121,13 +127,16 @@ class Panel:
 
     @property
     def baseline(self) -> PanelEntry | None:
-        """The uncompressed entry with the task's own recipe, or else with another; None if there is none."""
+        """The uncompressed entry under DDP with the task's own recipe, or else another; None if there is none."""
         return self.baselines[0] if self.baselines else None
 
     def compared_with(self, entry: PanelEntry) -> PanelEntry | None:
-        """The uncompressed entry with a method's recipe, or else with the task's own; None if there is neither."""
-        found = {_same([each.tuned, each.recipe]): each for each in self.baselines}
-        return found.get(_same([entry.tuned, entry.recipe]), found.get(_same([False, {}])))
+        """The uncompressed entry with a method's recipe, or else with the task's own, of a model that is distributed in
+        the same way; None if there is neither.
+        """
+        found = {_same([each.parallel, each.tuned, each.recipe]): each for each in self.baselines}
+        own = found.get(_same([entry.parallel, entry.tuned, entry.recipe]))
+        return own or found.get(_same([entry.parallel, False, {}]))
 
     @cached_property
     def scale(self) -> float:
@@ -249,12 +258,21 @@ def _panel(runs: Sequence[Record]) -> Panel:
 
 
 def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
-    """The first uncompressed entry of each recipe, plain DDP before ours; smaller weights are no such entry."""
+    """The first uncompressed entry of each recipe and way to distribute the model, plain DDP before ours; smaller
+    weights are no such entry.
+    """
     plain = [entry for entry in found if entry.family == BASELINE and entry.runs[0].settings.weights is None]
-    plain.sort(key=lambda entry: (bool(entry.recipe), entry.tuned, PLAIN.index(entry.runs[0].settings.method)))
+    plain.sort(
+        key=lambda entry: (
+            entry.parallel is not None,
+            bool(entry.recipe),
+            entry.tuned,
+            PLAIN.index(entry.runs[0].settings.method),
+        )
+    )
     first: dict[str, PanelEntry] = {}
     for entry in plain:
-        first.setdefault(_same([entry.tuned, entry.recipe]), entry)
+        first.setdefault(_same([entry.parallel, entry.tuned, entry.recipe]), entry)
     return tuple(first.values())
 
 

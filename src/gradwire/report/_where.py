@@ -82,14 +82,15 @@ def _recipes(found: Iterable[Panel]) -> Iterator[str]:
     for panel in found:
         if len(panel.baselines) > 1:
             yield (
-                "Uncompressed runs have several recipes; a method is compared with those of its own recipe, or else "
-                f"of the task's own: {panel.title}."
+                "Uncompressed runs have several recipes, or several ways to distribute the model; of those that are "
+                "distributed like it, a method is compared with those of its own recipe, or else of the task's own: "
+                f"{panel.title}."
             )
         alone = [entry.method for entry in panel.entries if panel.compared_with(entry) is None]
         if panel.baselines and alone:
             yield (
-                "No uncompressed run has the recipe of these methods or the task's own, so that they have nothing to "
-                f"compare with: {', '.join(alone)} ({panel.title})."
+                "No uncompressed run whose model is distributed in the same way has the recipe of these methods or the "
+                f"task's own, so that they have nothing to compare with: {', '.join(alone)} ({panel.title})."
             )
 
 

@@ -192,7 +192,9 @@ def check_summable(compressor: Compressor, x: Tensor) -> None:
     if not compressor.summable:
         return
     buffer, payload = payload_for(compressor, x)
-    compressor.encode_scaled(x.clone(), 0.25, payload, compressor.init_state(x.shape, Key(), x.device), Key())
+    given = x.clone()
+    compressor.encode_scaled(given, 0.25, payload, compressor.init_state(x.shape, Key(), x.device), Key())
+    expect(same(given, x), compressor, "encode_scaled changes the gradient")
     expect(same(buffer, encode(compressor, x * 0.25)[0]), compressor, "encode_scaled differs from encode(scale * x)")
     other = encode(compressor, x * -0.125)[1]
     total = tuple(p + q for p, q in zip(payload, other, strict=True))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,21 +35,43 @@ _WAITING = {
 
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
+_TRITON = "/triton/runtime/"
 
 
-def synchronisations(work: Callable[[], object]) -> list[str]:
+def synchronisations(work: Callable[[], object], *, kernels: bool = False) -> list[str]:
     """List the calls in ``work`` that would wait for an accelerator, each with its place; found on the CPU.
 
     An operation of gradwire is looked into: its plain-torch reference runs, which is what an accelerator has
     where there is no kernel of its own.
 
+    Args:
+        work: function that is called once.
+        kernels: true: where an operation has a GPU kernel, what that does on the host runs instead. Triton must then
+            interpret the kernels.
+
     >>> [call.split(" ")[0] for call in synchronisations(lambda: float(torch.ones(3).sum()))]
     ['aten::_local_scalar_dense']
     """
-    watch = _Watch()
-    with watch:
+    watch = _Watch(kernels)
+    with watch, _lists_noted(watch.note):
         work()
     return watch.seen
+
+
+@contextmanager
+def _lists_noted(note: Callable[[str], None]) -> Iterator[None]:
+    """Tell of each list that is made of a tensor, which on the CPU no dispatcher sees."""
+    tolist = Tensor.tolist
+
+    def tolist_noted(tensor: Tensor) -> Any:
+        note("tolist")
+        return tolist(tensor)
+
+    Tensor.tolist = tolist_noted  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Tensor.tolist = tolist  # type: ignore[method-assign]
 
 
 def check_no_sync(compressor: Compressor, x: Tensor) -> None:
@@ -69,9 +92,17 @@ def check_no_sync(compressor: Compressor, x: Tensor) -> None:
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, kernels: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
+        self._kernels = kernels
+
+    def note(self, name: str) -> None:
+        """Note a call that would wait, with its place; not what Triton does to interpret a kernel."""
+        frames = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
+        if not any(_TRITON in frame.filename for frame in frames):
+            here = [frame for frame in frames if _TORCH not in frame.filename][-1]
+            self.seen.append(f"{name} at {here.filename.rpartition('/')[2]}:{here.lineno}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func._schema.name, kwargs or {}
@@ -79,11 +110,10 @@ class _Watch(TorchDispatchMode):
         if library == "gradwire":
             with self:
                 op, many = find(own)
-                return op.many.one_by_one(op.reference, *args) if many else op.reference(*args, **kwargs)
+                run = (op.gpu_kernel if self._kernels else None) or op.reference
+                return op.many.one_by_one(run, *args) if many else run(*args, **kwargs)
         if is_wait(name, args, kwargs):
-            frames = traceback.extract_stack()
-            here = [frame for frame in frames if frame.filename != __file__ and _TORCH not in frame.filename][-1]
-            self.seen.append(f"{name} at {here.filename.rpartition('/')[2]}:{here.lineno}")
+            self.note(name)
         return func(*args, **kwargs)
 
 

@@ -2,6 +2,18 @@
 
 from gradwire.wire.frames import MAX_BYTES, Frame, Reader, frame, unframe
 from gradwire.wire.header import MAX_DIMS, MAX_HEADER
-from gradwire.wire.packing import Packing, sent_nbytes
+from gradwire.wire.packing import Packing, nbytes_in_use, sent_nbytes, used_of
 
-__all__ = ["MAX_BYTES", "MAX_DIMS", "MAX_HEADER", "Frame", "Packing", "Reader", "frame", "sent_nbytes", "unframe"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DIMS",
+    "MAX_HEADER",
+    "Frame",
+    "Packing",
+    "Reader",
+    "frame",
+    "nbytes_in_use",
+    "sent_nbytes",
+    "unframe",
+    "used_of",
+]

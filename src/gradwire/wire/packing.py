@@ -19,7 +19,7 @@ from gradwire.types import Layout, Payload, align
 if TYPE_CHECKING:
     from gradwire.compressors.base import Compressor
 
-__all__ = ["Packing", "sent_nbytes"]
+__all__ = ["Packing", "nbytes_in_use", "sent_nbytes", "used_of"]
 
 _STATUS = 4
 """Bytes of the status word."""
@@ -89,9 +89,26 @@ def sent_nbytes(compressor: Compressor, layout: Layout, payload: Tensor) -> int:
     Raises:
         WireError: the payload claims more than its capacity.
     """
-    if compressor.fixed_size:
-        return layout.nbytes
-    used, capacity = int(payload[:4].view(torch.int32)), layout.fields[-1].count
+    return layout.nbytes if compressor.fixed_size else nbytes_in_use(compressor, layout, int(used_of(payload)))
+
+
+def used_of(payload: Tensor) -> Tensor:
+    """View the number of bytes of its stream that a payload of variable size uses: int32, 1 element."""
+    return payload[:4].view(torch.int32)
+
+
+def nbytes_in_use(compressor: Compressor, layout: Layout, used: int) -> int:
+    """The number of bytes of a payload of variable size that travel.
+
+    Args:
+        compressor: compressor that made the payload.
+        layout: layout of the payload.
+        used: bytes of its stream that it claims to use.
+
+    Raises:
+        WireError: the payload claims more than its capacity.
+    """
+    capacity = layout.fields[-1].count
     if not 0 <= used <= capacity:
         raise WireError(f"a payload of {compressor.name!r} uses at most {capacity} bytes of its stream, not {used}")
     return layout.offsets[-1] + used

@@ -7,6 +7,7 @@ can be done where the tests themselves run.
 import importlib
 import os
 import pickle
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,58 @@ def compile_many(name: str, calls: list[dict[str, Any]]) -> list[Compiled]:
     for named in calls:
         on_many(name, named)
     return found
+
+
+def waits_of(name: str) -> tuple[list[str], list[str]]:
+    """List what a method's encode of one tensor and the decode of one payload would wait for on a GPU."""
+    gradwire = SimpleNamespace(
+        registry=importlib.import_module("gradwire.registry"),
+        sync=importlib.import_module("gradwire.testing.sync"),
+        expect=importlib.import_module("gradwire.testing._expect"),
+        memory=importlib.import_module("gradwire.memory.base"),
+        types=importlib.import_module("gradwire.types"),
+    )
+    code = gradwire.registry.build("compressors", name)
+    memory = gradwire.registry.build("memory", gradwire.memory.default_memory(code))
+    x = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
+    payload, state = gradwire.expect.payload_for(code, x)[1], code.init_state(x.shape, gradwire.types.Key())
+    kept = {buffer: torch.zeros_like(x) for buffer in memory.buffers}
+    status, out = torch.zeros(1, dtype=torch.int32), torch.zeros_like(x)
+
+    def encode(step: int) -> None:
+        memory.encode(code, x.clone(), kept, payload, state, gradwire.types.Key(step=step), status)
+
+    with np.errstate(all="ignore"):
+        # Tables are made once.
+        gradwire.sync.synchronisations(lambda: (encode(1), code.add_decoded(payload, out, 0.5)), kernels=True)
+        encoding = gradwire.sync.synchronisations(lambda: encode(2), kernels=True)
+        decoding = gradwire.sync.synchronisations(lambda: code.add_decoded(payload, out, 0.5), kernels=True)
+    return encoding, decoding
+
+
+def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
+    """List what a step of one bucket would wait for on a GPU, as the first of two ranks, the other one sending zeros.
+
+    What only the CPU asks, whether a step counts, is left out.
+    """
+    sync = importlib.import_module("gradwire.testing.sync")
+    pretended = importlib.import_module("gradwire.bench.pretended")
+    exchange = importlib.import_module("gradwire.exchange.exchange").Exchange(
+        importlib.import_module("gradwire.registry").build("compressors", name)
+    )
+    exchange.channel = pretended.PretendedChannel(2, exchange.counters)
+    flat = torch.randn(sum(torch.Size(shape).numel() for shape in shapes), generator=torch.Generator().manual_seed(0))
+    params = [(str(i), shape) for i, shape in enumerate(shapes)]
+
+    def step() -> None:
+        exchange.begin_step()
+        exchange.run(flat.clone(), params)
+
+    with np.errstate(all="ignore"):
+        sync.synchronisations(step, kernels=True)  # Tables are made once.
+        seen = sync.synchronisations(step, kernels=True)
+    branches = re.compile(r"aten::\w+ at (?:part|exchange)\.py")
+    return [each for each in seen if not branches.match(each)]
 
 
 def _kernel(module: str, name: str) -> Callable[..., None]:

@@ -13,14 +13,17 @@ OPS = operations()
 
 # One rounding where the reference has two, flushed subnormals, divisions that are only nearly right; and atomic
 # additions, which flush subnormals and have no order.
-INEXACT = re.compile(r"\b(?:fma|mad)\.\w*\.?f32|\S+\.ftz\b|\S+\.approx\b|div\.full|(?:atom|red)\S*\.add\S*f32")
+INEXACT = re.compile(r"\b(?:fma|mad)\.\w*\.?f(?:32|64)|\S+\.ftz\b|\S+\.approx\b|div\.full|(?:atom|red)\S*\.add\S*f32")
 
 # What is compiled apart from the examples. Nothing runs, so sizes need not fit.
-WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": None}
+WIDE, LONG, WHOLE = {"bits": 8}, {"bits": 3, "block": 65536}, {"bits": 2, "block": 2**48}
 VARIANTS = {
     "eden_add_decoded": [{"block": 1024}, {"bits": 3}, {"bits": 8, "group": 16}],
     "eden_encode": [{"block": 1024}, {"bits": 3}, {"bits": 8, "group": 16}],
-    "qsgd_add_decoded": [WIDE, LONG],
+    "eightbit_add_decoded": [{"block": 0}, {"block": 0, "kind": "e4m3"}],
+    "eightbit_encode": [{"block": 0}, {"block": 0, "kind": "dynamic"}],
+    "eightbit_encode_feedback": [{"block": 0}, {"block": 0, "kind": "dynamic"}, {"block": 0, "status": None}],
+    "qsgd_add_decoded": [WIDE, LONG, WHOLE, WHOLE | {"grid": "powers"}],
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG],
     "randomk_encode": [{"run": 1}],

@@ -40,13 +40,7 @@ KERNELS = _kernels()
 
 LEFT_TO_TORCH = {
     "orders of a small sample": {"auto_threshold"},
-    "sums in a fixed order": {
-        "moments",
-        "moments_feedback",
-        "moments_norm",
-        "sketch_add",
-        "sketch_estimate",
-    },
+    "sums in a fixed order": {"sketch_add", "sketch_estimate"},
     "products of matrices": {
         "lowrank_add_decoded",
         "lowrank_left",
@@ -54,7 +48,7 @@ LEFT_TO_TORCH = {
         "lowrank_right",
         "lowrank_right_feedback",
     },
-    "what a plain operation or two of torch do as well": {"byte_counts", "sums_add_decoded"},
+    "what a plain operation or two of torch do as well": {"byte_counts"},
     "bytes whose place depends on those before": {
         "inceptionn_add_decoded",
         "inceptionn_encode",

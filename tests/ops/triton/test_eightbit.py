@@ -14,7 +14,8 @@ from tests.ops.triton.checks import check
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 # Blocks of a part of a program, of several programs' parts, and the whole tensor.
-shapes = pytest.mark.parametrize(("n", "block"), [(0, 16), (1, 16), (33, 16), (1000, 48), (5000, 2064), (1000, 0)])
+SHAPES = [(0, 16), (1, 16), (33, 16), (1000, 48), (5000, 2064), (0, 0), (1, 0), (1000, 0), (5003, 0)]
+shapes = pytest.mark.parametrize(("n", "block"), SHAPES)
 
 
 def _payload(n, block):

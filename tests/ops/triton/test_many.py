@@ -47,6 +47,16 @@ def _room(n: int, k: int) -> dict[str, Any]:
     return {"values": torch.zeros(k), "indices": torch.zeros(k, dtype=torch.int16), "counts": counts}
 
 
+def _long_moments() -> dict[str, Any]:
+    x = torch.linspace(-2, 2, 40_003)
+    return {"grad": x, "residual": x.flip(0) * 0.3, "table": torch.zeros(40), "centred": False, "status": None}
+
+
+def _long_momentum() -> dict[str, Any]:
+    x = torch.linspace(-2, 2, 5003)
+    return {"grad": x, "momentum": x.flip(0), "undo": torch.zeros(5003), "beta": 0.9, "nesterov": False, "status": None}
+
+
 def _long_scales() -> dict[str, Any]:
     x = torch.linspace(-2, 2, 2 * SUM_BLOCK + 5)
     return {"out": x, "scale": x.abs().flip(0) + 1, "bad": torch.tensor([False]), "beta": 0.9, "floor": 0.01}
@@ -54,7 +64,9 @@ def _long_scales() -> dict[str, Any]:
 
 LONG = {
     "accumulate": _long_accumulate,
+    "accumulate_momentum": _long_momentum,
     "fill_where": _long_fill,
+    "moments_feedback": _long_moments,
     "precondition_update": _long_scales,
     "topk_encode": _long_topk,
     "topk_encode_feedback": _long_topk_feedback,
@@ -67,6 +79,7 @@ LAUNCHES = {
     "eden_encode": 2,
     "topk_encode": 10,
     "topk_encode_feedback": 11,
+    "randomk_add_decoded": 2,
     "sparse_add_decoded": 1 + 2,
     "precondition_update": 3,
 }
@@ -75,6 +88,7 @@ KERNELS = {
     "eden_encode": 2,
     "topk_encode": 9,
     "topk_encode_feedback": 10,
+    "randomk_add_decoded": 2,
     "sparse_add_decoded": 3,
     "precondition_update": 3,
 }
@@ -122,6 +136,20 @@ def test_every_piece_has_its_own_factor(interpreter) -> None:
         assert torch.equal(piece, torch.full_like(piece, factor))
 
 
+def test_norms_of_tensors_of_different_lengths(interpreter) -> None:
+    op, sizes = OPERATIONS["moments_norm"], (40_003, 1, 4096)
+    tables = [torch.rand(4 * -(-n // 4096), generator=torch.Generator().manual_seed(n)) for n in sizes]
+    expected = []
+    for table, n in zip(tables, sizes, strict=True):
+        op.reference(table, norm := torch.empty(1), "clipped", 0.5, n)
+        expected.append(norm)
+    named = {"table": joined(tables), "norm": joined([torch.zeros(1) for _ in sizes])}
+    named |= {"kind": "clipped", "factor": 0.5, "n": Each(sizes)}
+    answer, launches = interpreter.submit(kernel_process.interpret_many, op.name, pickle.dumps(named)).result()
+    assert launches == 1
+    assert [each.item() for each in pickle.loads(answer)["norm"].each()] == [each.item() for each in expected]
+
+
 @on_one(*MERGED)
 def test_the_compiler_takes_them(compilers, name: str, capability: int) -> None:
     given, op = examples(name), OPERATIONS[name]
@@ -146,18 +174,45 @@ def test_what_is_asked_of_a_gpu_is_counted_without_one() -> None:
     assert "threshold_encode" not in MERGED
 
 
-def test_what_a_reference_does_is_not_recorded_but_done_for_each_piece(interpreter) -> None:
-    """Codes with one scale for a whole tensor have no kernel."""
-    singles, given = ([{**each, "block": 0} for each in examples("eightbit_add_decoded")] for _ in range(2))
+def test_pieces_that_need_different_kernels_have_launches_of_their_own(interpreter) -> None:
+    """Blocks of different lengths are tiles of different shapes."""
+    op, blocks = OPERATIONS["qsgd_encode"], (16, 32, 2048)
+    singles = [each | {"block": block} for each, block in zip(examples(op.name), blocks, strict=True)]
+    given = [each | {"block": block} for each, block in zip(examples(op.name), blocks, strict=True)]
     for each in (*singles, *given):
-        each["scales"] = each["scales"][..., :1]
-    op = OPERATIONS["eightbit_add_decoded"]
+        each["norms"] = each["norms"].new_zeros(-(-each["x"].numel() // each["block"]))
+    for each in singles:
+        op.reference(**each)
     many = {k: v if shared(op, k, v) else joined([each[k] for each in given]) for k, v in given[0].items()}
-    for _ in range(2):
-        for each in singles:
-            op.reference(**each)
-        answer, launches = interpreter.submit(kernel_process.interpret_many, op.name, pickle.dumps(many)).result()
-        many = pickle.loads(answer)
-        assert launches == 0
-        for one, two in zip(many["out"].each(), (each["out"] for each in singles), strict=True):
-            assert torch.equal(one, two)
+    many["block"] = Each(blocks)
+    answer, launches = interpreter.submit(kernel_process.interpret_many, op.name, pickle.dumps(many)).result()
+    assert launches == 0
+    after = pickle.loads(answer)
+    for name in ("norms", "codes"):
+        for one, two in zip(after[name].each(), (each[name] for each in singles), strict=True):
+            assert torch.equal(one, two), name
+
+
+def test_one_scale_for_a_tensor_is_three_launches(interpreter) -> None:
+    """Its largest magnitude is found in a pass of its own, in a word that is cleared first."""
+    op = OPERATIONS["eightbit_encode_feedback"]
+    sizes, generator = (5003, 1, 700), torch.Generator().manual_seed(1)
+    calls = [
+        {
+            "grad": torch.randn(n, generator=generator),
+            "residual": torch.randn(n, generator=generator),
+            "scales": torch.empty(1),
+            "codes": torch.empty(n, dtype=torch.uint8),
+        }
+        for n in sizes
+    ]
+    many: dict[str, Any] = {name: joined([each[name] for each in calls]) for name in calls[0]}
+    many |= {"kind": "dynamic", "block": 0, "status": torch.zeros(1, dtype=torch.int32)}
+    for each in calls:
+        op.reference(**each, kind="dynamic", block=0, status=torch.zeros(1, dtype=torch.int32))
+    answer, launches = interpreter.submit(kernel_process.interpret_many, op.name, pickle.dumps(many)).result()
+    assert launches == 3
+    after = pickle.loads(answer)
+    for name in calls[0]:
+        for one, two in zip(after[name].each(), (each[name] for each in calls), strict=True):
+            assert torch.equal(one, two), name

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.ops import copy_where, fill_where, write_codes
-from gradwire.ops.stored import row_bytes
+from gradwire.ops.stored import read, row_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 
@@ -33,3 +33,13 @@ def test_write_codes(on, n, when, block, finite):
     stored = random_bytes((-(-n // block) * row_bytes(block),), 2)
     # Codes lie in rows of an alignment of four, as a memory makes them.
     check(Case(write_codes, inputs, {"stored": stored}, {"block": block}), on)
+
+
+@pytest.mark.parametrize("block", [16, 256])
+def test_codes_of_the_largest_numbers(on, block):
+    largest = torch.finfo(torch.float32).max
+    values = torch.tensor([largest, -largest, largest / 127, 1.0]).repeat(block)
+    stored = torch.zeros(4 * row_bytes(block), dtype=torch.uint8)
+    check(Case(write_codes, {"values": values}, {"stored": stored}, {"block": block}), on)
+    on(write_codes)(values=values, stored=stored, block=block)
+    assert read(stored.view(-1, row_bytes(block))).isfinite().all()

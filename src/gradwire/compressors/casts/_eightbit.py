@@ -34,6 +34,8 @@ class EightBit(Compressor):
     while |x|^2 >= N^2 + E - u^2 N^2; hence 1 - delta = r^2 + B u^2 / (1 + (B - 1) u^2).
     """
 
+    takes_pieces = True
+
     @property
     @abstractmethod
     def codebook(self) -> str:
@@ -43,11 +45,6 @@ class EightBit(Compressor):
     @abstractmethod
     def span(self) -> int:
         """The number of elements that share a scale; 0 for all."""
-
-    @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Only codes with a scale for each block: one for a whole tensor is found in a pass of its own."""
-        return self.span > 0
 
     @property
     def contraction(self) -> bool:

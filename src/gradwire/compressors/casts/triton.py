@@ -12,12 +12,12 @@ from torch import Tensor
 from gradwire.compressors.casts import ops
 from gradwire.compressors.casts.ops import KINDS, codebook
 from gradwire.ops.triton.accumulate import add_residual
-from gradwire.ops.triton.launch import BLOCK, by_reference, launch
+from gradwire.ops.triton.launch import BLOCK, ScratchMemory, launch, scratch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.levels import elements as elements_of
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.status import flag_nonfinite
-from gradwire.ops.triton.tile import elements
+from gradwire.ops.triton.tile import elements, number
 from gradwire.ops.validation import float32
 
 __all__ = [
@@ -246,11 +246,85 @@ def _eightbit(
         store(codes, _code_of(load(x, group, n), norm, book, KIND).to(tl.uint8), group, n)
 
 
+@triton.jit
+def _clear_word(word: tl.tensor, program: tl.tensor = None) -> None:  # noqa: ARG001
+    tl.store(word + tl.arange(0, 1), tl.zeros((1,), tl.int32))
+
+
+@triton.jit
+def _find_largest(
+    x: tl.tensor,
+    residual: tl.tensor,
+    word: tl.tensor,
+    n: tl.tensor,
+    UNDO: tl.constexpr,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    """Find the largest magnitude of x, or of residual + x, which becomes the residual."""
+    i = elements(BLOCK, program)
+    values = tl.load(x + i, mask=i < n, other=0.0)
+    if residual is not None:
+        old = tl.load(residual + i, mask=i < n, other=0.0)
+        values = old + values
+        tl.store(residual + i, values, mask=i < n)
+        if UNDO:
+            tl.store(x + i, old, mask=i < n)
+    found = tl.max(values.to(tl.int32, bitcast=True) & _MAGNITUDE, axis=0)
+    tl.atomic_max(word, found, sem="relaxed")
+
+
+def _largest_in(x: Tensor, residual: Tensor | None, undo: bool) -> Tensor | ScratchMemory:
+    """The largest magnitude of a whole tensor, as the integer of its bits; no order of the programs changes it."""
+    word, n = scratch(1, torch.int32, x), x.numel()
+    launch(_clear_word, (1,), word)
+    launch(_find_largest, (triton.cdiv(n, BLOCK),), x, residual, word, n, UNDO=undo, BLOCK=BLOCK)
+    return word
+
+
+@triton.jit
+def _code_with_one_scale(
+    x: tl.tensor,
+    scales: tl.tensor,
+    codes: tl.tensor,
+    book: tl.tensor,
+    word: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    KEEP: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    """Encode x, of which the largest magnitude is known; with ``KEEP`` it becomes what the codes do not represent."""
+    norm = norm_of(tl.load(word + tl.arange(0, 1)))
+    if number(program) == 0:
+        tl.store(scales + tl.arange(0, 1), norm)
+        if status is not None:
+            flag_nonfinite(norm, status)
+    group = (number(program) * GROUPS + tl.arange(0, GROUPS))[None, :]
+    values = load(x, group, n)
+    code = _code_of(values, norm, book, KIND)
+    store(codes, code.to(tl.uint8), group, n)
+    if KEEP:
+        store(x, values - _step_of(norm, KIND)[:, None, None] * tl.load(book + code), group, n)
+
+
+def _encode_with_one_scale(
+    x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, kind: str, status: Tensor | None
+) -> None:
+    """Encode a tensor with one scale for all: find it, and then write the codes."""
+    n, form = x.numel(), {"KIND": KINDS.index(kind), "GROUPS": BLOCK // 8, "KEEP": residual is not None}
+    word = _largest_in(x, residual, status is not None)
+    tensors = x if residual is None else residual, scales, codes, codebook(kind, x.device), word, status
+    launch(_code_with_one_scale, (triton.cdiv(n, BLOCK),), *tensors, n, **form)
+
+
 @mergeable
 def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
-    """The operation on a GPU; a block of 0 runs its reference there."""
+    """The operation on a GPU."""
     if block == 0:
-        by_reference(ops.eightbit_encode, x, scales, codes, kind, block)
+        _encode_with_one_scale(x, None, scales, codes, kind, None)
         return
     n, count, part = x.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
@@ -313,9 +387,9 @@ def _eightbit_feedback(
 def eightbit_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int, status: Tensor | None = None
 ) -> None:
-    """The operation on a GPU; a block of 0 runs its reference there."""
+    """The operation on a GPU."""
     if block == 0:
-        by_reference(ops.eightbit_encode_feedback, grad, residual, scales, codes, kind, block, status)
+        _encode_with_one_scale(grad, residual, scales, codes, kind, status)
         return
     n, count, part = grad.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
@@ -353,16 +427,43 @@ def _eightbit_sum(
     tl.store(out + i, total, mask=i < n)
 
 
+@triton.jit
+def _add_with_one_scale(
+    scales: tl.tensor,
+    scale_stride: tl.tensor,
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    book: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i = elements(BLOCK, program)
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        step = _step_of(tl.load(scales + tl.arange(0, 1)), KIND) * scale
+        code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
+        total += step * tl.load(book + code)
+        scales += scale_stride
+        codes += code_stride
+    tl.store(out + i, total, mask=i < n)
+
+
 @mergeable
 def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
-    """The operation on a GPU; a block of 0 runs its reference there."""
+    """The operation on a GPU."""
+    rows = scales, scales.stride(0), codes, codes.stride(0), codes.size(0)
+    n, count, book = codes.size(1), scales.size(1), codebook(kind, out.device)
     if block == 0:
-        by_reference(ops.eightbit_add_decoded, scales, codes, out, kind, block, scale)
+        form = {"KIND": KINDS.index(kind), "BLOCK": BLOCK}
+        launch(_add_with_one_scale, (triton.cdiv(n, BLOCK),), *rows, out, book, n, float32(scale), **form)
         return
-    (ranks, n), count, part = codes.shape, scales.size(1), tile(block)
+    part = tile(block)
     grid = (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
-    rows = scales, scales.stride(0), codes, codes.stride(0), ranks
-    book = codebook(kind, out.device)
     launch(_eightbit_sum, grid, *rows, out, book, n, count, float32(scale), KIND=KINDS.index(kind), **part)
 
 

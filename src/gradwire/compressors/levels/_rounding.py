@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.levels import ops
-from gradwire.ops import nonfinite
+from gradwire.ops import Each, Pieces, nonfinite
 from gradwire.types import Field, Key, Layout, Payload
 
-__all__ = ["Grid", "linf_omega", "uniform_omega"]
+__all__ = ["Grid", "linf_omega", "times", "uniform_omega"]
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,19 @@ class Grid:
 
     def add_decoded(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
         norms, codes = payloads
-        block = max(16, -(-out.numel() // 16) * 16)
-        ops.qsgd_add_decoded(norms, codes, out, self.bits, block, scale * self.shrink, self.levels, fresh=fresh)
+        shrunk = times(self.shrink, scale)
+        ops.qsgd_add_decoded(norms, codes, out, self.bits, ops.WHOLE, shrunk, self.levels, fresh=fresh)
+
+
+@lru_cache(4096)
+def times(factor: float, scale: float) -> float:
+    """The product with a factor; of pieces, that with the factor of each: one object for equal ones.
+
+    >>> times(0.5, 4.0)
+    2.0
+    """
+    many: object = factor
+    return cast(float, Each(each * scale for each in many)) if isinstance(many, Each) else factor * scale
 
 
 def uniform_omega(size: int, levels: int) -> float:
@@ -94,4 +106,10 @@ def linf_omega(size: int, levels: int) -> float:
 
 
 def _table(x: Tensor) -> Tensor:
-    return torch.empty(4 * -(-x.numel() // ops.SEGMENT), dtype=torch.float32, device=x.device)
+    """Allocate the moments of a tensor, or of all pieces, side by side."""
+    many: object = x
+    if not isinstance(many, Pieces):
+        return torch.empty(4 * -(-x.numel() // ops.SEGMENT), dtype=torch.float32, device=x.device)
+    return cast(
+        Tensor, Pieces.side_by_side(tuple(4 * -(-n // ops.SEGMENT) for n in many.numel()), torch.float32, x.device)
+    )

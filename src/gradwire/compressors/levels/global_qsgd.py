@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors._room import check_room
+from gradwire.compressors._together import each_or_one, together
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels._rounding import Grid, linf_omega
@@ -113,11 +114,10 @@ class GlobalQSGD(MultiRound):
         summed.
         """
         n = math.prod(shape)
-        some = min(n, 1)
         return Layout(
             (
-                Field("norm", torch.float32, some),
-                Field("codes", torch.int32, -(-n // 4) + some),
+                Field("norm", torch.float32, min(n, 1)),
+                Field("codes", torch.int32, ops.sum_words(n)),
                 Field("own", torch.uint8, n),
             )
         )
@@ -125,27 +125,29 @@ class GlobalQSGD(MultiRound):
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int | None]:
-        items = [(x.view(-1), payload, key) for x, payload, key in zip(xs, payloads, keys, strict=True) if x.numel()]
-        grid = self._grid()
-        for x, (norm, _, _), _ in items:
+        batches, grid = together(xs, payloads), self._grid()
+        for _, x, (norm, _, _) in batches:
             grid.measure(x, norm)
         yield 0
-        for x, (norm, codes, own), key in items:
-            ops.round_encode(x, norm, own, 8, self.levels, key.stream(), key.step)
-            codes.zero_()
-            torch.add(own, self.levels, out=codes.view(torch.uint8)[: own.numel()])
-            codes[-1:].fill_(1)
+        for numbers, x, (norm, codes, own) in batches:
+            streams = each_or_one(*(keys[i].stream() for i in numbers))
+            ops.round_encode(x, norm, own, 8, self.levels, streams, keys[0].step)
+            ops.sums_encode(own, codes, self.levels)
         yield 1
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        norm, codes, _ = payload
-        sums, flat = codes.view(torch.uint8)[: out.numel()], out.view(-1)
-        ops.sums_add_decoded(norm, sums, codes[-1:], flat, self.levels, scale)
+        self.add_decoded_each([payload], [out], scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        norm, _, own = payload
-        if out.numel():
-            self._grid().add_decoded((norm.unsqueeze(0), own.unsqueeze(0)), out.view(-1), scale)
+        self.add_own_each([payload], [out], scale)
+
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        for _, out, (norm, codes, *_) in together(outs, payloads):
+            ops.sums_add_decoded(norm, codes, out, self.levels, scale)
+
+    def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        for _, out, (norm, _, own) in together(outs, payloads):
+            self._grid().add_decoded((norm.unsqueeze(0), own.unsqueeze(0)), out, scale)
 
     def _grid(self) -> Grid:
         return Grid(8, self.levels, "clipped", self.clip)

@@ -120,7 +120,10 @@ GRADWIRE_INLINE F32 loco_round_step(const LocoRun& run, std::int64_t i, const Lo
   return q;
 }
 
-// The scale of 8-bit codes by the largest magnitude: 17 significant bits, rounded up.
+// The scale of 8-bit codes by the largest magnitude: 17 significant bits, rounded up, but at most the number of which 127
+// times is finite.
+constexpr std::uint32_t kMostErrorScale = 0x7c010200;
+
 GRADWIRE_INLINE float loco_error_scale(U32 worst) {
   const std::uint32_t word = reduce_max(worst);
   float scale;
@@ -131,6 +134,7 @@ GRADWIRE_INLINE float loco_error_scale(U32 worst) {
   std::uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
   bits = (bits + 127) & ~std::uint32_t{127};
+  if (bits > kMostErrorScale) bits = kMostErrorScale;
   std::memcpy(&scale, &bits, sizeof bits);
   return scale;
 }

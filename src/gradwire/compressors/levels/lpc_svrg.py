@@ -57,6 +57,7 @@ class LpcSvrg(Compressor):
     fine = True
     reference = "Y. Yu, J. Wu, J. Huang, LPC-SVRG, AISTATS 2019"
     random = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         require(is_int(self.bits, 2, 8), "LpcSvrg.bits", "an integer in [2, 8]", self.bits)

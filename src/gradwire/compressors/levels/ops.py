@@ -44,7 +44,9 @@ from gradwire.ops.units import exponent_of, power_of_two
 from gradwire.ops.validation import float32
 
 __all__ = [
+    "LARGEST_BLOCK",
     "SEGMENT",
+    "WHOLE",
     "loco_encode",
     "loco_encode_averaged",
     "moments",
@@ -58,12 +60,20 @@ __all__ = [
     "qsgd_encode_feedback",
     "round_encode",
     "round_keep",
+    "sum_words",
     "sums_add_decoded",
+    "sums_encode",
     "top_of",
 ]
 
 Bits = Annotated[int, Where("2 <= bits <= 8", "an integer from 2 to 8")]
 Block = Annotated[int, Where("16 <= block <= 65536 and block % 16 == 0", "a multiple of 16 from 16 to 65536")]
+LARGEST_BLOCK = 65536
+"""The largest block that an encoder measures."""
+
+WHOLE = 2**48
+"""A block that no tensor fills: one norm for all of it."""
+
 LongBlock = Annotated[int, Where("16 <= block <= 2**48 and block % 16 == 0", "a multiple of 16 from 16 to {2**48}")]
 """A decoder does not keep a block in its cache, so the norm may be that of a whole tensor."""
 
@@ -249,7 +259,7 @@ def qsgd_add_decoded(
         codes: uint8, (W, ceil(n * bits / 8)) with contiguous rows: the levels q. Any bytes are safe.
         out: float32, n elements.
         bits: 2 to 8, as encoded.
-        block: a multiple of 16, as encoded; of the whole tensor, n rounded up.
+        block: a multiple of 16, as encoded; any number from n on, such as ``WHOLE``, if the whole tensor has one norm.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         levels: s, as encoded.
         grid: "uniform", or "powers", where a level is 2**(|q| - s) * N.
@@ -269,7 +279,7 @@ def qsgd_add_decoded(
     """
     if fresh:
         out.zero_()
-    top = top_of(bits, levels)
+    top, block = top_of(bits, levels), min(block, _whole(out.numel()))
     for row_norms, row_codes in zip(norms, codes, strict=True):
         scaled = spread(_steps_of(row_norms, top, grid) * float32(scale), out.numel(), block)
         out += scaled * _values_of(unpack_levels(row_codes, bits, out.numel()), top, grid)
@@ -340,21 +350,54 @@ def round_keep(
     residual += spread(-(_steps_of(norm, levels) * float32(shrink)), n, _whole(n)) * q
 
 
+SummedLevels = Annotated[int, Where("1 <= levels <= 127", "an integer from 1 to 127")]
+
+
+def sum_words(n: int) -> int:
+    """The number of words that hold the sums of ``n`` levels, and count the ranks."""
+    return -(-n // 4) + min(n, 1)
+
+
+@declared
+def sums_encode(
+    own: Annotated[Tensor, Flat(torch.uint8, "n")],
+    codes: Annotated[Tensor, Flat(torch.int32, "sum_words(n)", written=True)],
+    levels: SummedLevels,
+) -> None:
+    """Write levels in the form in which ranks add them up: byte i is q_i + s, and the last word, 1, counts the ranks.
+
+    Args:
+        own: uint8, n elements: this rank's levels q, from -s to s, in two's complement.
+        codes: int32, ceil(n / 4) words of four bytes, and one more; what lies beyond the last level is 0.
+        levels: s, from 1 to 127.
+
+    Raises:
+        ConfigError: a tensor or a number is not of this form.
+
+    >>> codes = torch.empty(2, dtype=torch.int32)
+    >>> sums_encode(torch.tensor([253, 0, 3], dtype=torch.uint8), codes, levels=3)
+    >>> codes[:1].view(torch.uint8).tolist(), codes[1].item()
+    ([0, 3, 6, 0], 1)
+    """
+    codes.zero_()
+    torch.add(own, levels, out=codes.view(torch.uint8)[: own.numel()])
+    codes[-1:].fill_(1)
+
+
 @declared
 def sums_add_decoded(
     norm: Annotated[Tensor, Flat(torch.float32, "min(n, 1)")],
-    sums: Annotated[Tensor, Flat(torch.uint8, "n")],
-    ranks: Annotated[Tensor, Flat(torch.int32, "min(n, 1)")],
+    codes: Annotated[Tensor, Flat(torch.int32, "sum_words(n)")],
     out: Written,
-    levels: Annotated[int, Where("1 <= levels <= 127", "an integer from 1 to 127")],
+    levels: SummedLevels,
     scale: float,
 ) -> None:
     """Add the mean of levels that W ranks added up: out = out + (scale N / (s W)) (sum - s W).
 
     Args:
         norm: float32, 1 element: N, what the highest level stands for. Empty if n = 0.
-        sums: uint8, n elements: of each rank's level, from -s to s, and s.
-        ranks: int32, 1 element: W. Where the sums of so many do not fit into a byte everything becomes NaN.
+        codes: int32, ceil(n / 4) + 1 words: the sums of what ``sums_encode`` wrote on each rank. Where the sums of as
+            many ranks as the last word counts do not fit into a byte, everything becomes NaN.
         out: float32, n elements.
         levels: s, from 1 to 127.
         scale: factor of what is added.
@@ -362,11 +405,12 @@ def sums_add_decoded(
     Raises:
         ConfigError: a tensor or a number is not of this form.
 
-    >>> out, sums = torch.zeros(3), torch.tensor([0, 6, 11], dtype=torch.uint8)
-    >>> sums_add_decoded(torch.tensor([6.0]), sums, torch.tensor([2], dtype=torch.int32), out, levels=3, scale=1.0)
+    >>> out, sums = torch.zeros(3), torch.tensor([0, 6, 11, 0, 2, 0, 0, 0], dtype=torch.uint8)
+    >>> sums_add_decoded(torch.tensor([6.0]), sums.view(torch.int32), out, levels=3, scale=1.0)
     >>> out.tolist()
     [-6.0, 0.0, 5.0]
     """
+    sums, ranks = codes.view(torch.uint8)[: out.numel()], codes[-1:]
     fits = (ranks > 0) & (ranks <= 255 // (2 * levels))
     bias = levels * ranks
     step = float32(scale) * (norm / bias.masked_fill(~fits, 1)).masked_fill(~fits, math.nan)

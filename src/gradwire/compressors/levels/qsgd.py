@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
-from gradwire.compressors.levels._rounding import Grid, linf_omega, uniform_omega
+from gradwire.compressors.levels._rounding import Grid, linf_omega, times, uniform_omega
 from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.errors import is_int, require
-from gradwire.ops import nonfinite
+from gradwire.ops import Each, nonfinite
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]
@@ -103,10 +104,8 @@ class QSGD(Compressor):
 
     @property
     def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Return whether pieces can be encoded: codes in bits, a norm for each block, and no factor of the tensor's
-        size.
-        """
-        return self.block is not None and self.packing == "bits" and not self.scaled
+        """Return whether pieces can be encoded, as they can in bits."""
+        return self.packing == "bits"
 
     @property
     def feedback(self) -> Feedback:
@@ -138,8 +137,18 @@ class QSGD(Compressor):
         return linf_omega(size, self.top) if self.norm == "linf" else uniform_omega(size, self.top)
 
     def _shrink(self, n: int) -> float:
-        """The factor that shrinks the decoded values of ``n`` elements."""
-        return 1 / (1 + self._variance(n)) if self.scaled else 1.0
+        """The factor that shrinks the decoded values of ``n`` elements; of pieces, that of each."""
+        if not self.scaled:
+            return 1.0
+        many: object = n
+        if isinstance(many, Each):
+            return self._shrinks.setdefault(n, cast(float, Each(map(self._shrink, many))))
+        return 1 / (1 + self._variance(n))
+
+    @cached_property
+    def _shrinks(self) -> dict[int, float]:
+        """The factors of pieces of so many elements: one object for equal ones."""
+        return {}
 
     @property
     def alignment(self) -> int:
@@ -229,5 +238,5 @@ class QSGD(Compressor):
             self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale, fresh=fresh)
             return
         norms, codes = payloads
-        shrunk = scale * self._shrink(out.numel())
+        shrunk = times(self._shrink(out.numel()), scale)
         ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top, fresh=fresh)

@@ -1,5 +1,5 @@
-"""Levels and powers of two on a GPU; moments of the whole tensor are left to torch, because their sums have a fixed
-order. The norm "l2" of blocks, which has one, too, is measured in a launch of its own.
+"""Levels and powers of two on a GPU. The norm "l2" of blocks, whose sums have a fixed order, is measured in a launch of
+its own, and so are the moments of the whole tensor.
 
 A group of 8 elements has one Philox counter, or two where an element takes a whole word.
 """
@@ -8,19 +8,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.compressors.levels.ops import top_of
+from gradwire.compressors.levels.ops import LARGEST_BLOCK, SEGMENT, top_of
 from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.lengths import write_lengths
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable
+from gradwire.ops.triton.moments import write_moments, write_norm
 from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.stored import code_scale, write_rows
+from gradwire.ops.triton.tile import number
 from gradwire.ops.validation import float32
 
 __all__ = [
     "loco_encode",
     "loco_encode_averaged",
+    "moments",
+    "moments_feedback",
+    "moments_norm",
     "natural_add_decoded",
     "natural_encode",
     "natural_encode_feedback",
@@ -29,6 +34,8 @@ __all__ = [
     "qsgd_encode_feedback",
     "round_encode",
     "round_keep",
+    "sums_add_decoded",
+    "sums_encode",
 ]
 
 _UNIT = tl.constexpr(2.0**-16)
@@ -322,6 +329,40 @@ def _add(
     tl.store(out + i, total, mask=i < n)
 
 
+@triton.jit
+def _add_long(
+    norms: tl.tensor,
+    norm_stride: tl.tensor,
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    groups_of_block: tl.int64,
+    scale: tl.float32,
+    FRESH: tl.constexpr,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    POWERS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    """Add to a part of a tensor whose blocks are longer than the part; each group reads the norm of its own."""
+    group = (number(program) * GROUPS + tl.arange(0, GROUPS))[None, :]
+    i = elements(group)
+    total = tl.zeros_like(i).to(tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
+    block = group // groups_of_block
+    for _ in range(ranks):
+        step = _step_of(tl.load(norms + block, mask=group * 8 < n, other=0.0), TOP, POWERS) * scale
+        total += step[:, :, None] * _value_of_level(_read_levels(codes, group, size, BITS), TOP, POWERS)
+        norms += norm_stride
+        codes += code_stride
+    tl.store(out + i, total, mask=i < n)
+
+
 @mergeable
 def qsgd_add_decoded(
     norms: Tensor,
@@ -335,10 +376,14 @@ def qsgd_add_decoded(
     fresh: bool = False,
 ) -> None:
     """The operation on a GPU."""
-    (ranks, size), count, part = codes.shape, norms.size(1), tile(block)
+    (ranks, size), count, n = codes.shape, norms.size(1), out.numel()
     rows = norms, norms.stride(0), codes, codes.stride(0), ranks
-    form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers", **part}
-    launch(_add, _parts(count, part), *rows, out, out.numel(), count, size, float32(scale), **form)
+    form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers"}
+    if block > LARGEST_BLOCK:
+        launch(_add_long, _rounding(out), *rows, out, n, size, block // 8, float32(scale), GROUPS=ROUND_GROUPS, **form)
+        return
+    part = tile(block)
+    launch(_add, _parts(count, part), *rows, out, n, count, size, float32(scale), **form, **part)
 
 
 @triton.jit
@@ -353,9 +398,10 @@ def _round_tile(
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
+    program: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Write the codes of this program's tile; return its elements' indices, values and levels, and the norm, (1,)."""
-    group = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS))[None, :]
+    group = (number(program) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
     values = tl.load(x + i, mask=i < n, other=0.0)
     given = tl.load(norm + tl.arange(0, 1))
@@ -375,10 +421,12 @@ def _round(
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    _round_tile(x, norm, codes, n, size, key, step, BITS, TOP, GROUPS)
+    _round_tile(x, norm, codes, n, size, key, step, BITS, TOP, GROUPS, program)
 
 
+@mergeable
 def round_encode(x: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, key: int, step: int) -> None:
     """The operation on a GPU."""
     n, programs, form = x.numel(), _rounding(x), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
@@ -398,18 +446,94 @@ def _round_kept(
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    i, x, q, given = _round_tile(residual, norm, codes, n, size, key, step, BITS, TOP, GROUPS)
+    i, x, q, given = _round_tile(residual, norm, codes, n, size, key, step, BITS, TOP, GROUPS, program)
     distance = (_step_of(given, TOP) * shrink)[:, None, None]
     tl.store(residual + i, x - distance * q.to(tl.float32), mask=i < n)
 
 
+@mergeable
 def round_keep(
     residual: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, shrink: float, key: int, step: int
 ) -> None:
     """The operation on a GPU."""
     n, programs, form = residual.numel(), _rounding(residual), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
     launch(_round_kept, programs, residual, norm, codes, n, codes.numel(), key, step, float32(shrink), **form)
+
+
+@triton.jit(do_not_specialize=["levels"])
+def _sums_encode(
+    own: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    words: tl.tensor,
+    levels: tl.int32,
+    WORDS: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    word, slot = number(program) * WORDS + tl.arange(0, WORDS), tl.arange(0, 4)[None, :]
+    i = word[:, None] * 4 + slot
+    level = tl.load(own + i, mask=i < n, other=0).to(tl.int32) + levels
+    byte = tl.where(i < n, level & 0xFF, 0).to(tl.int64)
+    found = tl.where(word == words - 1, 1, tl.sum(byte << slot * 8, axis=1))
+    tl.store(codes + word, found.to(tl.int32), mask=word < words)
+
+
+@mergeable
+def sums_encode(own: Tensor, codes: Tensor, levels: int) -> None:
+    """The operation on a GPU; the last word counts the ranks."""
+    words, span = codes.numel(), BLOCK // 4
+    launch(_sums_encode, (triton.cdiv(words, span),), own, codes, own.numel(), words, levels, WORDS=span)
+
+
+@triton.jit(do_not_specialize=["levels"])
+def _sums_add(
+    norm: tl.tensor,
+    codes: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    words: tl.tensor,
+    levels: tl.int32,
+    scale: tl.float32,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i, one = number(program) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 1)
+    ranks = tl.load(codes + words - 1 + one)
+    fits = (ranks > 0) & (ranks <= 255 // (2 * levels))
+    bias = tl.where(fits, levels * ranks, 1)
+    step = tl.where(fits, tl.div_rn(tl.load(norm + one), bias.to(tl.float32)), float("nan")) * scale
+    byte = (tl.load(codes + i // 4, mask=i < n, other=0) >> (i % 4 * 8).to(tl.int32)) & 0xFF
+    total = tl.load(out + i, mask=i < n) + step * (byte - bias).to(tl.float32)
+    tl.store(out + i, total, mask=i < n)
+
+
+@mergeable
+def sums_add_decoded(norm: Tensor, codes: Tensor, out: Tensor, levels: int, scale: float) -> None:
+    """The operation on a GPU."""
+    n, numbers = out.numel(), (codes.numel(), levels, float32(scale))
+    launch(_sums_add, (triton.cdiv(n, BLOCK),), norm, codes, out, n, *numbers, BLOCK=BLOCK)
+
+
+@mergeable
+def moments(x: Tensor, table: Tensor, centred: bool) -> None:
+    """The operation on a GPU; a program measures several segments."""
+    write_moments(x, None, table, centred, None, SEGMENT)
+
+
+@mergeable
+def moments_feedback(
+    grad: Tensor, residual: Tensor, table: Tensor, centred: bool, status: Tensor | None = None
+) -> None:
+    """The operation on a GPU; a program measures several segments."""
+    write_moments(grad, residual, table, centred, status, SEGMENT)
+
+
+@mergeable
+def moments_norm(table: Tensor, norm: Tensor, kind: str, factor: float, n: int) -> None:
+    """The operation on a GPU; one program adds up all segments."""
+    write_norm(table, norm, kind, factor, n, SEGMENT)
 
 
 @triton.jit

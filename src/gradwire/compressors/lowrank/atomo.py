@@ -66,6 +66,7 @@ class Atomo(Compressor):
     unbiased = True
     random = True
     fixed_size = False
+    used_on_host = True
     portable = False
     factorises = True
 

@@ -59,6 +59,7 @@ class SketchML(Compressor):
     family = "hybrid"
     reference = "J. Jiang, F. Fu, T. Yang, B. Cui, SketchML, SIGMOD 2018"
     fixed_size = False
+    used_on_host = True
 
     def __post_init__(self) -> None:
         require(is_int(self.buckets, 16, 256), "SketchML.buckets", "an integer from 16 to 256", self.buckets)

@@ -49,10 +49,10 @@ def choose(seed: Tensor, n: int, k: int, run: int) -> tuple[Tensor, Tensor]:
     return (edges[:-1] + (words * sizes >> 32)) * run, sizes
 
 
-def write_seed(seed: int, header: Tensor) -> None:
-    """Write a 1 and the bytes of the seed, the lowest first."""
-    for place, value in enumerate((1, *seed.to_bytes(4, "little"))):
-        header[place].fill_(float(value))
+def write_seed(seed: Tensor, header: Tensor) -> None:
+    """Write a 1 and the bytes of the seed, int64 of one element, the lowest first."""
+    header[:1].fill_(1.0)
+    header[1:].copy_(seed >> torch.arange(0, 32, 8, device=header.device) & 0xFF)
 
 
 def read_seed(header: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class ExactTopK(Compressor):
     ratio: float = 0.001
 
     exact_entries = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         ok = is_float32(self.ratio) and 0 < self.ratio <= 1

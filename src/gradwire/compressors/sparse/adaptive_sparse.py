@@ -72,6 +72,7 @@ class AdaptiveSparse(Compressor):
     unbiased = True
     random = True
     fixed_size = False
+    used_on_host = True
     overflows = False
 
     def __post_init__(self) -> None:

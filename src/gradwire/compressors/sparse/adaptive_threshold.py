@@ -60,6 +60,7 @@ class AdaptiveThreshold(Compressor):
     family = "hybrid"
     reference = "N. Dryden, T. Moon, S. A. Jacobs, B. Van Essen, MLHPC 2016"
     fixed_size = False
+    used_on_host = True
     overflows = False
 
     def __post_init__(self) -> None:

@@ -82,7 +82,7 @@ Stream = Annotated[Tensor, Flat(torch.uint8, "capacity(n)", written=True)]
 Level = Annotated[Tensor | None, Flat(torch.float32, "1")]
 Streams = Annotated[Tensor, Rows(torch.uint8, "length")]
 Number = Annotated[Tensor, Rows(torch.int32, "1")]
-Seed = Annotated[int, Where("0 <= seed < 2**32", "an integer of 32 bits")]
+Seed = Annotated[Tensor, Flat(torch.int64, "1")]
 Run = Annotated[int, Where("run >= 1", "an integer >= 1")]
 Size = Annotated[int, Where("1 <= size <= _TILE and n % size == 0", "a part of x, at most {_TILE}")]
 
@@ -775,7 +775,7 @@ def randomk_encode(
         x: float32, n elements; not changed.
         values: float32, k * run: run after run, in order of their places; what lies beyond the end of x is 0.
         header: float32, 5 elements: 1, and the bytes of the seed.
-        seed: 0 to 2**32 - 1.
+        seed: int64, 1 element: 0 to 2**32 - 1; of other numbers the lowest 32 bits count.
         run: elements that are chosen together.
         scaled: true: multiply the elements, so that the mean over all seeds is x.
         scale: factor of x, rounded to float32.
@@ -784,14 +784,14 @@ def randomk_encode(
         ConfigError: a tensor or a parameter is not of this form.
 
     >>> values, header = torch.empty(2), torch.empty(5)
-    >>> randomk_encode(torch.arange(8.0), values, header, seed=258, run=1, scaled=False, scale=1.0)
+    >>> randomk_encode(torch.arange(8.0), values, header, torch.tensor([258]), run=1, scaled=False, scale=1.0)
     >>> values.tolist(), header.tolist()
     ([3.0, 5.0], [1.0, 2.0, 1.0, 0.0, 0.0])
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
     write_seed(seed, header)
-    first, sizes = choose(torch.full((1,), seed, device=x.device), x.numel(), values.numel() // run, run)
+    first, sizes = choose(seed & 0xFFFFFFFF, x.numel(), values.numel() // run, run)
     where = first.unsqueeze(1) + torch.arange(run, device=x.device)
     inside = where < x.numel()
     found = x[where.clamp_(max=max(x.numel() - 1, 0))] * float32(scale)

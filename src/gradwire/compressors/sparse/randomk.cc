@@ -82,11 +82,11 @@ std::uint32_t read_seed(const std::uint8_t* row) {
   return seed;
 }
 
-void randomk_encode(const float* x, Maybe<float> values, float* header, Size seed, Size run, bool scaled,
+void randomk_encode(const float* x, Maybe<float> values, float* header, Maybe<const Size> seed, Size run, bool scaled,
                     double scale, Size k, Size n, int threads) {
   count_call();
-  write_seed(std::uint32_t(seed), header);
-  const Choice c = choice(seed, k / run, run, n);
+  write_seed(std::uint32_t(*seed.data), header);
+  const Choice c = choice(*seed.data, k / run, run, n);
   const auto take = [&, factor = float(scale)](Size j, Unit unit) {
     float* const to = values.data + j * run;
     const Size there = std::min(run, n - unit.place);

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +16,8 @@ from gradwire.compressors.base import Feedback
 from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._draws import HEADER, draws, longest
 from gradwire.errors import is_float32, is_int, require
+from gradwire.ops import Each, Pieces
+from gradwire.ops.pieces import adjacent
 from gradwire.types import Field, Key, Payload
 
 __all__ = ["RandomK"]
@@ -63,6 +68,7 @@ class RandomK(Sparsifier):
     reference = "S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, NeurIPS 2018"
     summable = True
     random = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "RandomK.ratio", "in (0, 1]", self.ratio)
@@ -111,13 +117,26 @@ class RandomK(Sparsifier):
         return (Field("seed", torch.float32, HEADER),)
 
     def select(self, x: Tensor, values: Tensor, places: Payload, key: Key, scale: float = 1.0) -> None:
-        ops.randomk_encode(x, values, places[0], seed_of(key), self.run, self.scaled, scale)
+        ops.randomk_encode(x, values, places[0], seeds_of(key, x.device), self.run, self.scaled, scale)
 
     def scatter(self, values: Tensor, places: Payload, out: Tensor, scale: float) -> None:
         ops.randomk_add_decoded(values, places[0], out, self.run, scale)
 
 
-def seed_of(key: Key) -> int:
-    """Compute 32 bits of seed that are the same on all ranks."""
-    text = f"{key.stream(common=True)}/{key.step}".encode()
+def seeds_of(key: Key, device: torch.device) -> Tensor:
+    """Compute 32 bits of seed that are the same on all ranks, int64 of one element; or those of all pieces."""
+    streams: object = key.stream(common=True)
+    if isinstance(streams, Each):
+        return cast(Tensor, Pieces(_seeds(streams, key.step, device), adjacent((1,) * len(streams))))
+    return _seeds([streams], key.step, device)
+
+
+def _seeds(streams: Iterable[object], step: int, device: torch.device) -> Tensor:
+    seeds = array("q", (_seed_of(stream, step) for stream in streams))
+    # The driver takes a copy of so few bytes at once, so nothing waits for the device.
+    return torch.frombuffer(seeds, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _seed_of(stream: object, step: int) -> int:
+    text = f"{stream}/{step}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")

@@ -67,6 +67,7 @@ class SIDCo(Compressor):
     family = "sparsification"
     reference = "A. M. Abdelmoniem, A. Elzanaty, M.-S. Alouini, M. Canini, SIDCo, MLSys 2021"
     fixed_size = False
+    used_on_host = True
     overflows = False
 
     def __post_init__(self) -> None:

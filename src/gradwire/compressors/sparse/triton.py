@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.compressors.sparse._draws import read_seed, write_seed
+from gradwire.compressors.sparse._draws import HEADER
 from gradwire.compressors.sparse._exponents import INFINITE
 from gradwire.compressors.sparse.ops import BITMAP, DENSE, TAIL_SEGMENT
 from gradwire.compressors.sparse.ops import BLOCK as PLACES
@@ -63,6 +63,8 @@ _LANES = tl.constexpr(16)
 _DENSE, _BITMAP, _BLOCK = tl.constexpr(DENSE), tl.constexpr(BITMAP), tl.constexpr(PLACES)
 _SEGMENT_PARTS = tl.constexpr(SEGMENT // PART)
 _HEAD = tl.constexpr(8)
+_HEADER = tl.constexpr(HEADER)
+_MIDDLE = tl.constexpr(12582912.0)
 
 
 @mergeable
@@ -746,11 +748,12 @@ def _chosen(
     return (begin + (word * size >> 32)) * run, size
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit
 def _write_chosen(
     x: tl.tensor,
     values: tl.tensor,
-    seed: tl.int64,
+    header: tl.tensor,
+    seed: tl.tensor,
     n: tl.tensor,
     count: tl.tensor,
     units: tl.tensor,
@@ -758,9 +761,15 @@ def _write_chosen(
     scale: tl.float32,
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    j = elements(BLOCK)
-    first, size = _chosen(j // run, seed, units, count // run, run)
+    word = tl.load(seed) & 0xFFFFFFFF
+    if number(program) == 0:
+        slot = tl.arange(0, 8)
+        byte = (word >> tl.maximum(slot - 1, 0) * 8) & 0xFF
+        tl.store(header + slot, tl.where(slot == 0, 1.0, byte.to(tl.float32)), mask=slot < _HEADER)
+    j = elements(BLOCK, program)
+    first, size = _chosen(j // run, word, units, count // run, run)
     place = first + j % run
     value = tl.load(x + place, mask=(j < count) & (place < n), other=0.0) * scale
     if SCALED:
@@ -768,35 +777,49 @@ def _write_chosen(
     tl.store(values + j, tl.where(place < n, value, 0.0), mask=j < count)
 
 
-def randomk_encode(x: Tensor, values: Tensor, header: Tensor, seed: int, run: int, scaled: bool, scale: float) -> None:
-    """The operation on a GPU."""
-    write_seed(seed, header)
+@mergeable
+def randomk_encode(
+    x: Tensor, values: Tensor, header: Tensor, seed: Tensor, run: int, scaled: bool, scale: float
+) -> None:
+    """The operation on a GPU; the first program writes the header."""
     n, count = x.numel(), values.numel()
-    form = {"SCALED": scaled, "BLOCK": BLOCK}
-    sizes = n, count, triton.cdiv(n, run), run
-    launch(_write_chosen, (triton.cdiv(count, BLOCK),), x, values, seed, *sizes, float32(scale), **form)
+    grid, form = (max(1, triton.cdiv(count, BLOCK)),), {"SCALED": scaled, "BLOCK": BLOCK}
+    launch(_write_chosen, grid, x, values, header, seed, n, count, triton.cdiv(n, run), run, float32(scale), **form)
+
+
+@triton.jit
+def _seed_in(header: tl.tensor) -> tl.tensor:
+    """Read the seed, in 64 bits; an invalid header gives an arbitrary one."""
+    slot = tl.arange(0, 4)
+    value = tl.div_rn(tl.load(header + 1 + slot), tl.load(header + slot * 0))
+    usable = tl.abs(value) < float("inf")
+    # At 2**23 and a half the last bit of a float32 is 1, so adding rounds to an integer.
+    byte = (tl.minimum(tl.maximum(tl.where(usable, value, 0.0), 0.0), 255.0) + _MIDDLE) - _MIDDLE
+    return tl.sum(byte.to(tl.int64) << slot.to(tl.int64) * 8, axis=0)
 
 
 @triton.jit
 def _add_chosen(
     out: tl.tensor,
     values: tl.tensor,
-    seed: tl.tensor,
+    header: tl.tensor,
     n: tl.tensor,
     count: tl.tensor,
     units: tl.tensor,
     run: tl.tensor,
     scale: tl.float32,
     BLOCK: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    j = elements(BLOCK)
-    first, _ = _chosen(j // run, tl.load(seed), units, count // run, run)
+    j = elements(BLOCK, program)
+    first, _ = _chosen(j // run, _seed_in(header), units, count // run, run)
     place = first + j % run
     inside = (j < count) & (place < n)
     scaled = tl.load(values + j, mask=inside) * scale
     tl.store(out + place, tl.load(out + place, mask=inside) + scaled, mask=inside)
 
 
+@mergeable
 def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, scale: float) -> None:
     """The operation on a GPU: the values of one rank never meet, and a launch for each rank keeps the order of the
     ranks.
@@ -804,4 +827,4 @@ def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, s
     n, count = out.numel(), values.size(1)
     grid, sizes = (triton.cdiv(count, BLOCK),), (n, count, triton.cdiv(n, run), run)
     for row, head in zip(values, header, strict=True):
-        launch(_add_chosen, grid, out, row, read_seed(head), *sizes, float32(scale), BLOCK=BLOCK)
+        launch(_add_chosen, grid, out, row, head, *sizes, float32(scale), BLOCK=BLOCK)

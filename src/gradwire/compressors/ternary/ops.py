@@ -20,6 +20,7 @@ start. A block whose scale is zero or not finite has no bytes.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Annotated
 
@@ -399,7 +400,12 @@ def ternary_add_decoded(
 
 
 _ZEROS, _FIRST_RUN, _LONGEST = 121, 243, 14
-_WEIGHTS = (81, 27, 9, 3, 1)
+
+
+@functools.cache
+def _weights(device: torch.device) -> Tensor:
+    """The weight of each of five elements in a byte; made once, because the host waits for a copy of numbers."""
+    return torch.tensor((81, 27, 9, 3, 1), device=device)
 
 
 def three_lc_capacity(n: int, block: int) -> int:
@@ -424,8 +430,9 @@ def _ternary_of(x: Tensor, scales: Tensor, block: int) -> Tensor:
 def _write_blocks(q: Tensor, scales: Tensor, n: int, used: Tensor, lengths: Tensor, stream: Tensor) -> None:
     """Write the bytes of all blocks, side by side; the rest of the stream is zero."""
     block = q.size(1)
-    weights = torch.tensor(_WEIGHTS, device=q.device)
-    groups = (torch.nn.functional.pad(q, (0, -block % 5)).view(q.size(0), _groups(block), 5) * weights).sum(2) + _ZEROS
+    groups = (torch.nn.functional.pad(q, (0, -block % 5)).view(q.size(0), _groups(block), 5) * _weights(q.device)).sum(
+        2
+    ) + _ZEROS
     at = torch.arange(groups.size(1), device=q.device).expand_as(groups)
     sizes = torch.full_like(lengths, _groups(block), dtype=torch.int64)
     sizes[-1:].fill_(_groups(n - block * (len(sizes) - 1)))
@@ -459,7 +466,7 @@ def _read_blocks(lengths: Tensor, stream: Tensor, n: int, block: int) -> Tensor:
     inside = (of < blocks) & whole & (group < room) & (byte < _FIRST_RUN)
     groups = stream.new_full((blocks * room + 1,), _ZEROS, dtype=torch.int64)
     groups.scatter_(0, torch.where(inside, of * room + group, blocks * room), byte)
-    digits = groups[:-1].unsqueeze(1) // torch.tensor(_WEIGHTS, device=stream.device) % 3 - 1
+    digits = groups[:-1].unsqueeze(1) // _weights(stream.device) % 3 - 1
     return digits.view(blocks, room * 5)[:, :block].reshape(-1)[:n].float()
 
 

@@ -74,6 +74,11 @@ class TernGrad(Compressor):
         return self.clip == 0
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Return whether pieces can be encoded, as they can in bits."""
+        return self.packing == "bits"
+
+    @property
     def feedback(self) -> Feedback:
         return "unsafe"
 

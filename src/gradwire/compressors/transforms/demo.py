@@ -20,8 +20,10 @@ from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["DeMo"]
 
-_BATCH = 1 << 16
-"""Elements transformed at once, or one tile if that is more: few enough for a cache."""
+_BATCH, _LARGE_BATCH = 1 << 16, 1 << 24
+"""Elements transformed at once, or one tile if that is more: few enough for a cache of the CPU, and on an accelerator
+enough that it has work.
+"""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def _batches(matrix: Tensor, kind: _Kind) -> Iterator[tuple[Tensor, int]]:
     """Yield views of (p, q, a, b), a few tiles each, with the number of the first."""
     region = matrix[kind.top :, kind.left :][: kind.down * kind.a, : kind.across * kind.b]
     tiles = region.view(kind.down, kind.a, kind.across, kind.b).transpose(1, 2)
-    many = max(1, _BATCH // (kind.a * kind.b))
+    many = max(1, (_BATCH if matrix.device.type == "cpu" else _LARGE_BATCH) // (kind.a * kind.b))
     lines, wide = max(1, many // kind.across), min(many, kind.across)
     for i in range(0, kind.down, lines):
         for j in range(0, kind.across, wide):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors._room import check_room
+from gradwire.compressors._together import each_or_one, together
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.transforms import ops
 from gradwire.errors import is_float32, is_int, require
-from gradwire.ops import Each, Pieces
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["THC"]
@@ -124,14 +122,14 @@ class THC(MultiRound):
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int | None]:
-        batches = _together(xs, payloads)
+        batches = together(xs, payloads)
         for numbers, x, (seed, norms, _, _) in batches:
             ops.block_norms(x, norms, self.block)
-            ops.thc_begin(seed, _streams(*(keys[i].stream(common=True) for i in numbers)), keys[0].step)
+            ops.thc_begin(seed, each_or_one(*(keys[i].stream(common=True) for i in numbers)), keys[0].step)
         yield 1
         for numbers, x, (seed, norms, codes, own) in batches:
             form = self.block, self.levels, self.clip
-            streams = _streams(*(keys[i].stream() for i in numbers))
+            streams = each_or_one(*(keys[i].stream() for i in numbers))
             ops.thc_encode(x, norms, seed, codes, *form, streams, keys[0].step)
             ops.thc_keep(codes, own)
         yield 2
@@ -149,24 +147,5 @@ class THC(MultiRound):
         self._add([(seed, norms, own) for seed, norms, _, own in payloads], outs, scale)
 
     def _add(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float) -> None:
-        for _, out, (seed, norms, codes) in _together(outs, payloads):
+        for _, out, (seed, norms, codes) in together(outs, payloads):
             ops.thc_add_decoded(norms, seed, codes, out, self.block, self.levels, self.clip, scale)
-
-
-def _together(tensors: Sequence[Tensor], payloads: Sequence[Payload]) -> list[tuple[list[int], Tensor, Payload]]:
-    """The tensors that have elements, with their numbers, flat, and with their payloads: as ``Pieces`` if each field
-    lies in one tensor, else one by one.
-    """
-    full = [i for i, tensor in enumerate(tensors) if tensor.numel()]
-    flat = [tensors[i].view(-1) for i in full]
-    found = [Pieces.of(views) for views in (flat, *zip(*(payloads[i] for i in full), strict=True))] if full[1:] else []
-    if found and None not in found:
-        whole, *fields = cast("list[Tensor]", found)
-        return [(full, whole, tuple(fields))]
-    return [([i], x, payloads[i]) for i, x in zip(full, flat, strict=True)]
-
-
-@lru_cache(1024)
-def _streams(*streams: int) -> int:
-    """The number of one stream, or those of all pieces: one object for equal ones."""
-    return cast(int, Each(streams)) if len(streams) > 1 else streams[0]

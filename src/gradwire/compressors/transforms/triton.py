@@ -213,6 +213,25 @@ def _squares(y: tl.tensor, begin: tl.tensor, kept: tl.tensor, sent: tl.tensor, R
 
 
 @triton.jit
+def _rotated(
+    block: tl.tensor,
+    largest: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    sent: tl.tensor,
+    LENGTH: tl.constexpr,
+    STEP: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Find blocks that were rotated: their first elements, the coordinates that are sent, the first of their codes, and
+    their largest elements. A block beyond the last one sends nothing.
+    """
+    begin, _, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
+    kept = tl.where(block < count, kept, 0)
+    return begin, kept, code, tl.load(largest + block, mask=block < count, other=0)
+
+
+@triton.jit
 def _eden_round(
     rotated: tl.tensor,
     largest: tl.tensor,
@@ -230,9 +249,7 @@ def _eden_round(
     program: tl.tensor = None,
 ) -> None:
     block = blocks(ROWS, program)
-    begin, _, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
-    kept = tl.where(block < count, kept, 0)
-    magnitude = tl.load(largest + block, mask=block < count, other=0)
+    begin, kept, code, magnitude = _rotated(block, largest, n, count, sent, LENGTH, STEP, DOUBLINGS)
     squares = _squares(rotated, begin, kept, sent, ROWS)
     root = tl.sqrt_rn(tl.div_rn(squares, tl.maximum(kept, 1).to(tl.float32)))
     usable = _usable(magnitude)[:, None]
@@ -273,9 +290,7 @@ def _eden_scale(
 ) -> None:
     """Compute the scales of blocks whose groups have their words."""
     block = blocks(ROWS, program)
-    begin, _, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
-    kept = tl.where(block < count, kept, 0)
-    magnitude = tl.load(largest + block, mask=block < count, other=0)
+    begin, kept, code, magnitude = _rotated(block, largest, n, count, sent, LENGTH, STEP, DOUBLINGS)
     sums = tl.zeros((ROWS, 16), tl.float32)
     for start in range(0, sent // GROUP, 16):
         group = start + tl.arange(0, 16)[None, :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.compressors.wrappers._declared import declare_as
 from gradwire.compressors.wrappers._rank_groups import groups
 from gradwire.errors import require
+from gradwire.ops import Each, Pieces
 from gradwire.types import Field, Key, Layout, Payload, State, tensor_id
 
 __all__ = ["Compose", "compose"]
@@ -78,6 +80,14 @@ class Compose(Compressor):
         return self.outer
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Return whether pieces can be encoded, as they can by both methods where the inner one draws nothing in
+        common.
+        """
+        both = self.outer.takes_pieces and self.inner.takes_pieces
+        return both and self.fixed_size and not draws_in_common(self.inner)
+
+    @property
     def unbiased(self) -> bool:  # type: ignore[override]
         """Return whether both methods are unbiased."""
         return self.outer.unbiased and self.inner.unbiased
@@ -139,20 +149,21 @@ class Compose(Compressor):
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         coded, places = self._apart(payload, out.numel())
-        values = self._values(out).zero_()
-        self.inner.add_decoded(coded, values)
+        values = self._values(out)
+        self.inner.decode_many(rows_of(coded), values, 1.0)
         self._outer.scatter(values.unsqueeze(0), rows_of(places), out.view(-1), scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         """Decode the values of several ranks first, so that they are added in one pass over ``out``."""
         coded, places = self._apart(payloads, out.numel())
-        slots = self._slots(out.numel())
-        for ranks in groups(payloads[0].shape[0], 4 * slots[0]):
-            values = torch.zeros(len(ranks), *slots, device=out.device)
+        like = self._values(out)
+        slots = Pieces.within(like).numel()
+        for ranks in groups(Pieces.within(payloads[0]).shape[0], 4 * slots):
+            values = torch.zeros(len(ranks), slots, device=out.device)
             for rank, own in zip(ranks, values, strict=True):
-                self.inner.add_decoded(tuple(field[rank] for field in coded), own)
-            own_places = tuple(field[ranks.start : ranks.stop] for field in places)
-            self._outer.scatter(values, own_places, out.view(-1), scale)
+                self.inner.add_decoded(tuple(_rows(field, rank) for field in coded), _placed(own, like))
+            own_places = tuple(_rows(field, slice(ranks.start, ranks.stop)) for field in places)
+            self._outer.scatter(_placed(values, like), own_places, out.view(-1), scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         n = math.prod(shape)
@@ -168,6 +179,11 @@ class Compose(Compressor):
         return (self._outer.slots(n),)
 
     def _values(self, x: Tensor) -> Tensor:
+        """Allocate the values of a tensor, or those of all pieces, side by side."""
+        many: object = x
+        if isinstance(many, Pieces):
+            sizes = tuple(self._outer.slots(n) for n in many.numel())
+            return cast(Tensor, Pieces.side_by_side(sizes, torch.float32, x.device))
         return torch.empty(self._slots(x.numel()), dtype=torch.float32, device=x.device)
 
     def _fields(self, n: int) -> tuple[tuple[Field, ...], list[int]]:
@@ -181,10 +197,24 @@ class Compose(Compressor):
 
     def _apart(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
         """Split a payload into that of the values and the indices."""
-        fields, order = self._fields(n)
-        end = len(fields) - len(self._outer.places(n))
+        # The order is that of the items' sizes, and the same for all pieces.
+        first = Each.first(n)
+        fields, order = self._fields(first)
+        end = len(fields) - len(self._outer.places(first))
         own = ordered(payload, order)
         return own[:end], own[end:]
+
+
+def _rows(field: Tensor, which: int | slice) -> Tensor:
+    """One row of a field, or several, of a tensor or of all pieces."""
+    many: object = field
+    return cast(Tensor, many.rows(which)) if isinstance(many, Pieces) else field[which]
+
+
+def _placed(values: Tensor, like: Tensor) -> Tensor:
+    """``values`` as they are, or as pieces that lie as those of ``like``."""
+    many: object = like
+    return cast(Tensor, many.at(values)) if isinstance(many, Pieces) else values
 
 
 def draws_in_common(code: Compressor) -> bool:

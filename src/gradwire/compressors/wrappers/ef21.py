@@ -62,6 +62,11 @@ class EF21(Compressor):
         return "required"
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Return whether the inner method takes pieces."""
+        return self.inner.takes_pieces
+
+    @property
     def contraction(self) -> bool:
         return True
 
@@ -89,6 +94,9 @@ class EF21(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         self.inner.encode(x, payload, state, key)
+
+    def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
+        self.inner.encode_scaled(x, scale, payload, state, key)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None

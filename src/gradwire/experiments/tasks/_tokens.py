@@ -77,7 +77,7 @@ class NextCharacter(NextToken):
         return self._drawn(epoch, rank, world)
 
     def _drawn(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(epoch)
+        generator = self.generator(epoch)
         for _ in range(self.steps_of_data()):
             places = torch.randint(len(self.data.train) - self.window, (self.recipe.batch,), generator=generator)
             yield self._windows(self.data.train, places[rank::world])

@@ -44,6 +44,9 @@ class Task(ABC):
     data: Any
     """The data, which have a ``name``."""
 
+    order: int = 0
+    """Number of the order in which the examples come, from 0 to 2**32 - 1. ``Loop`` sets it."""
+
     higher_is_better: ClassVar[bool] = True
     MODELS: ClassVar[tuple[str, ...]]
     DATA: ClassVar[tuple[str, ...]]
@@ -137,6 +140,16 @@ class Task(ABC):
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The same as ``shares``, for a batch that the data can fill."""
 
+    def generator(self, epoch: int) -> torch.Generator:
+        """Make the generator of an epoch's random numbers, equal on all workers and different for each ``order``.
+
+        Args:
+            epoch: number of the epoch, >= 0.
+        """
+        # Torch's generator on a CPU uses the lower 32 bits of its seed alone. The multiplier is odd, so that no two
+        # orders are the same, and spreads them, so that one order does not begin where another is an epoch later.
+        return torch.Generator().manual_seed((epoch + 0x9E3779B1 * self.order) % 2**32)
+
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean loss over a share."""
@@ -155,10 +168,9 @@ class Task(ABC):
 
 
 def shuffled(
-    examples: Examples, batch: int, epoch: int, rank: int, world: int, *, augment: bool
+    examples: Examples, batch: int, generator: torch.Generator, rank: int, world: int, *, augment: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A worker's shares of batches, in an order that depends on the epoch alone."""
-    generator = torch.Generator().manual_seed(epoch)
+    """A worker's shares of batches, in an order that depends on the generator alone."""
     order = torch.randperm(len(examples), generator=generator)
     for step in range(len(order) // batch):
         draws = torch.rand(batch, 3, generator=generator) if augment else None

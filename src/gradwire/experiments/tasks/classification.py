@@ -48,7 +48,7 @@ class Classification(Task):
         return len(self.data.train)
 
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return shuffled(self.data.train, self.recipe.batch, epoch, rank, world, augment=not self.small)
+        return shuffled(self.data.train, self.recipe.batch, self.generator(epoch), rank, world, augment=not self.small)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output, target + self._first_class)

@@ -69,7 +69,7 @@ class Recommendation(Task):
         return (1 + NEGATIVES) * len(self.data.train)
 
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return shuffled(self._examples(epoch), self.recipe.batch, epoch, rank, world, augment=False)
+        return shuffled(self._examples(epoch), self.recipe.batch, self.generator(epoch), rank, world, augment=False)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(output, target)
@@ -104,7 +104,7 @@ class Recommendation(Task):
     def _examples(self, epoch: int) -> Tensors:
         """The positive examples, and negative items drawn anew in every epoch."""
         users, count = self.data.train[:, :1].repeat(NEGATIVES, 1), len(self.data.train)
-        generator = torch.Generator().manual_seed(1 << 32 | epoch)
+        generator = self.generator(epoch)
         items = torch.randint(self.data.items, (NEGATIVES * count, 1), generator=generator)
         pairs = torch.cat([self.data.train, torch.cat([users, items], 1)])
         return Tensors(pairs, (torch.arange(len(pairs)) < count).float())

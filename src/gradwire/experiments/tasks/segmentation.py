@@ -51,7 +51,7 @@ class Segmentation(Task):
         return len(self.data.train)
 
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return shuffled(Reflected(self.data.train), self.recipe.batch, epoch, rank, world, augment=True)
+        return shuffled(Reflected(self.data.train), self.recipe.batch, self.generator(epoch), rank, world, augment=True)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The Dice loss once it is small, and until then the cross entropy of each pixel, whose gradient never

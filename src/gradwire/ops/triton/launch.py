@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.ops.base import Op
-
-__all__ = ["BLOCK", "LaunchCall", "Recording", "ScratchMemory", "by_reference", "launch", "recorded", "scratch"]
+__all__ = ["BLOCK", "LaunchCall", "Recording", "ScratchMemory", "launch", "recorded", "scratch"]
 
 BLOCK = 2048  # elements for one program: 16 for each of its 128 threads, enough loads in flight for full bandwidth
 
@@ -70,17 +68,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int
     elif 0 not in grid:
         with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
             kernel[grid](*arguments, **constants, enable_fp_fusion=False)
-
-
-def by_reference(operation: Op[Any], *arguments: Any) -> None:
-    """Run the reference of an operation, for arguments that no kernel serves.
-
-    Raises:
-        ValueError: launches are recorded; what torch does is none, and would be done while it is only recorded.
-    """
-    if _recording.get() is not None:
-        raise ValueError(f"{operation.name} has no kernel for these arguments")
-    operation.reference(*arguments)
 
 
 def scratch(numel: int, dtype: torch.dtype, like: Tensor) -> Tensor | ScratchMemory:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.ops.sums import SUM_BLOCK
 from gradwire.ops.triton.launch import BLOCK, launch, scratch
 from gradwire.ops.triton.signs import blocks, total_of_32
+from gradwire.ops.triton.sums import tree_sum
 from gradwire.ops.triton.tile import elements
 from gradwire.ops.validation import float32
 
@@ -56,20 +57,8 @@ def _add_sums(
     program: tl.tensor = None,  # noqa: ARG001
 ) -> None:
     """Sum as a tree of ``size`` leaves, of which those from ``count`` on are 0, and divide by ``n``."""
-    row = sums + tl.program_id(1) * size
-    half, left = size // 2, count
-    while half >= 1:
-        for start in range(0, half, STEP):
-            i = start + tl.arange(0, STEP)
-            low = tl.load(row + i, mask=(i < half) & (i < left), other=0.0)
-            high = tl.load(row + half + i, mask=(i < half) & (half + i < left), other=0.0)
-            tl.store(row + i, low + high, mask=(i < half) & (i < left))
-        # Threads read here what other threads have written.
-        tl.debug_barrier()
-        left = tl.minimum(left, half)
-        half = half // 2
     one = tl.arange(0, 1)
-    total = tl.load(row + one)
+    total = tree_sum(sums + tl.program_id(1) * size, count, size, STEP)
     tl.store(means + tl.program_id(1) + one, tl.div_rn(total, tl.zeros((1,), tl.float32) + n))
 
 

@@ -20,8 +20,11 @@ from gradwire.ops.validation import float32
 
 __all__ = [
     "accumulate",
+    "accumulate_momentum",
+    "add_scaled",
     "copy_where",
     "fill_where",
+    "mask_momentum",
     "momentum_update",
     "nonfinite",
     "philox",
@@ -57,6 +60,92 @@ def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor 
     """The operation on a GPU."""
     n, factors = grad.numel(), (float32(beta), float32(1 - beta))
     launch(_momentum_update, (triton.cdiv(n, BLOCK),), grad, momentum, status, n, *factors, BLOCK=BLOCK)
+
+
+@triton.jit
+def _add_scaled(
+    x: tl.tensor,
+    y: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    factor: tl.float32,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i = elements(BLOCK, program)
+    total = tl.load(x + i, mask=i < n, other=0.0) + tl.load(y + i, mask=i < n, other=0.0) * factor
+    if status is not None:
+        flag_nonfinite(total, status)
+    tl.store(x + i, total, mask=i < n)
+
+
+@mergeable
+def add_scaled(x: Tensor, y: Tensor, factor: float, status: Tensor | None = None) -> None:
+    """The operation on a GPU."""
+    n = x.numel()
+    launch(_add_scaled, (triton.cdiv(n, BLOCK),), x, y, status, n, float32(factor), BLOCK=BLOCK)
+
+
+@triton.jit
+def _accumulate_momentum(
+    grad: tl.tensor,
+    momentum: tl.tensor,
+    undo: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    beta: tl.float32,
+    NESTEROV: tl.constexpr,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i = elements(BLOCK, program)
+    inside = i < n
+    old = tl.load(momentum + i, mask=inside, other=0.0)
+    given = tl.load(grad + i, mask=inside, other=0.0)
+    if NESTEROV:
+        now = (old + given) * beta
+        growth = given + now
+    else:
+        now = old * beta + given
+        growth = now
+    if undo is not None:
+        tl.store(undo + i, old, mask=inside)
+    if status is not None:
+        flag_nonfinite(growth, status)
+    tl.store(momentum + i, now, mask=inside)
+    tl.store(grad + i, growth, mask=inside)
+
+
+@mergeable
+def accumulate_momentum(
+    grad: Tensor, momentum: Tensor, undo: Tensor | None, beta: float, nesterov: bool, status: Tensor | None = None
+) -> None:
+    """The operation on a GPU."""
+    n, form = grad.numel(), {"NESTEROV": nesterov, "BLOCK": BLOCK}
+    launch(_accumulate_momentum, (triton.cdiv(n, BLOCK),), grad, momentum, undo, status, n, float32(beta), **form)
+
+
+@triton.jit
+def _mask_momentum(
+    velocity: tl.tensor,
+    momentum: tl.tensor,
+    sent: tl.tensor,
+    n: tl.tensor,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i = elements(BLOCK, program)
+    inside = i < n
+    gone = tl.load(sent + i, mask=inside, other=0.0)
+    tl.store(velocity + i, tl.load(velocity + i, mask=inside) - gone, mask=inside)
+    tl.store(momentum + i, tl.zeros((BLOCK,), tl.float32), mask=inside & (gone != 0.0))
+
+
+@mergeable
+def mask_momentum(velocity: Tensor, momentum: Tensor, sent: Tensor) -> None:
+    """The operation on a GPU."""
+    n = velocity.numel()
+    launch(_mask_momentum, (triton.cdiv(n, BLOCK),), velocity, momentum, sent, n, BLOCK=BLOCK)
 
 
 @triton.jit

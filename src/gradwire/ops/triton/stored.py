@@ -8,14 +8,15 @@ __all__ = ["code_scale", "write_rows"]
 _MIDDLE = tl.constexpr(12582912.0)
 _INFINITY = tl.constexpr(0x7F800000)
 _LEAST = tl.constexpr(2.0**-100)
+_MOST = tl.constexpr(0x7C010200)  # the bits of the largest scale of which 127 times is finite
 
 
 @triton.jit
 def code_scale(magnitude: tl.tensor) -> tl.tensor:
-    """The scale of each block by the bits of its largest magnitude: 17 significant bits, rounded up."""
+    """The scale of each block by the bits of its largest magnitude: 17 significant bits, rounded up if it can be."""
     largest_one = magnitude.to(tl.float32, bitcast=True)
     exact = tl.div_rn(largest_one, tl.full(magnitude.shape, 127.0, tl.float32)).to(tl.int32, bitcast=True)
-    scale = ((exact + 127) & ~127).to(tl.float32, bitcast=True)
+    scale = tl.minimum((exact + 127) & ~127, _MOST).to(tl.float32, bitcast=True)
     return tl.where(magnitude >= _INFINITY, float("inf"), tl.where(largest_one < _LEAST, 0.0, scale))
 
 

@@ -1,0 +1,101 @@
+"""Collectives on a CPU that run on a thread of their own, while this thread computes.
+
+Law: one thread runs them in the order in which they were issued, which is the same on all ranks. What FSDP reads
+before the pass ends is awaited where FSDP waits; the rest is awaited at the end of the backward pass, before anybody
+else can read it. Few wait at one time, because each keeps the gradients of a module alive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+
+from gradwire.worker import Worker
+
+__all__ = ["Background", "Started"]
+
+WAITING = 2
+"""Modules whose gradients may be under way, or wait for those before them."""
+
+
+class Started(dist.Work):
+    """A collective that was started; a waiting thread gets its error, which torch's own work of a future hides.
+
+    Args:
+        worker: thread that runs it, and knows what failed.
+        done: future of the tensors that are made.
+    """
+
+    def __init__(self, worker: Worker, done: Any) -> None:
+        cast(Any, super()).__init__()
+        self._worker, self._done = worker, done
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until it is done; on an accelerator the current stream waits."""
+        self._worker.result(self._done)
+        return True
+
+    def synchronize(self) -> None:
+        """Do the same as ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether it is done, or has failed."""
+        return bool(self._done.done())
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors of the result."""
+        return cast(list[Tensor], self._worker.result(self._done))
+
+    def get_future(self) -> Any:
+        """Return a future that is set when it is done."""
+        return self._done
+
+
+class Background:
+    """Reductions of a backward pass, each of a module, that are finished when the pass ends.
+
+    Attributes:
+        begun: number of all that were started.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._worker, self._under_way, self._graph = Worker(), deque[Started](), -1
+
+    @staticmethod
+    def possible() -> bool:
+        """Return whether this thread runs a backward pass, whose end can be waited for."""
+        return torch._C._current_graph_task_id() != -1
+
+    def start(self, job: Callable[[], Tensor]) -> None:
+        """Run a job after all that were started before; it is done when the backward pass of this thread ends."""
+        graph = torch._C._current_graph_task_id()
+        if graph != self._graph:
+            # A pass that failed never came to its end, so each one says for itself what is to be done there.
+            self._graph = graph
+            cast(Any, Variable)._execution_engine.queue_callback(self.finish)
+        while len(self._under_way) >= WAITING:
+            self._under_way.popleft().wait()
+        self.begun += 1
+        self._under_way.append(Started(self._worker, self._worker.submit(job)))
+
+    def finish(self) -> None:
+        """Wait for all jobs.
+
+        Raises:
+            GroupError: one of them failed; the others were given up.
+        """
+        under_way, self._under_way = self._under_way, deque()
+        for each in under_way:
+            each.wait()
+
+    def close(self) -> None:
+        """End the thread, after what is under way."""
+        self._worker.close()

@@ -1,0 +1,52 @@
+"""Exchanges of FSDP2 on a CPU that go on beside the backward pass: the same bits as where each is awaited."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.fsdp_overlap_jobs import CASES, STEPS, alone, overlapped
+from tests.once import once
+
+
+@once
+def told() -> list[dict[str, Any]]:
+    return run_ranks(2, overlapped)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_that_arrive_later_have_the_same_bits(case: str) -> None:
+    for result in told():
+        (later, begun), (awaited, none) = result[case][False], result[case][True]
+        assert all(torch.equal(*pair) for pair in zip(later, awaited, strict=True))
+        # Of four layers those that are compressed, in each step but the one that adds to gradients that are there.
+        layers = 3 if "exclude" in CASES[case] else 4
+        assert (begun, none) == (layers * (STEPS - 1), 0)
+
+
+def test_a_reduction_at_the_very_end_is_awaited() -> None:
+    for result in told():
+        assert result["single"] == {"begun": 1, "under way": 0}
+
+
+def test_a_backward_pass_that_fails_leaves_nothing_under_way() -> None:
+    for result in told():
+        assert result["failed"]["said"] == "ArithmeticError: this step is lost"
+        assert result["failed"]["under way"] == 1
+        assert result["failed"]["same"]
+
+
+def test_weights_in_inference_mode() -> None:
+    for result in told():
+        assert result["watched"]["same"]
+        assert 0 < result["watched"]["off"] < 0.02
+
+
+def test_who_is_left_alone_hears_of_it_in_the_pass() -> None:
+    heard, _ = run_ranks(2, alone)
+    for said in heard:
+        assert re.search("GroupError: .*(waited timeout=2 s for rank 1|lost rank 1)", said), said
