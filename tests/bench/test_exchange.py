@@ -1,4 +1,4 @@
-"""What an exchange costs is counted and timed, and nothing is timed that is wrong."""
+"""The cost of an exchange is counted and timed, and no wrong result is timed."""
 
 from __future__ import annotations
 

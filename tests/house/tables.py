@@ -112,7 +112,7 @@ def between(marker: str) -> re.Pattern[str]:
 
 
 def current(file: str, marker: str) -> str:
-    """What stands between the markers."""
+    """The text between the markers."""
     found = between(marker).search((ROOT / file).read_text(encoding="utf-8"))
     assert found, f"{file} has no table {marker!r}"
     return found[2]

@@ -194,7 +194,7 @@ def test_a_rank_goes_on_with_what_it_did_not_send() -> None:
 
 
 def _reset_by_hand(rank: int) -> tuple[list[list[int]], list[int], float, float]:
-    """Which elements wait after each step, the bytes of a step, and what the ratio compares."""
+    """The elements that wait after each step, the bytes of a step, and what the ratio compares."""
     model = nn.Sequential(nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False))
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = CompressedStep(inner, "topk", ratio=0.0625, min_numel=0, every=2, keep=True, reset=5)
@@ -316,7 +316,7 @@ def test_sixteen_bit_parameters_decay_by_less_than_their_resolution() -> None:
 
 
 def _rates_apart(rank: int) -> list[str]:
-    """What each rank hears: at once, or with the round that is late; and when it goes on nevertheless."""
+    """The error of each rank: at once, or with the round that is late; and when it goes on nevertheless."""
     told = []
     for late in (False, True):
         model = model_of()

@@ -1,4 +1,4 @@
-"""What the processes do that the tests start: run a GPU kernel without a GPU, interpreted or only compiled.
+"""Work of the processes that the tests start: they run a GPU kernel without a GPU, interpreted or only compiled.
 
 Triton decides when a kernel is defined whether it will be interpreted, and keeps one driver for a process. So neither
 can be done where the tests themselves run.
