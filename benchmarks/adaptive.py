@@ -1,4 +1,4 @@
-"""What residuals and noise cost under AdamW: the tables of docs/adaptive.md. More than an hour on two cores.
+"""The cost of residuals and noise under AdamW: the tables of docs/adaptive.md. More than an hour on two cores.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/adaptive.py [row ...]
 
@@ -67,7 +67,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("none", {}),
     "EF21-SGDM, topk, 1 %": ("topk", {"memory": EF21(eta=0.1)}),
 }
-"""What compresses gradients: label, method and its options."""
+"""Runs that compress gradients: label, method and its options."""
 
 STEPPED: dict[str, dict[str, Any]] = {
     "CompressedStep, topk, 1 %": {"every": 1},
@@ -80,7 +80,7 @@ STEPPED: dict[str, dict[str, Any]] = {
     "CompressedStep, topk, 1 per mille, kept": {"ratio": 0.001, "keep": True},
     "CompressedStep, topk, 1 per mille, kept, reset 50": {"ratio": 0.001, "keep": True, "reset": 50},
 }
-"""What compresses steps of AdamW: label and options."""
+"""Runs that compress steps of AdamW: label and options."""
 
 WHOLE: dict[str, tuple[type[Exchanged], dict[str, Any]]] = {
     "OneBitAdam, 20 dense steps": (gradwire.optim.OneBitAdam, {"freeze_step": 20}),

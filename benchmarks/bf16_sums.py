@@ -1,4 +1,4 @@
-"""How far sums over many ranks are off: the tables of docs/process_group.md. A minute, in one process.
+"""The error of sums over many ranks: the tables of docs/process_group.md. A minute, in one process.
 
     python benchmarks/bf16_sums.py
 
@@ -44,7 +44,7 @@ def gradients() -> Iterator[Tensor]:
 
 
 def through(code: gradwire.Compressor, x: Tensor) -> Tensor:
-    """What arrives of a tensor."""
+    """The tensor as it arrives."""
     return code.decompress(code.compress(x), x.shape)
 
 

@@ -1,4 +1,4 @@
-"""What ``gradwire.wrap_group`` costs and saves, over two processes.
+"""The time that ``gradwire.wrap_group`` costs and saves, over two processes.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/process_group.py
 

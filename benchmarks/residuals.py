@@ -1,4 +1,4 @@
-"""What becomes of a residual under Adam: the picture of docs/adaptive.md. Two minutes; the picture takes Chromium.
+"""The fate of a residual under Adam: the picture of docs/adaptive.md. Two minutes; the picture takes Chromium.
 
     python benchmarks/residuals.py [picture.svg]
 
@@ -22,7 +22,7 @@ import gradwire
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import gpt
 
-STEPS, RATE, RATIO, WAITS = 600, 2e-3, 0.01, (8, 16, 32, 64, 128, 256)
+STEPS, RATE, RATIO, DELAYS = 600, 2e-3, 0.01, (8, 16, 32, 64, 128, 256)
 WALKERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "SGD": lambda params: SGD(params, lr=RATE),
     "Adam": lambda params: Adam(params, lr=RATE, betas=(0.9, 0.95)),
@@ -30,7 +30,7 @@ WALKERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 
 
 def walks() -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    """For SGD and Adam the ways without compression and with it, and how often each element arrived."""
+    """The ways without compression and with it, for SGD and Adam, and the number of times that each element arrived."""
     torch.manual_seed(0)
     model, text = gpt.GPT(), gpt.read()
     optimizer = AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
@@ -62,15 +62,15 @@ def walks() -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
 
 
 def shares() -> dict[str, list[tuple[float, float]]]:
-    """For SGD and Adam pairs of a wait in steps and the share of the way that was gone."""
+    """Pairs of a wait in steps and the share of the way that was gone, for SGD and Adam."""
     ways, arrived = walks()
-    waits = STEPS / arrived.clamp(min=1)
+    delays = STEPS / arrived.clamp(min=1)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for low, high in zip((1, *WAITS), (*WAITS, STEPS), strict=True):
-        group = (waits >= low) & (waits < high)
+    for low, high in zip((1, *DELAYS), (*DELAYS, STEPS), strict=True):
+        group = (delays >= low) & (delays < high)
         for name, (plain, late) in ways.items() if group.sum() >= 30 else ():
             share = (plain[group] * late[group]).sum() / plain[group].square().sum()
-            found[name].append((float(waits[group].median()), float(share)))
+            found[name].append((float(delays[group].median()), float(share)))
     return found
 
 

@@ -24,7 +24,7 @@ Params = dict[str, jax.Array]
 
 
 def loss(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Of a small network."""
+    """The mean squared error of a small network."""
     return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - y) ** 2)
 
 

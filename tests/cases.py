@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 Column = list[tuple[str, dict[str, Any]]]
-"""What one ``parametrize`` mark gives: for each choice its name and the arguments."""
+"""The choices of one ``parametrize`` mark: the name of each, and its arguments."""
 
 
 def covering(sizes: Sequence[int]) -> list[tuple[int, ...]]:

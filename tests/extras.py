@@ -1,4 +1,4 @@
-"""What an environment has in which only some extras are installed, and how a test makes one without installing.
+"""The packages of an environment in which only some extras are installed, and how a test makes one without installing.
 
 ``hidden("kvstore")`` is what a fresh environment with ``pip install '.[kvstore]'`` would lack of what is installed
 here; ``variables("kvstore")`` makes processes lack it. tests/absent/sitecustomize.py hides it.
@@ -40,7 +40,7 @@ def brought(*extras: str) -> frozenset[str]:
 
 
 def requirements(name: str) -> list[str]:
-    """Of a distribution; none of one that is not installed here."""
+    """The requirements of a distribution; none of one that is not installed here."""
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:

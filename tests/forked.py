@@ -41,7 +41,7 @@ IMPORTED = [
 
 
 def context():
-    """Where processes fork; the same server as that of ``gradwire.testing``, whichever of both starts it."""
+    """The server from which processes fork; the same as that of ``gradwire.testing``, whichever of both starts it."""
     forkserver = mp.get_context("forkserver")
     forkserver.set_forkserver_preload(IMPORTED)
     return forkserver
@@ -55,7 +55,8 @@ def fork_workers(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def forked_workers(monkeypatch, one_thread):
-    """Of a ``conftest.py`` that imports it: workers fork, and this process computes with one thread as they do."""
+    """Fixture of a ``conftest.py`` that imports it: workers fork, and this process computes with one thread as they
+    do."""
     fork_workers(monkeypatch)
 
 
@@ -110,7 +111,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout=None):
-        """What it wrote, when it has ended."""
+        """The output of a process that has ended."""
         deadline, told = None if timeout is None else time.monotonic() + timeout, {}
         streams = {"stdout": self.stdout, "stderr": self.stderr}
         readers = [
@@ -129,7 +130,7 @@ class Forked:
 
 
 def destination(wanted, number):
-    """What this process reads, and what the other one writes to."""
+    """The pipe that this process reads, and the file that the other one writes to."""
     if wanted is None:
         return None, Connection(os.dup(number), readable=False)
     assert wanted == subprocess.PIPE

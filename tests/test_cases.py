@@ -1,4 +1,4 @@
-"""What ``tests/cases.py`` runs and how it fails."""
+"""Cases that ``tests/cases.py`` runs, and the way in which it fails."""
 
 import itertools
 

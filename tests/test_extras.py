@@ -1,4 +1,4 @@
-"""What is to be installed for an extra, for each way in which gradwire itself can have been installed."""
+"""The packages that are to be installed for an extra, for each way in which gradwire itself can have been installed."""
 
 from __future__ import annotations
 

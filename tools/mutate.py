@@ -1,4 +1,4 @@
-"""What cosmic-ray, the mutation tool, is not told by tools/mutate.toml; CONTRIBUTING.md has the commands.
+"""Commands for cosmic-ray, the mutation tool, beside its settings in tools/mutate.toml; CONTRIBUTING.md shows them.
 
 ``sample``  leaves as many mutations of each part of the package as asked for, drawn by seed
 ``test``    runs the tests that belong to the file that differs from the commit: cosmic-ray's test command
@@ -27,7 +27,7 @@ TESTS = {
     "kvstore": ["tests/kvstore"],
     "exchange": ["tests/core", "tests/comm", "tests/integrations"],
 }
-"""Where the tests of a part are."""
+"""Folders of the tests of each part."""
 
 WHOLE = {"optim": ["tests/meeting"]}
 """Folders that are run whole: workers that meet import what is under test by way of ``gradwire.rounds``."""
@@ -47,7 +47,7 @@ def part_of(module: Path) -> str:
 
 @functools.cache
 def untested(module: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where the types and the messages of a file are: from (line, column) on, up to (line, column)."""
+    """Find the types and the messages of a file: each from a (line, column) up to another."""
     nodes = list(ast.walk(ast.parse((ROOT / module).read_text())))
     types = [getattr(node, name, None) for node in nodes for name in ("annotation", "returns")]
     messages = [node for node in nodes if isinstance(node, ast.JoinedStr | ast.Raise)]

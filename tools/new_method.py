@@ -37,7 +37,7 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
     """Write the skeleton of a method into a tree of this project.
 
     Args:
-        name: of the method: lower-case letters, digits and underscores.
+        name: name of the method: lower-case letters, digits and underscores.
         family: the folder under ``compressors``.
         root: the tree.
 

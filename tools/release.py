@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def disagreements(tag: str, root: Path = ROOT) -> list[str]:
-    """What does not fit the tag, a line each; nothing if the release can be published."""
+    """List what does not fit the tag, a line each; an empty list if the release can be published."""
     found = re.fullmatch(r"v(\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?)", tag)
     if found is None:
         return [f"the tag must be v and a version, as v1.2.3 or v1.2.3rc1, got {tag!r}"]

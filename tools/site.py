@@ -1,4 +1,4 @@
-"""What the site has besides the pages of docs/: the reference, and pages of the repository.
+"""Pages of the site besides those of docs/: the reference, and pages of the repository.
 
 MkDocs calls the functions with ``on_`` in their names; mkdocs.yml says where this file is.
 """
@@ -35,10 +35,10 @@ MODULES = {
 """Modules with a page of the reference: what they offer."""
 
 FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorflow", "jax", "tensorboard", "wandb")
-"""Of ``gradwire.integrations``, what is for other packages, all on one page."""
+"""Modules of ``gradwire.integrations`` for other packages, all on one page."""
 
 TESTING = ("contract", "bounds", "feedback", "inputs", "ranks", "processes", "memory", "sync")
-"""Of ``gradwire.testing``, all on one page."""
+"""Modules of ``gradwire.testing``, all on one page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -6,7 +6,7 @@
 Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
 """
 
-from gradwire import _started, helpers, optim, schedules  # noqa: F401  (_started comes before what is slow)
+from gradwire import _moved, _started, helpers, optim, schedules  # noqa: F401  (_started comes before what is slow)
 from gradwire.compat import from_params
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.simple import SimpleCompressor
@@ -57,3 +57,12 @@ __all__ = [
     "schedules",
     "wrap_group",
 ]
+
+_moved.lead(
+    __name__,
+    {
+        **{name: f"exchange.{name}" for name in ("plan", "policy", "second_moment", "settings", "undo")},
+        "keeper": "exchange.residual_store",
+        "saved": "exchange.checkpoint",
+    },
+)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["Moved", "as_attributes", "in_folders"]
+__all__ = ["Moved", "as_attributes", "in_folders", "lead"]
 
 
 class Moved(MetaPathFinder, Loader):
@@ -67,6 +68,17 @@ def as_attributes(package: str, find: Callable[[str], str | None]) -> Callable[[
         return importlib.import_module(f"{package}.{name}")
 
     return attribute
+
+
+def lead(package: str, places: Mapping[str, str]) -> None:
+    """Let ``import PACKAGE.NAME`` find modules at their new places.
+
+    Args:
+        package: full name of the package in which the modules were.
+        places: new name of each in the package, by its former one.
+    """
+    # The last of all: it is asked for names that are nowhere.
+    sys.meta_path.append(Moved(package, {name: f"{package}.{place}" for name, place in places.items()}.get))
 
 
 def in_folders(package: str, path: str) -> Callable[[str], str | None]:

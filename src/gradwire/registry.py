@@ -25,6 +25,7 @@ __all__ = [
     "assignment",
     "build",
     "find",
+    "folders_in",
     "from_config",
     "load",
     "named_of",
@@ -44,8 +45,7 @@ def _places(kind: str) -> dict[str, str]:
     """Map each name registered under a folder, and in the folders of its families, to its module."""
     package = importlib.import_module(f"gradwire.{kind}")
     found: dict[str, str] = {}
-    inside = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-    folders = [module.name for module in inside if module.ispkg]
+    folders = [f"{package.__name__}.{name}" for name in folders_in(package.__path__)]
     for folder in (package, *map(importlib.import_module, folders)):
         for name in names_in(folder.__path__):
             if name not in _MACHINERY and f"{folder.__name__}.{name}" not in folders:
@@ -64,6 +64,19 @@ def names_in(path: Iterable[str]) -> tuple[str, ...]:
     True
     """
     return tuple(sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")))
+
+
+def folders_in(path: Iterable[str]) -> tuple[str, ...]:
+    """The packages in a folder that is a list, sorted: the families of methods.
+
+    Args:
+        path: ``__path__`` of the folder's package.
+
+    >>> from gradwire import compressors
+    >>> "ternary" in folders_in(compressors.__path__)
+    True
+    """
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(path) if module.ispkg))
 
 
 def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType:

@@ -1,4 +1,4 @@
-"""What is advised, and what it rests on."""
+"""The advice, and the figures that it rests on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured is what training does: the buckets of DDP, the exchange's own work."""
+"""A measurement does what training does: the buckets of DDP, the exchange's own work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What was not measured gives no verdict; a large model is timed with a part of it first, the likeliest with all."""
+"""A method that was not measured gets no verdict; a large model is timed with a part of it first, the likeliest with
+all."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.kvstore.simulate import Simulated
 ATTACKS = [attack for module in (strangers, sizes, lies, floods) for attack in module.ATTACKS]
 SHAPE, LARGE = (300, 40), 4_000_000
 MEGABYTES = 400
-"""That an attack may add to the server's memory, at most."""
+"""The most that an attack may add to the server's memory."""
 
 
 class Honest:

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of auto."""
+"""Work of the ranks in the tests of auto."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Noise:
     """The factors by which times differ from what they would be: log-normal ones, and ten in one step of ten.
 
     Args:
-        rank: whose times; ranks differ but for the steps that are disturbed.
-        sigma: of the logarithm.
-        seed: of the random numbers. Each thread has its own, so that nothing depends on which comes first.
+        rank: rank whose times are meant; ranks differ but for the steps that are disturbed.
+        sigma: standard deviation of the logarithm.
+        seed: seed of the random numbers. Each thread has its own, so that nothing depends on which comes first.
     """
 
     def __init__(self, rank: int, sigma: float, seed: int) -> None:
@@ -101,7 +101,7 @@ class SlowChannel(Channel):
     link = LinkClock()
     direct = False
     apart = 1.0
-    """By what factor messages to single ranks take longer than their bytes say."""
+    """The factor by which messages to single ranks take longer than their bytes say."""
     factor = 1.0
 
     def _count(self, sent: int, received: int) -> None:
@@ -307,7 +307,7 @@ def resting(rank: int) -> dict[str, Any]:
 
 
 def told(rank: int) -> list[str]:
-    """What is logged until a slow link is compressed for."""
+    """The messages until a slow link is compressed for."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -723,7 +723,7 @@ def sharded_refused_later(rank: int) -> dict[str, Any]:
 
 
 def drained(rank: int, bad: bool) -> list[Tensor]:
-    """What arrives in all steps, where a method that keeps residuals is left for none."""
+    """The sum of all steps as it arrives, where a method that keeps residuals is left for none."""
     from gradwire.auto.choices import DENSE
     from gradwire.comm.allgather import AllGather
     from gradwire.compressors.sparse.topk import TopK

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of auto where the optimizer's steps are exchanged."""
+"""Work of the ranks in the tests of auto where the optimizer's steps are exchanged."""
 
 from __future__ import annotations
 

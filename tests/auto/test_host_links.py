@@ -52,7 +52,7 @@ def test_latencies_are_those_of_the_messages_to_other_hosts_and_inside() -> None
 
 
 def test_the_rate_of_a_link_follows_from_what_is_not_fixed() -> None:
-    """What a window shows is turned into a rate by these two."""
+    """Two links that turn the measurements of a window into a rate."""
     local, hosts = Round("local", 1e6, 1e6), Round("hosts", 1e6, 1e6)
     for each in (local, hosts):
         assert wire().seconds(each) == pytest.approx(wire().fixed(each) + wire().load(each) / 1e6)
@@ -90,7 +90,7 @@ def compressed(auto: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize(("inside", "sharing", "ways"), [(jobs.FAST, 2, True), (jobs.SLOW, 2, False)])
 def test_hosts_send_together_what_their_ranks_would_send_one_by_one(inside: float, sharing: int, ways: bool) -> None:
-    """Where a host's own ranks are as far from each other as from others, two levels are only more bytes."""
+    """Two levels are only more bytes where a host's own ranks are as far from each other as from others."""
     first, *others = run_ranks(4, jobs.on_hosts, inside, sharing)
     assert all(each["digest"] == first["digest"] for each in others)
     auto = first["auto"]

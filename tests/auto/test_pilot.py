@@ -51,7 +51,7 @@ def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
 
 
 def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums() -> None:
-    """Of every 32 steps one compares the ranks, in 12 buckets are timed, and the others only add up."""
+    """One of 32 steps compares the ranks, 12 time their buckets, and the others only add up."""
     first, *others = run_ranks(2, jobs.resting)
     assert all(each["digest"] == first["digest"] for each in others)
     for found in (first, *others):

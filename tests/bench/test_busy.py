@@ -15,7 +15,7 @@ from gradwire.ops.native import kernels
 
 
 def seconds_of(process):
-    """What a process has computed so far."""
+    """The processor time of a process so far."""
     with open(f"/proc/{process.pid}/stat", encoding="utf-8") as stat:
         fields = stat.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a method costs a device, where there is one; the logic of it where there is none."""
+"""The cost of a method on a device, where there is one, and the logic of it where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exchange costs is counted and timed, and nothing is timed that is wrong."""
+"""The cost of an exchange is counted and timed, and no wrong result is timed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_scales_of_a_memory_are_two_more_operations() -> None:
         exchange.run(flat, params)
     assert count.names["gradwire::precondition_each"] == count.names["gradwire::precondition_update_each"] == 1
     assert count.operations <= 24  # tables and buffers of the first step among them
-    assert count.waits == 0
+    assert count.synchronisations == 0
 
 
 def test_buckets_are_those_of_ddp_and_cost_their_own_operations() -> None:

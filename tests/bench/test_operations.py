@@ -84,11 +84,11 @@ def test_what_the_host_does_alone_is_not_the_devices() -> None:
 def test_what_would_wait_is_counted_on_the_cpu_and_refused_where_there_is_no_value(
     work: Callable[[Tensor], object],
 ) -> None:
-    assert counted(work, "cpu").waits == 1
+    assert counted(work, "cpu").synchronisations == 1
     x, count = torch.ones(N, device="meta"), OperationCount("meta")
     with pytest.raises(WouldWaitError, match="aten::"), count:
         work(x)
-    assert count.waits == 1
+    assert count.synchronisations == 1
 
 
 def test_a_copy_into_the_hosts_memory_is_waited_for() -> None:
@@ -98,4 +98,4 @@ def test_a_copy_into_the_hosts_memory_is_waited_for() -> None:
             work()
     with OperationCount("meta") as count:
         x.copy_(host)
-    assert (count.operations, count.waits) == (1, 0)
+    assert (count.operations, count.synchronisations) == (1, 0)

@@ -90,7 +90,7 @@ NAMES = list(commands())
 
 
 def has(environment, extra):
-    """Whether all that an extra brings is in the environment, whoever brought it."""
+    """Return whether all that an extra brings is in the environment, whoever brought it."""
     return brought(extra) <= brought(*environment)
 
 

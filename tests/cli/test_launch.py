@@ -83,12 +83,12 @@ ENDS = {
     "killed": ("stay", signal.SIGKILL, -9),
     "killed-stubborn": ("stubborn", signal.SIGKILL, -9),
 }
-"""What the workers do, what the launcher is sent, and its exit code."""
+"""The workers' work, the signal that the launcher is sent, and its exit code."""
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """For each of ENDS a launcher that was sent its signal, and all that it had started: they end beside each other."""
+    """A launcher for each of ENDS that was sent its signal, and all that it had started: they end at the same time."""
     begun = {}
     for name, (what, _, _) in ENDS.items():
         folder = tmp_path_factory.mktemp(name)

@@ -1,4 +1,4 @@
-"""What ``gradwire meeting`` refuses; ``tests/meeting`` meet at a real one."""
+"""Mistakes that ``gradwire meeting`` refuses; ``tests/meeting`` meet at a real one."""
 
 import socket
 

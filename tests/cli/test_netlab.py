@@ -42,7 +42,7 @@ def test_mistakes_are_told(gradwire, monkeypatch):
 
 
 def test_check_measures_every_pattern(gradwire):
-    """What it measures is the business of the command; here: that every row is there and is judged."""
+    """Every row is there and is judged; the measurements are the business of the command."""
     done = gradwire("netlab", "check", "--workers", "2", "--rate", "50mbit", "--seconds", "0.2", "--json", "-")
     rows = json.loads(done.stdout)
     assert [row["pattern"] for row in rows] == ["one way", "both ways", "ring", "all to one"]

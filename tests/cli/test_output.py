@@ -1,4 +1,4 @@
-"""What a command writes: no number is cut, whatever the width, and what a full disk does not take is one line."""
+"""Output of commands: no number is cut, whatever the width, and a full disk is reported in one line."""
 
 import errno
 import json
@@ -111,7 +111,7 @@ def test_a_device_that_is_full_is_one_line(script):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_an_output_that_is_full_is_one_line(script):
-    """Whether a command writes it or the options that come before one."""
+    """The output comes from a command, or from the options that come before one."""
     code, _, err = script(
         "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
         "for words in (['models'], ['--help'], ['--version'], ['bench', '--help']):",

@@ -1,4 +1,4 @@
-"""What ``gradwire launch`` starts in the tests: ``python workers.py WHAT FOLDER``."""
+"""Workers that ``gradwire launch`` starts in the tests: ``python workers.py WHAT FOLDER``."""
 
 import os
 import signal

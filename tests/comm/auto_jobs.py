@@ -1,4 +1,4 @@
-"""What the ranks do that agree on a threshold."""
+"""Work of ranks that agree on a threshold."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sent:
 
 
 def agree(rank: int, compressors: Sequence[tuple[Compressor, str]], steps: int) -> list[dict[str, Any]]:
-    """For each compressor with its strategy: outputs, thresholds after each step, what is left, whether a bad step
+    """Results of each compressor with its strategy: outputs, thresholds after each step, residuals, whether a bad step
     left a trace, and the outputs of a run that was resumed in the middle."""
     return [one(compressor, strategy, steps) for compressor, strategy in compressors]
 

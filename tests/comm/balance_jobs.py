@@ -41,7 +41,8 @@ Gradients = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True)
 class Kept:
-    """What all ranks keep, as float64 of N elements: the mean over the ranks of each buffer, and the owners' shards."""
+    """The residuals of all ranks, as float64 of N elements: the mean over the ranks of each buffer, and the owners'
+    shards."""
 
     mean: dict[str, Tensor]
     shards: Tensor
@@ -59,7 +60,7 @@ GRADIENTS: dict[str, Gradients] = {"constant": constant, "fresh": fresh}
 
 
 def carried(memory: Memory, before: Kept, grad: Tensor) -> Tensor:
-    """What is to come out of a step or to be kept, the mean over the ranks: the law of each memory.
+    """The mean over the ranks of all that is to come out of a step or to be kept: the law of each memory.
 
     Args:
         grad: the mean gradient.
@@ -127,7 +128,7 @@ def _exchange(memory: str, way: str) -> Exchange:
 
 
 def kept_of(exchange: Exchange) -> Kept:
-    """What this rank contributes: its buffers over the world size, and the shards that it owns."""
+    """The contribution of this rank: its buffers over the world size, and the shards that it owns."""
     world, residuals = exchange.channel.world, exchange.residuals
     place, lo = {}, 0
     for name, shape in SHAPES:
@@ -145,7 +146,7 @@ def kept_of(exchange: Exchange) -> Kept:
 
 
 def together(ranks: list[Kept]) -> Kept:
-    """What all ranks contribute; a buffer that is not made yet is zero."""
+    """The contributions of all ranks; a buffer that is not made yet is zero."""
     shards = torch.stack([kept.shards for kept in ranks]).sum(0)
     mean: dict[str, Tensor] = defaultdict(lambda: torch.zeros_like(shards))
     for name in ranks[0].mean:
@@ -183,7 +184,7 @@ def run_lossless(rank: int) -> dict[tuple[str, str], list[Tensor]]:
 def approach(
     rank: int, methods: list[tuple[Compressor, str | None]], memory: Memory | str, steps: int
 ) -> list[list[Tensor]]:
-    """What each method makes of a gradient that stays, after ``steps`` steps, and its mean over them."""
+    """The output of each method for a constant gradient after ``steps`` steps, and its mean over them."""
     results = []
     for compressor, strategy in methods:
         exchange, outputs = exchange_of(compressor, memory, strategy), []

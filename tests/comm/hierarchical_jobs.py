@@ -1,4 +1,4 @@
-"""What the ranks of the tests of hosts do; each function is one launch."""
+"""Work of the ranks in the tests of hosts; each function is one launch."""
 
 from __future__ import annotations
 

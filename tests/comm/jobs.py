@@ -1,4 +1,4 @@
-"""What the ranks of the strategy tests do, and what they report."""
+"""Work of the ranks in the tests of strategies, and their reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the ranks keep agreeing on: the mean of their wishes, one step later, in a message that is sent anyway."""
+"""A value on which the ranks keep agreeing: the mean of their wishes, one step later, in a message that is sent
+anyway."""
 
 import pytest
 import torch

@@ -100,7 +100,7 @@ def test_the_mean_of_the_ranks_has_at_most_the_shares_of_all(ranks, which):
 
 @pytest.mark.parametrize("name", ["twobit", "strom"])
 def test_the_wishes_cost_two_floats_a_tensor_and_no_message(ranks, name):
-    """What is sent besides the payloads is the dense part and two floats for each tensor."""
+    """The dense part and two floats for each tensor are sent besides the payloads, and nothing else."""
     which = next(i for i, (code, strategy) in enumerate(CARRIED) if (code.name, strategy) == (name, "allgather"))
     world, sent = len(ranks[which]), ranks[which][0]["metrics"]["bytes_sent"]
     if name == "twobit":

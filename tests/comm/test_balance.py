@@ -1,4 +1,4 @@
-"""What went in is what came out and what is kept: every memory, by every strategy, on two to five ranks."""
+"""The sum of outputs and residuals is that of the gradients: every memory, by every strategy, on two to five ranks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_memory_that_lets_go_of_what_is_not_sent_loses_nothing_by_a_code_that_
 
 @dataclass(frozen=True)
 class Case:
-    """What a method makes of a gradient that stays.
+    """The output of a method for a constant gradient.
 
     Args:
         error: relative, that the last step's output may have, or the mean of all of them.

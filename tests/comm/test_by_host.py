@@ -1,4 +1,4 @@
-"""What a GPU sends over Gloo goes by the host's memory, and gives the same bits."""
+"""Messages of a GPU over Gloo go by the host's memory, and give the same bits."""
 
 from __future__ import annotations
 

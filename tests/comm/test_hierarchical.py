@@ -58,7 +58,7 @@ def results_of(way: Any, poisoned: bool) -> dict[str, list[dict[str, Any]]]:
 
 
 def same_bits(results: list[dict[str, Any]]) -> bool:
-    """Whether all ranks have the outputs of the first."""
+    """Return whether all ranks have the outputs of the first."""
     pairs = (zip(each["outputs"], results[0]["outputs"], strict=True) for each in results)
     return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in itertools.chain.from_iterable(pairs))
 

@@ -58,7 +58,7 @@ def part_of(code: Compressor, memory: Memory, *, together: bool, scale: float | 
 
 
 def steps(part: Part, undo: str) -> list[Tensor]:
-    """What four steps leave, of which the third is bad and taken back in one of two ways."""
+    """The tensors after four steps, of which the third is bad and taken back in one of two ways."""
     message, found = Message(part.packing, torch.device("cpu")), []
     generator = torch.Generator().manual_seed(0)
     for step in range(1, 5):

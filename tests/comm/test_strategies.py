@@ -1,4 +1,4 @@
-"""What every strategy promises, for every compressor that it carries: found through the registry."""
+"""Promises of every strategy, for every compressor that it carries: found through the registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.once import once
 
 POLICY = {"min_numel": 100}
 STEPS = 6
-"""Of a method that does something else every few steps; of the others three: what is kept is sent twice."""
+"""The steps of a method that does something else every few steps; others have three, so that a residual is sent
+twice."""
 POISON = {1: "nan", 2: "inf", 3: "-inf"}
 """Step -> what one element of one rank is in it."""
 LAST = 4

@@ -1,4 +1,4 @@
-"""What the tests of low-rank methods share."""
+"""Matrices that the tests of low-rank methods share."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What the tests of the methods with random rounding share."""
+"""Checks that the tests of the methods with random rounding share."""
 
 import torch
 

@@ -1,4 +1,5 @@
-"""What ``sidco`` really sends: ``python -m tests.compressors.shares`` prints the figures of ``docs/methods.md``."""
+"""Shares of the elements that ``sidco`` really sends: ``python -m tests.compressors.shares`` prints the figures of
+``docs/methods.md``."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def shares(code: SIDCo, draw: Callable[[int], Tensor], n: int) -> Iterator[float
 
 
 def main() -> None:
-    """For each distribution the least and the most that a step sent, and those of the means of 20 steps."""
+    """The least and the most that a step sent for each distribution, and those of the means of 20 steps."""
     torch.manual_seed(0)
     for distribution in ("exp", "gp", "gamma"):
         for draw in DRAWS:

@@ -75,7 +75,7 @@ def test_a_sample_meets_the_share(ratio):
 
 
 def test_a_sample_does_not_line_up_with_rows():
-    """Of a matrix whose first column is large, a sample with the stride of its rows would see that column alone."""
+    """A sample with the stride of a matrix's rows would see the first column alone, which is large here."""
     x = gaussian(400_000).view(400, 1000)
     x[:, 0] *= 100
     assert int((decoded(AdaptiveThreshold(0.01), x) != 0).sum()) == pytest.approx(4000, rel=0.4)

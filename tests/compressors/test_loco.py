@@ -121,7 +121,8 @@ def test_a_worker_keeps_a_byte_for_each_element_and_a_scale_for_each_block() -> 
 
 
 def distance(compressor: Compressor, memory: str | None, optimizer: type[torch.optim.Optimizer], rate: float) -> float:
-    """How far quiet weights are from their solution after 600 steps beside noisy ones, of 40 times their gradients."""
+    """The distance of quiet weights from their solution after 600 steps beside noisy ones, of 40 times their
+    gradients."""
     generator, weights = torch.Generator().manual_seed(1), torch.zeros(512)
     exchange = Exchange(compressor, memory=memory, policy=Policy(min_numel=0), force=True)
     trained = optimizer([weights], lr=rate)

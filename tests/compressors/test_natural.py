@@ -20,7 +20,7 @@ def decoded(code, x, step=0):
 
 
 def shares(value, draws=4000):
-    """How often each power comes out for one value, over the elements of a vector."""
+    """The number of times that each power comes out for one value, over the elements of a vector."""
     out = decoded(Natural(), torch.full((draws,), value))
     values, counts = out.unique(return_counts=True)
     return {float(v): int(c) / draws for v, c in zip(values, counts, strict=True)}

@@ -14,7 +14,7 @@ from tests.cases import together
 
 
 def sent(code, x, steps=1):
-    """How many elements are sent at the last of some steps."""
+    """The number of elements that are sent at the last of some steps."""
     layout, state = code.layout(x.shape), code.init_state(x.shape, Key())
     payload = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
     for _ in range(steps):
@@ -128,7 +128,7 @@ def test_a_constant_tensor_is_sent_whole_and_zeros_cost_nothing():
 
 
 def test_a_sparse_gradient_is_fitted_on_what_is_there():
-    """Of an embedding's gradient 2 % are not zero: a target of 1 % is half of those, not all and not none."""
+    """An embedding's gradient has 2 % that are not zero: a target of 1 % is half of those, not all and not none."""
     x = torch.zeros(100_000)
     x[::50] = gaussian(2000)
     assert 0.5 < sent(SIDCo(0.01), x)[0] / 1000 < 1.6

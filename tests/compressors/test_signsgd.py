@@ -18,7 +18,7 @@ WHOLE = [part for part in range(len(SHAPES)) if torch.Size(SHAPES[part][1]).nume
 
 
 def vote(code: SignSGD, *votes: list[float]) -> list[float]:
-    """What the optimizer gets where each rank has these gradients."""
+    """The gradient that the optimizer gets where each rank has these gradients."""
     payloads = torch.stack([code.compress(torch.tensor(each)) for each in votes])
     mean = torch.zeros(len(votes[0]))
     code.add_decoded_many((payloads,), mean, 1 / len(votes))

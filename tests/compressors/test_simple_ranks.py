@@ -44,7 +44,7 @@ RUNS = [
 
 
 def expected(method, options):
-    """What the outputs of all steps add up to, with what was kept; None where that is not the sum of the gradients."""
+    """The sum of the outputs of all steps and of the residuals; None where that is not the sum of the gradients."""
     if isinstance(method, Vote | Momentum | Linear8) or options.get("strategy") in ("two_phase", "broadcast"):
         return None
     total = sum(gradient(step, rank) for step in range(STEPS) for rank in range(WORLD))

@@ -15,7 +15,7 @@ from tests.compressors.rounding import decoded, relative_error
 
 
 def mean_of(code, xs, step=0):
-    """What each rank decodes."""
+    """The tensor that each rank decodes."""
     keys = [[Key(step=step, rank=rank)] for rank in range(len(xs))]
     payloads = mean_rounds(code, [[x] for x in xs], [[{}] for _ in xs], keys)
     outs = [torch.zeros_like(x) for x in xs]

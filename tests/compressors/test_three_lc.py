@@ -15,7 +15,7 @@ def used(code, x):
 
 
 def bits(code, x):
-    """What travels, in bits an element."""
+    """The size of a payload, in bits an element."""
     return 8 * code.layout(x.shape).cut(used(code, x)).nbytes / x.numel()
 
 

@@ -37,7 +37,7 @@ from tests.contracts.thread_ranks import MATRIX, PLACES, N, exchange_in_threads,
 STEPS, BOUND = 100, 40.0
 SHAPE = (64, 64)
 WORLDS = (2, 3)
-"""In turn; the equations of test_identities hold on up to seven ranks."""
+"""Numbers of ranks, in turn; the equations of test_identities hold on up to seven ranks."""
 LEAST_RUN = 32
 """Steps of several ranks, of a method that sends a tenth of the elements or more."""
 RATIOS = (0.1, 0.05, 0.02, 0.01)
@@ -47,7 +47,7 @@ UNSAFE = [each for each in COMPRESSORS if each.feedback == "unsafe"]
 
 
 def residual_rms(compressor: Compressor, steps: int = STEPS, size: float = 1.0) -> float:
-    """Of one worker's residual after ``steps`` gradients of independent normal elements."""
+    """The norm of one worker's residual after ``steps`` gradients of independent normal elements."""
     generator, shape = torch.Generator().manual_seed(11), SHAPE
     residual, status = torch.zeros(shape), torch.zeros(1, dtype=torch.int32)
     layout, state = compressor.layout(shape), compressor.init_state(shape, Key())
@@ -179,7 +179,7 @@ def test_what_the_reference_lists_is_refused_through_the_registry() -> None:
 
 
 def built(text: str) -> Compressor:
-    """What a message offers, as its reader would write it."""
+    """The remedy that a message offers, as its reader would write it."""
     names = {cls.__name__: cls for cls in {type(each) for each in COMPRESSORS}}
     compressor: Compressor = eval(text, {"compose": Compose, **names})
     return compressor

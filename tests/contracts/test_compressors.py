@@ -22,7 +22,7 @@ VARIANTS = [pytest.param(c, id=f"{name}: {c}") for name in NAMES for c in golden
 OTHERS = [pytest.param(c, id=f"{name}: {c}") for name in NAMES for c in golden.variants(FOLDER, name)[1:]]
 SIZES = (0, 1, 2, 7, 16, 17, 33, 1000)
 FEW = (1, 17, 1000)
-"""For further configurations of a method: its golden bytes have more sizes."""
+"""Sizes for further configurations of a method, whose golden bytes have more."""
 SHAPES = ((), (3, 0), (1, 50), (50, 1), (40, 25), (8, 3, 3, 3))
 TELLING = ("constant", "spike", "mixed scales")
 """Inputs on which a claim about an expectation fails first: ties, the worst case of rounding, many scales at once."""
@@ -68,7 +68,7 @@ def test_shapes(compressor, shape):
 @together
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_special_inputs(compressor, kind):
-    """As vectors; as matrices too where a method makes something else of them."""
+    """Shapes of vectors, and of matrices where a method treats those in another way."""
     check_exact(compressor, SPECIAL[kind](333))
     if compressor.layout((330,)) != compressor.layout((11, 30)):
         check_exact(compressor, SPECIAL[kind](330).view(11, 30))

@@ -1,4 +1,5 @@
-"""What went in = what came out + what is kept, in each step, for every method, memory and strategy that go together.
+"""Identities of a step, input = output + residual, in each step, for every method, memory and strategy that go
+together.
 
 With x_i what rank i compresses, m_i what it keeps of it and s what the owners of shards keep of the mean, "before" and
 "after" a step:
@@ -50,7 +51,7 @@ from tests.contracts.thread_ranks import (
 )
 
 STEPS, PERIODIC_STEPS = 3, 6
-"""Of a method that does something else every few steps: more."""
+"""The steps of a method, more if it does something else every few steps."""
 ROTATED = 4
 FLOAT32 = 2.0**-21
 """Rounding of a few operations in float32, as a share of the largest number."""
@@ -101,12 +102,12 @@ def gradient(step: int, rank: int) -> Tensor:
 
 
 Kept = Mapping[str, Tensor]
-"""What a rank keeps for one parameter, float64, by the buffer's name."""
+"""The tensors that a rank keeps for one parameter, float64, by the buffer's name."""
 
 
 @dataclass
 class Moved:
-    """What one rank compresses in a step, what it keeps of that (None: nothing), and what becomes of the mean.
+    """The input of one rank in a step, its residual (None: nothing), and the share of the mean that is used.
 
     That is multiplied by ``unit``, and added to ``base``.
     """
@@ -153,7 +154,7 @@ def ef21(memory: EF21Memory, grad: Tensor, before: Kept, after: Kept) -> Moved:
 
 
 def went(after: Kept, x: Tensor, mark: str) -> Tensor:
-    """Where something was sent and not given back: what was has its whole x again, and its ``mark`` is not 0."""
+    """The elements that were sent and not given back: one that was has its whole x again, and its ``mark`` is not 0."""
     back = (after[mark] != 0) & ((after["residual"] - x).abs() <= FLOAT32 * x.abs().max())
     return (after["sent"] != 0) & ~back
 
@@ -166,7 +167,7 @@ def dgc(memory: DGCMemory, grad: Tensor, before: Kept, after: Kept) -> Moved:
 
 
 def variance(memory: VarianceMemory, grad: Tensor, before: Kept, after: Kept) -> Moved:
-    """What the code's rounding lost is dropped unless ``keep_error``."""
+    """The error of the code's rounding is dropped unless ``keep_error``."""
     x = before["residual"] + grad
     sent = went(after, x, "variance")
     squares = memory.zeta * (before["variance"] + grad * grad)
@@ -259,7 +260,8 @@ def of_host(seen: Sequence[tuple[Tensor, Kept, Kept]]) -> tuple[Tensor, Kept, Ke
 
 
 def rounding(case: Case) -> float:
-    """Of a step's sums, by the largest number in them: in float32, or in the type in which payloads are summed."""
+    """The error of a step's sums relative to their largest number: in float32, or in the type in which payloads are
+    summed."""
     types = [field.dtype for field in case.compressor.layout(MATRIX).fields]
     form = case.memory.form
     codes = 1 / 127 if form.block else 0.0  # Half a step of a code, for each of two ranks or more.
@@ -288,7 +290,7 @@ def mean_of_codes(unit: Unit, step: int, at: Sequence[Step], xs: Sequence[Tensor
 
 
 def kept(worker: Mapping[str, Kept], unit: Unit) -> dict[str, Tensor]:
-    """What a rank keeps for a unit, zeros before the first step."""
+    """The tensors that a rank keeps for a unit, zeros before the first step."""
     found = {name: worker.get(name, {}).get(unit.name) for name in unit.memory.buffers}
     return {
         name: torch.zeros(unit.numel).double() if of is None else read(of, unit.numel).double()

@@ -25,7 +25,8 @@ SCALES = (2.0**-85, 2.0**-60, 2.0**60, 2.0**95)
 
 
 def follows(code: Compressor) -> bool:
-    """Whether it has no unit of its own: no fixed threshold, step or bound, and no 16-bit float of narrow range."""
+    """Return whether a method has no unit of its own: no fixed threshold, step or bound, and no 16-bit float of narrow
+    range."""
     if code.name in ("ef21", "entropy"):
         return follows(code.inner)  # type: ignore[attr-defined]
     if code.name == "compose":

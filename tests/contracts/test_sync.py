@@ -5,9 +5,9 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.testing import golden
+from gradwire.testing import golden, sync
 from gradwire.testing.inputs import gaussian
-from gradwire.testing.sync import check_no_sync, waits
+from gradwire.testing.sync import check_no_sync, synchronisations
 from tests.cases import together
 from tests.contracts.test_compressors import FOLDER
 
@@ -50,5 +50,12 @@ def test_a_question_to_the_device_is_noticed():
     ],
 )
 def test_each_way_to_wait_is_known(work):
-    assert waits(lambda: work(gaussian(10)))
-    assert not waits(lambda: gaussian(10).mul_(2).where(torch.ones(10) > 0, 0.0))
+    assert synchronisations(lambda: work(gaussian(10)))
+    assert not synchronisations(lambda: gaussian(10).mul_(2).where(torch.ones(10) > 0, 0.0))
+
+
+def test_the_old_name_says_what_it_is_now():
+    with pytest.warns(DeprecationWarning, match=r"testing\.sync\.waits is synchronisations now"):
+        assert sync.waits is synchronisations
+    with pytest.raises(AttributeError, match="has no attribute 'wait'"):
+        _ = sync.wait

@@ -25,7 +25,7 @@ from gradwire.testing.ranks import run_ranks
 from tests.contracts.test_compressors import FOLDER
 
 WORLDS = (2, 3, 2, 3, 5)
-"""In turn: many ranks, which cost as much more, less often."""
+"""Numbers of ranks in turn: many, which cost as much more, less often."""
 SHAPES: list[Named] = [("a.weight", (24, 40)), ("a.bias", (33,)), ("b.weight", (700,))]
 SEED = 3
 MIN_NUMEL = 100
@@ -33,7 +33,7 @@ MIN_NUMEL = 100
 
 
 def places() -> dict[str, slice]:
-    """Where each parameter lies in the flat gradient."""
+    """The place of each parameter in the flat gradient."""
     found, lo = {}, 0
     for name, shape in SHAPES:
         found[name] = slice(lo, lo + torch.Size(shape).numel())
@@ -52,7 +52,7 @@ COMPRESSORS: list[Compressor] = [
 
 
 def goes(compressor: Compressor, memory: Memory, strategy: str) -> bool:
-    """Whether the exchange takes them together."""
+    """True if the exchange takes them together."""
     try:
         Exchange(compressor, memory=memory, strategy=strategy)
         if isinstance(compressor, MultiRound):
@@ -112,7 +112,7 @@ class ThreadChannel(Channel):
 
 @dataclass
 class Step:
-    """What a rank had before a step and after it; every tensor is a copy."""
+    """The tensors of a rank before a step and after it, all of them copies."""
 
     grad: Tensor
     out: Tensor
@@ -133,7 +133,7 @@ class Rank:
     total: Tensor = field(default_factory=lambda: torch.zeros(N, dtype=torch.float64))
 
     def units(self) -> list[Unit]:
-        """What is compressed."""
+        """The input of the compressor."""
         return self.exchange.plan(SHAPES).units
 
 
@@ -181,7 +181,7 @@ def _copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, 
 
 
 def _owned(residuals: ResidualStore) -> Tensor:
-    """What this rank keeps as an owner of shards, 0 elsewhere."""
+    """The residual of this rank as an owner of shards, 0 elsewhere."""
     total = torch.zeros(N)
     for name, views in residuals.owned.items():
         for _, lo, view in views:

@@ -43,7 +43,7 @@ def exchange(**told: object) -> Exchange:
 
 
 def steps(of: Exchange, names: list[list[str]], count: int, begin: int = 0) -> list[Tensor]:
-    """What comes out of some steps, of parameters of 40 elements in these buckets, one after the other by name."""
+    """The outputs of some steps, of parameters of 40 elements in these buckets, one after the other by name."""
     out = []
     for step in range(begin, begin + count):
         of.begin_step()

@@ -1,4 +1,4 @@
-"""What a class does on its own is declared, so that nobody has to compare its methods with those of its base."""
+"""A class declares what it does on its own, so that nobody has to compare its methods with those of its base."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _nothing_called():
 
 
 def exchanged(code, memory, steps=2, bad=None, strategy=None):
-    """What the last step gives, and the exchange."""
+    """The output of the last step, and the exchange."""
     exchange = Exchange(code, memory=memory, strategy=strategy, policy=Policy(min_numel=1), force=True)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Which parameter gets which compressor, and schedules."""
+"""Choices of a compressor for each parameter, and schedules."""
 
 from __future__ import annotations
 

@@ -61,12 +61,12 @@ class Block:
 
     @property
     def python(self) -> str:
-        """What of it is Python: of a diff its new side."""
+        """The Python of a block; that of a diff is its new side."""
         return side(self.code, "+") if self.language == "diff" else self.code
 
     @property
     def alone(self) -> bool:
-        """Whether it is a script that uses nothing of the page's other blocks."""
+        """Return whether it is a script that uses nothing of the page's other blocks."""
         return "init_process_group" in self.python and bool(re.search(r"^import gradwire$", self.python, re.MULTILINE))
 
     @property
@@ -137,7 +137,7 @@ def indented(page: str) -> Iterator[int]:
 
 
 def of(fate: str) -> list[Block]:
-    """Of all pages."""
+    """The blocks of all pages."""
     return [block for page in pages() for block in blocks(page) if block.fate == fate]
 
 

@@ -44,8 +44,8 @@ class Programs:
     """A folder with the programs; use it as a context.
 
     Args:
-        folder: where the programs lie, and their socket.
-        absent: what they lack.
+        folder: folder of the programs and of their socket.
+        absent: modules that they lack.
     """
 
     def __init__(self, folder: Path, absent: Absent) -> None:
@@ -92,7 +92,7 @@ class Programs:
         return {"out": out, "err": err, "code": process.returncode}
 
     def ranks(self, folder: str, arguments: list[str]) -> dict[str, str | int]:
-        """As torchrun: what the ranks printed, one after the other."""
+        """Run programs as torchrun does, and return what the ranks printed, one after the other."""
         parser = argparse.ArgumentParser(exit_on_error=False)
         parser.add_argument("--nproc-per-node", type=int, required=True)
         parser.add_argument("script", nargs=argparse.REMAINDER)

@@ -64,7 +64,7 @@ def backward(model: nn.Module, scale: float = 1.0) -> None:
 
 
 def told(mistake: Callable[[], object]) -> str:
-    """What the error of a mistake says."""
+    """The text of a mistake's error."""
     try:
         mistake()
     except Exception as error:
@@ -263,11 +263,11 @@ ALONE: Mapping[str, Callable[[], str]] = {
     "extra": no_extra,
     "no-kernels": no_kernels,
 }
-"""By the id of the section of the page that explains the mistake."""
+"""Mistakes by the id of the section of the page that explains each."""
 
 
 def make_all(rank: int) -> dict[str, str]:
-    """What both ranks are told of each mistake in ``TOGETHER``: the texts of this rank."""
+    """The errors of this rank for each mistake in ``TOGETHER``, which both ranks make."""
     texts = {}
     for name, mistake in TOGETHER.items():
         texts[name] = mistake(rank)

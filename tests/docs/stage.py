@@ -1,4 +1,4 @@
-"""How the code of the pages runs: on ranks that find what torchrun gives them, and nothing else.
+"""Ranks on which the code of the pages runs, and that find what torchrun gives them, and nothing else.
 
 The ranks fork from a server that has torch loaded, and so start in milliseconds.
 """
@@ -25,7 +25,7 @@ def run_blocks(rank: int, steps: list[tuple[str, str, int | None, Absent]], fold
 
     Args:
         steps: place, code, the port of the store at which its ranks meet if the block begins a script, what is absent.
-        folder: of the page.
+        folder: folder of the page.
     """
     begin(rank, folder)
     known, printed = {"__name__": "__main__"}, []
@@ -58,7 +58,7 @@ def run_file(rank: int, port: int, arguments: list[str], absent: Absent, folder:
 
 
 def enter(folder: str, absent: Absent) -> None:
-    """What a forked program does first."""
+    """Prepare a forked program."""
     os.chdir(folder)
     leave_out(absent)
 

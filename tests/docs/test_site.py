@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Fetched(HTMLParser):
-    """What a browser fetches to show a page: sources, and links that are no links to click."""
+    """The addresses that a browser fetches to show a page: sources, and links that are no links to click."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What docs/from_torch.md says of torch's own hooks, run on two workers."""
+"""Statements of docs/from_torch.md about torch's own hooks, run on two workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's own communication hooks do on two workers over Gloo."""
+"""Steps with torch's own communication hooks on two workers over Gloo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def powersgd(hook: Any, start: int = 2, **settings: Any) -> tuple[nn.Module, Any
 
 
 def simple(rank: int, name: str) -> str:
-    """What a step with one of the hooks raises, or its registration."""
+    """The error of a step with one of the hooks, or of its registration."""
     model = DistributedDataParallel(model_of())
 
     def work() -> None:
@@ -48,13 +48,13 @@ def several(rank: int) -> dict[str, Any]:
 
 
 def batched() -> list[str]:
-    """What the batched hook raises in the steps before it compresses, and in the first in which it does."""
+    """The errors of the batched hook in the steps before it compresses, and in the first in which it does."""
     model, _ = powersgd(powerSGD_hook.batched_powerSGD_hook)
     return list(answers({"before": lambda: train(model, 2), "then": lambda: train(model, 1)}).values())
 
 
 def saved() -> dict[str, Any]:
-    """What a model's checkpoint has after compressed steps, and what the residuals are kept by."""
+    """The entries of a model's checkpoint after compressed steps, and the keys by which residuals are kept."""
     model, state = powersgd(powerSGD_hook.powerSGD_hook)
     train(model, 4)
     early = answers({"early": lambda: powersgd(powerSGD_hook.powerSGD_hook, start=1)})["early"]

@@ -22,7 +22,7 @@ DEADLINE = 800.0
 
 
 def ended_well(process: Forked) -> str:
-    """What it printed."""
+    """The output of an example."""
     said, wrong = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, wrong
     return str(said)

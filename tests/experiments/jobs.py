@@ -1,4 +1,4 @@
-"""What the workers of the launcher's tests do."""
+"""Work of the workers in the launcher's tests."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def interrupt_launcher() -> None:
 
 
 def die_after_runs(order: Order, jobs: Sequence[Job], begun: Path) -> None:
-    """As a worker of a sweep; the group ends badly when its runs have ended."""
+    """Run as a worker of a sweep whose group ends badly when its runs have ended."""
     serve(order, jobs, begun)
     fail_on_one("die")
 
 
 def forking_lane(order: Order, left: Sequence[Job]) -> None:
-    """As ``sweep.lane``, in a process of its own; its workers fork."""
+    """Run ``sweep.lane`` in a process of its own, whose workers fork."""
     fork_workers(pytest.MonkeyPatch())
     sweep.GRACE = 1.0
     LANE(order, left)

@@ -1,4 +1,4 @@
-"""What the workers of the test of resumed runs do."""
+"""Work of the workers in the tests of resumed runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def past_damage(folder: Path) -> tuple[str, str, int, list[str]]:
 
 
 def one_full_disk(folder: Path) -> str:
-    """What each worker says where the disk of worker 1 alone is full."""
+    """The error of each worker where the disk of worker 1 alone is full."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if dist.get_rank() == 1:

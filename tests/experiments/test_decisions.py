@@ -1,4 +1,4 @@
-"""What a log of decisions keeps of what the pilot tells."""
+"""Entries that a log of decisions keeps of the pilot's messages."""
 
 from gradwire.experiments.decisions import DecisionLog
 from tests.report.made import bucket

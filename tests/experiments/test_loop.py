@@ -43,7 +43,8 @@ def gradients(micro: int | None) -> tuple[list[Tensor], float, int]:
 
 
 def sums_and_bytes() -> list[tuple[float, float, float]]:
-    """Of each size of a micro-batch: the passes, how far gradients and loss are from the whole share's, relatively."""
+    """The passes for each size of a micro-batch, and the relative distance of gradients and loss from the whole
+    share's."""
     whole, loss, once = gradients(None)
     assert once == 1
     found = []
@@ -55,13 +56,13 @@ def sums_and_bytes() -> list[tuple[float, float, float]]:
 
 
 def bytes_of_runs(methods: list[Method]) -> list[tuple[float, float]]:
-    """What a worker sends in a step, whole and in micro-batches."""
+    """The bytes that a worker sends in a step, whole and in micro-batches."""
     runs = [[train(task_of(micro), method, 1) for micro in (None, 2)] for method in methods]
     return [(whole.bytes_per_step, parts.bytes_per_step) for whole, parts in runs]
 
 
 def test_micro_batches_add_up_to_the_whole_share() -> None:
-    """Of seven examples: the last micro-batch is smaller, and weighs less."""
+    """A share of seven examples: the last micro-batch is smaller, and weighs less."""
     for found in launch(2, sums_and_bytes):
         assert [passes for passes, _, _ in found] == [7, 3, 1, 1]
         assert max(apart for _, apart, _ in found) < 1e-5

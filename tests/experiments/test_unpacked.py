@@ -1,4 +1,4 @@
-"""What packing saves: the layouts tell it, or nobody does."""
+"""The bytes that packing saves, which the layouts tell alone."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import nn
 from gradwire.integrations.optimizer import compress_optimizer
 
 SHAPES = {"b": (40,), "v": (40, 24), "w": (48, 40)}
-"""In the order of their names, as JAX walks a dict."""
+"""Parameters in the order of their names, as JAX walks a dict."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "twobit": {"threshold": 0.5},
@@ -41,7 +41,7 @@ Means = list[dict[str, np.ndarray]]
 
 
 def torch_means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
-    """What every step gives under ``compress_optimizer``, and the metrics."""
+    """The output of every step under ``compress_optimizer``, and the metrics."""
     module, means = Parameters(), []
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     state = compress_optimizer(optimizer, module, method, **OPTIONS, **METHODS[method])
@@ -54,7 +54,7 @@ def torch_means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
 
 
 def compared(rank: int, theirs: Callable[[str], tuple[Means, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """For each method whether another framework gets torch's bits for as many bytes, and its ratio."""
+    """Compare the bits and bytes of another framework with torch's for each method, and return its ratio too."""
     told = {}
     for method in METHODS:
         wanted, counted = torch_means(rank, method)

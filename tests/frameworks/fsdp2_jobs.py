@@ -1,4 +1,4 @@
-"""What the ranks of the tests of FSDP2 under frameworks do: all of it in one launch, as imports take seconds."""
+"""Work of the ranks in the tests of FSDP2 under frameworks: all of it in one launch, as imports take seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the Hugging Face tests do: all of it in one launch, because the imports take seconds."""
+"""Work of the ranks in the Hugging Face tests: all of it in one launch, because the imports take seconds."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def accelerated_loop(accelerator: Any, steps: range, folder: str, load: str, lat
     """Train under Accelerate, and save in the middle what another loop resumes from.
 
     Args:
-        accelerator: of this loop.
-        steps: to make.
-        folder: of the checkpoints.
+        accelerator: accelerator of this loop.
+        steps: number of steps to make.
+        folder: folder of the checkpoints.
         load: the checkpoint to resume from; empty: begin anew, and save.
-        late: whether the state of gradwire is made after the checkpoint was loaded.
+        late: true: the state of gradwire is made after the checkpoint was loaded.
 
     Returns:
         The model as it was prepared, and the state of gradwire.

@@ -1,4 +1,4 @@
-"""What the ranks of the JAX tests do; JAX is imported in them alone."""
+"""Work of the ranks in the JAX tests; JAX is imported in them alone."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def mixed(rank: int) -> dict[str, str]:
 
 
 class Said(logging.Handler):
-    """What was logged."""
+    """The messages that were logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What the ranks of the Keras tests do; TensorFlow is imported in them alone, once each."""
+"""Work of the ranks in the Keras tests; TensorFlow is imported in them alone, once each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def everything(rank: int) -> dict[str, Any]:
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
-    """What the inner optimizer is handed, in a compiled step and, for one method, in a plain one."""
+    """The gradients that the inner optimizer is handed, in a compiled step and, for one method, in a plain one."""
     import keras
     import tensorflow as tf
 
@@ -197,7 +197,7 @@ def half(rank: int) -> dict[str, Any]:
 
 
 def unused(rank: int) -> dict[str, Any]:
-    """Of three variables the second gets no gradient anywhere, and the third none on rank 1."""
+    """Train three variables: the second gets no gradient anywhere, and the third none on rank 1."""
     import keras
     import tensorflow as tf
 
@@ -262,7 +262,7 @@ def refused() -> dict[str, str]:
             keras.config.set_dtype_policy("float32")
 
     def wrapped(inner: Any) -> None:
-        """What ``compile`` does by itself under mixed_float16."""
+        """The optimizer that ``compile`` makes by itself under mixed_float16."""
         keras.config.set_dtype_policy("mixed_float16")
         try:
             model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(10)])

@@ -1,4 +1,4 @@
-"""What the ranks of the Lightning tests do: all of it in one launch, because importing Lightning takes seconds."""
+"""Work of the ranks in the Lightning tests: all of it in one launch, because importing Lightning takes seconds."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def tried_out(folder: str) -> dict[str, Any]:
 
 
 def other_package(ours: Any) -> None:
-    """What pytorch_lightning's Trainer says of the callback when a fit begins."""
+    """The message of pytorch_lightning's Trainer about the callback when a fit begins."""
     from pytorch_lightning import Trainer
 
     trainer = Trainer(

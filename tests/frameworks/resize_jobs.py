@@ -18,7 +18,7 @@ TOPK = huggingface_jobs.TOPK
 
 
 def everything(rank: int, folder: str) -> dict[str, Any]:
-    """What waited on this rank when it saved; and on the first two when they had loaded."""
+    """The residual of this rank when it saved, and that of the first two when they had loaded."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
     told: dict[str, Any] = {"saved": {way: work(folder) for way, work in begin(rank).items()}}
     dist.barrier()

@@ -1,4 +1,4 @@
-"""What the dashboards say is what the exchange counted: read back from their own files."""
+"""The dashboards show what the exchange counted: read back from their own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests under torchft do: replicas of one or two ranks, of which some go."""
+"""Work of the ranks in the tests under torchft: replicas of one or two ranks, of which some go."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def manager_at(lighthouse: str, port: int, group: Any, replica: int, rank: int, 
 
     Args:
         lighthouse: address of the lighthouse at which the replicas meet.
-        port: of the store of this rank's replica.
-        group: of torchft's, for the manager.
+        port: port of the store of this rank's replica.
+        group: process group of torchft's, for the manager.
         replica: number of the replica.
         rank: number of this rank in it.
         size: ranks of a replica.
@@ -75,7 +75,7 @@ def manager_of(rank: int, group: Any, size: int) -> tuple[Manager, LighthouseSer
     """The manager of this rank, on the first rank the lighthouse at which the replicas meet, and a store of all ranks.
 
     Args:
-        group: of torchft's, for the manager.
+        group: process group of torchft's, for the manager.
         size: ranks of a replica.
     """
     # It waits for replicas that are busy, and no longer for those that have sent no heartbeat for five seconds.
@@ -105,7 +105,7 @@ def sharded(group: Any, manager: Manager) -> nn.Module:
 
 
 def error_of(model: nn.Module, step: int, there: int) -> float:
-    """How far gradients are from the mean over so many ranks, relatively."""
+    """The relative distance of gradients from the mean over so many ranks."""
     local = model_of()
     for each in range(there):
         (loss_of(local, step, each) / there).backward()

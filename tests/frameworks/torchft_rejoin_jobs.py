@@ -1,4 +1,4 @@
-"""What the ranks of a replica do that is killed and comes back; each replica is a job of its own."""
+"""Work of the ranks of a replica that is killed and comes back; each replica is a job of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Saved:
-    """What a replica that comes back gets from another one: weights and momenta of the same rank.
+    """The state that a replica gets from another one when it comes back: weights and momenta of the same rank.
 
     Args:
         model: the model, in shards or whole.
@@ -71,13 +71,13 @@ def live(
 
     Args:
         lighthouse: address of the lighthouse at which the replicas meet.
-        folder: where ranks leave notes: in ``there`` at the start, in ``ready`` when they have come to ``BACK``, in
-            ``back`` when they are there again.
+        folder: folder in which ranks leave notes: in ``there`` at the start, in ``ready`` when they have come to
+            ``BACK``, in ``back`` when they are there again.
         replica: number of this replica; the last one dies.
-        replicas: how many there are.
-        again: whether it lives for the second time.
-        method: of what the manager sends.
-        asynchronous: whether the quorum is found during the forward pass; then a replica that comes back has nothing
+        replicas: number of replicas.
+        again: true: it lives for the second time.
+        method: method of what the manager sends.
+        asynchronous: true: the quorum is found during the forward pass; then a replica that comes back has nothing
             to say in its first step.
     """
     last = replica == replicas - 1
@@ -134,7 +134,7 @@ def exact(there: list[list[int]]) -> list[Tensor]:
     """The weights at the end without compression.
 
     Args:
-        there: for each step, whose data counts.
+        there: replicas whose data counts in each step.
     """
     model = model_of()
     optimizer = sgd(model)

@@ -1,4 +1,4 @@
-"""What a compressor once wrote is written and read the same."""
+"""Payloads that a compressor once wrote are written and read the same."""
 
 from functools import partial
 from pathlib import Path

@@ -57,7 +57,7 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def exported(module: str) -> list[str] | None:
-    """What ``__all__`` says; None where there is none."""
+    """The names in ``__all__``; None where there is none."""
     for node in tree(module).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             names: list[str] = ast.literal_eval(node.value)

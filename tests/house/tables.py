@@ -30,7 +30,7 @@ def parameters(cls: type) -> str:
 
 
 def default(field: dataclasses.Field[object]) -> object:
-    """Of a parameter; that of another method inside is made anew for each."""
+    """The default of a parameter; another method that is one is made anew for each."""
     missing = field.default is dataclasses.MISSING
     return field.default_factory() if missing and callable(field.default_factory) else field.default
 
@@ -112,7 +112,7 @@ def between(marker: str) -> re.Pattern[str]:
 
 
 def current(file: str, marker: str) -> str:
-    """What stands between the markers."""
+    """The text between the markers."""
     found = between(marker).search((ROOT / file).read_text(encoding="utf-8"))
     assert found, f"{file} has no table {marker!r}"
     return found[2]

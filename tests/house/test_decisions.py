@@ -8,7 +8,7 @@ from tests.house.source import modules, tree
 
 
 def literal(node):
-    """Whether a node is a text, texts between brackets or in the branches of a condition, or a constant of a module."""
+    """Return whether a node is a text, texts in brackets or branches of a condition, or a constant of a module."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(literal(each) for each in node.elts)
     if isinstance(node, ast.IfExp):
@@ -31,7 +31,7 @@ def is_name(node):
 
 
 def decides(node):
-    """Whether a node compares an attribute ``name`` with texts."""
+    """Return whether a node compares an attribute ``name`` with texts."""
     if isinstance(node, ast.Match):
         return is_name(node.subject)
     if not isinstance(node, ast.Compare):

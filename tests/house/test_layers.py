@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
-from tests.house.source import imported, modules
+from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_moved", "_started"),
@@ -16,7 +18,7 @@ LAYERS = (
     ("compressors.sketches", "compressors.ternary", "compressors.transforms", "compressors.wrappers"),
     ("compressors.signs",),
     ("memory",),
-    ("group",),
+    ("adaptive", "group"),
     ("comm",),
     (
         "compat",
@@ -174,3 +176,64 @@ def test_a_private_module_stays_in_its_package(module: str) -> None:
 )
 def test_a_private_module_of_another_package_is_found(module: str, other: str, outside: bool) -> None:
     assert is_outside(module, holder(other) or "") == outside
+
+
+PROTOCOL = [module for module in modules() if module.startswith("gradwire.kvstore.protocol.")]
+
+CONNECTING = ("socket", "torch.distributed", "zmq")
+"""Modules that talk to other processes, which the protocol does not."""
+
+
+def connections(parsed: ast.Module) -> set[str]:
+    """The names of ``CONNECTING`` that a module imports, or uses as an attribute of torch."""
+    used: set[str] = set()
+    for node in executed(parsed):
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            used |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Attribute):
+            used.add(ast.unparse(node))
+    return {name for name in CONNECTING if any(f"{each}.".startswith(f"{name}.") for each in used)}
+
+
+def reached(module: str) -> dict[str, str]:
+    """Each module that a module imports, itself or through others, with the way to it; the package itself is left out,
+    because every import runs it."""
+    ways = {module: module}
+    waiting = [module]
+    while waiting:
+        each = waiting.pop()
+        for other in sorted(imported(each) - ways.keys() - {"gradwire"}):
+            ways[other] = f"{ways[each]} -> {other}"
+            waiting.append(other)
+    return ways
+
+
+@pytest.mark.parametrize("module", PROTOCOL)
+def test_the_protocol_reaches_no_socket_and_no_process_group(module: str) -> None:
+    wrong = {way: found for other, way in reached(module).items() if (found := connections(tree(other)))}
+    assert not wrong, f"the protocol is bytes and tables, and connects to nothing: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import zmq.asyncio", {"zmq"}),
+        ("def call():\n    from socket import gethostname", {"socket"}),
+        ("import torch.distributed as dist", {"torch.distributed"}),
+        ("from torch import distributed", {"torch.distributed"}),
+        ("import torch\nworld = torch.distributed.get_world_size()", {"torch.distributed"}),
+        ("import torch\nfrom gradwire import sockets", set()),
+    ],
+)
+def test_a_connection_is_found(text: str, found: set[str]) -> None:
+    assert connections(ast.parse(text)) == found
+
+
+def test_what_is_reached_through_others_is_found() -> None:
+    """A worker's connection is known to need a socket, and a process group is known to need torch's."""
+    assert PROTOCOL
+    assert "zmq" in connections(tree("gradwire.kvstore.worker.connection"))
+    through = reached("gradwire.integrations.ddp")
+    assert any("torch.distributed" in connections(tree(other)) for other in through if ".group." in other)

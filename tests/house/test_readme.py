@@ -1,4 +1,4 @@
-"""What a newcomer copies out of the documentation runs."""
+"""The code that a newcomer copies out of the documentation runs."""
 
 from __future__ import annotations
 

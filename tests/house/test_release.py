@@ -1,4 +1,4 @@
-"""What is published with the package says the same everywhere."""
+"""The facts that are published with the package are the same everywhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A docstring begins with a noun or a verb and ends its first paragraph as a sentence does; so do its entries and the
-strings under constants, which a reader meets without the code beside them."""
+strings under constants, which a reader meets without the code beside them. Names are the field's own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.house.source import modules, tree
+from tests.house.source import ROOT, modules, tree
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -100,6 +101,66 @@ def beginning(text: str) -> str:
     return words[0].strip(",.:`").lower() if words else ""
 
 
+SCRIPTS = [
+    file.relative_to(ROOT)
+    for folder in ("benchmarks", "examples", "tools")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+]
+"""Programs of the repository that are no part of the package."""
+
+
+WORDPLAY = frozenset(
+    ["beside", "ending", "keeper", "leash", "onworker", "othertasks", "sidebyside", "told", "waits"],
+)
+"""Names that a reader would have to look up: a name says what it holds or does, in the words of the field."""
+
+
+def wordplay(module: ast.Module) -> Iterator[str]:
+    """The names from ``WORDPLAY`` of functions, classes, parameters, attributes and of what a module or class binds;
+    other variables of a function are left out."""
+    for node in ast.walk(module):
+        names: list[str] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        if isinstance(node, ast.arg):
+            names.append(node.arg)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append(node.attr)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            names += (name for statement in node.body for name in targets(statement))
+        yield from (name for name in names if name.strip("_").lower() in WORDPLAY)
+
+
+def targets(statement: ast.stmt) -> Iterator[str]:
+    """The variables that an assignment binds."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+            yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
+
+
+@pytest.mark.parametrize("module", modules())
+def test_names_are_the_terms_of_the_field(module: str) -> None:
+    assert module.rpartition(".")[2].strip("_") not in WORDPLAY
+    assert list(wordplay(tree(module))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def _told(): pass", ["_told"]),
+        ("class Keeper: pass", ["Keeper"]),
+        ("def call(self, *, waits=True): pass", ["waits"]),
+        ("class Row:\n    beside: int = 0", ["beside"]),
+        ("class Row:\n    def call(self):\n        self._waits = 0", ["_waits"]),
+        ("FIRST, TOLD = 1, 2", ["TOLD"]),
+        ("def call():\n    told = 1\n    return told", []),
+        ("def retold(): pass", []),
+    ],
+)
+def test_wordplay_is_found(text: str, found: list[str]) -> None:
+    assert list(wordplay(ast.parse(text))) == found
+
+
 @pytest.mark.parametrize("module", modules())
 def test_docstrings_are_no_fragments(module: str) -> None:
     assert list(fragments(tree(module))) == []
@@ -108,6 +169,16 @@ def test_docstrings_are_no_fragments(module: str) -> None:
 @pytest.mark.parametrize("module", modules())
 def test_entries_and_strings_are_no_fragments(module: str) -> None:
     assert list(entry_fragments(tree(module))) == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_scripts_are_written_as_the_package_is(script: Path) -> None:
+    parsed = ast.parse((ROOT / script).read_text(encoding="utf-8"))
+    assert [*fragments(parsed), *entry_fragments(parsed), *wordplay(parsed)] == []
+
+
+def test_scripts_of_every_folder_are_read() -> None:
+    assert {script.parts[0] for script in SCRIPTS} == {"benchmarks", "examples", "tools"}
 
 
 @pytest.mark.parametrize("text", ["Of who did not say it.", "Whether it is there.", "Return the sum"])

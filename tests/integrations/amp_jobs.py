@@ -1,4 +1,4 @@
-"""What the ranks of the tests of precision do; each function is one launch."""
+"""Work of the ranks in the tests of precision; each function is one launch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def scaled_one(rank: int, name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def torchs_powersgd(rank: int) -> list[bool]:
-    """Which steps torch's own hook gives finite gradients in, after the same overflow."""
+    """The steps in which torch's own hook gives finite gradients, after the same overflow."""
     model = DistributedDataParallel(model_of())
     state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook)
@@ -90,7 +90,7 @@ def finite_step(model: nn.Module, step: int, rank: int) -> bool:
 
 
 def units(rank: int) -> dict[str, Any]:
-    """How what waits follows loss scales and learning rates, in a plain loop."""
+    """The residuals as they follow loss scales and learning rates, in a plain loop."""
     told = {}
     for name, options in {"topk": {"ratio": 0.05}, "dgc": {"ratio": 0.05}, "variance": {}, "ef21": {}}.items():
         model = model_of()

@@ -1,4 +1,4 @@
-"""What ranks do that come apart: one of them makes a call that the others do not, or leaves something out."""
+"""Work of ranks that come apart: one of them makes a call that the others do not, or leaves something out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the checkpoint tests do; each function is one launch."""
+"""Work of the ranks in the checkpoint tests; each function is one launch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def step_of(exchange: Exchange, step: int) -> Tensor:
 
 
 def resume_each(rank: int, each: list[tuple[str, str]], steps: int) -> dict[tuple[str, str], list[bool]]:
-    """For each method, whether the steps after a load are bit for bit those of the run that was not interrupted."""
+    """Compare the steps after a load, for each method, bit for bit with those of the run that was not interrupted."""
     same = {}
     for name, strategy in each:
         exchange = exchange_of(name, strategy)
@@ -174,7 +174,7 @@ def save_some(rank: int, compressors: dict[str, dict[str, Any]]) -> dict[str, di
 def load_resized(
     rank: int, compressors: dict[str, dict[str, Any]], saved: dict[str, list[dict[str, Any]]]
 ) -> dict[str, dict[str, Any]]:
-    """What this rank has after loading with reshard, after one more step, and after loading with reset."""
+    """The residuals of this rank after loading with reshard, after one more step, and after loading with reset."""
     told: dict[str, dict[str, Any]] = {}
     for name, options in compressors.items():
         model = model_of()

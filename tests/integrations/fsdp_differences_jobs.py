@@ -1,4 +1,4 @@
-"""What the ranks of the tests of differences of weights do; each function is one launch."""
+"""Work of the ranks in the tests of differences of weights; each function is one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def one(layout: str, code: str | None = CODE, dtype: torch.dtype | None = None, **options: Any) -> dict[str, Any]:
-    """What is computed with at first, after a step, and while nothing changes; and what training makes of it."""
+    """The weights that are computed with at first, after a step, and while nothing changes; and the result of
+    training."""
     model, outer = build(layout, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
     state = compress_fsdp(model, "none", weights=code, min_numel=64, replicate=outer, **options)
     first = errors(gathered(model), masters(model))

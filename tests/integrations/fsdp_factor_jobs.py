@@ -1,4 +1,4 @@
-"""What the ranks of the tests of FSDP's divide factors do; each function is one launch."""
+"""Work of the ranks in the tests of FSDP's divide factors; each function is one launch."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def conserved(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None) -> floa
 
 
 def untouched(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None) -> bool:
-    """Whether residuals have the same bits whatever the factor is that was set before the first step."""
+    """Compare the bits of residuals for each factor that was set before the first step."""
     kept = []
     for factor in (1.0, 3.0, 8.0):
         model, state = start(mesh, replicate)

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of FSDP on every kind of mesh do; each function is one launch."""
+"""Work of the ranks in the tests of FSDP on every kind of mesh; each function is one launch."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def experts(per_parameter: bool) -> tuple[nn.Module, Any]:
     """Experts are cut over one dimension of the mesh and sharded over the other, all else is sharded over both.
 
     Args:
-        per_parameter: in one module, by ``shard_placement_fn``.
+        per_parameter: true: meshes for single parameters of one module, by ``shard_placement_fn``.
     """
     (mesh, every), model = two_meshes(), Experts()
     model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh["ep"], [Shard(0)]))
@@ -257,7 +257,7 @@ def ways(layout: str, way: str, method: str | None) -> list[Tensor]:
     """Train in one of the ways.
 
     Args:
-        method: for gradients; or "weights", which compresses these alone.
+        method: method for gradients; or "weights", which compresses these alone.
     """
     weights = {"compressor": "none", "weights": "bf16"} if method == "weights" else {"compressor": method}
     inside = {"inside": True} if way == "inside" else {}
@@ -331,7 +331,7 @@ def resumed(layout: str, folder: str) -> bool:
 
 
 def resumed_with(make: Callable[[], tuple[nn.Module, Any]], layout: str, path: str) -> list[bool]:
-    """Whether each parameter has the same bits, from a checkpoint of all ranks and from the rank's own state."""
+    """Compare the bits of each parameter from a checkpoint of all ranks and from the rank's own state."""
 
     def start() -> tuple[nn.Module, FSDPState]:
         model, outer = make()

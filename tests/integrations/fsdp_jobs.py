@@ -1,4 +1,4 @@
-"""What the ranks of the FSDP tests do; each function is one launch."""
+"""Work of the ranks in the FSDP tests; each function is one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of mistakes with sharded models do; each function is one launch of 2 x 2 ranks."""
+"""Work of the ranks in the tests of mistakes with sharded models; each function is one launch of 2 x 2 ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def apart(model: nn.Module, rank: int) -> nn.Module:
 
 
 def outcome(model: nn.Module, call: Call) -> tuple[str, bool]:
-    """What the call raises, and whether the parameters are what they were."""
+    """The error of the call, and true if the parameters are as they were."""
     before = values(model)
     said = answers({"": lambda: call(model)})[""]
     return said, all(torch.equal(*pair) for pair in zip(before, values(model), strict=True))

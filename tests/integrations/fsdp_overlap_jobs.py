@@ -1,4 +1,4 @@
-"""What the ranks of the tests of overlapping exchanges do; each function is one launch."""
+"""Work of the ranks in the tests of overlapping exchanges; each function is one launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trained(rank: int, case: str, awaited: bool) -> tuple[list[Tensor], int]:
     Args:
         rank: this rank.
         case: a key of ``CASES``.
-        awaited: whether somebody may read each gradient as soon as it is there.
+        awaited: true: somebody may read each gradient as soon as it is there.
     """
     model = sharded(init_device_mesh("cpu", (2,)))
     state = compress_fsdp(model, min_numel=0, **CASES[case])
@@ -160,7 +160,7 @@ def watched(rank: int) -> dict[str, Any]:
 
 
 def alone(rank: int) -> list[str]:
-    """What rank 0 hears where the other one makes no backward pass, or no forward pass."""
+    """The error of rank 0 where the other one makes no backward pass, or no forward pass."""
     mesh, heard = init_device_mesh("cpu", (2,)), []
     for options in ({"compressor": "blockwise8"}, {"compressor": "none", "weights": "blockwise8"}):
         model = sharded(mesh, reshard_after_forward=False)

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of uncompressed steps under FSDP do; each function is one launch."""
+"""Work of the ranks in the tests of uncompressed steps under FSDP; each function is one launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integrations.fsdp_jobs import gradients, plain, sharded
 from tests.integrations.jobs import batch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which FSDP reduces."""
+"""Types in which FSDP reduces."""
 
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of a loss in chunks do; each function is one launch."""
+"""Work of the ranks in the tests of a loss in chunks; each function is one launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = {
     "each chunk": {"each": True},
     "bfloat16": {"each": False, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
 }
-"""When the last layer is reduced: after the last chunk, or after each of them; and in which precision."""
+"""Ways to reduce the last layer: after the last chunk, or after each of them; and in which precision."""
 
 
 class Words(nn.Module):
@@ -33,7 +33,7 @@ class Words(nn.Module):
         self.norm, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What the last layer gets."""
+        """The gradients of the last layer."""
         hidden: Tensor = self.norm(self.blocks(self.words(tokens)))
         return hidden
 

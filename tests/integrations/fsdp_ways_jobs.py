@@ -1,4 +1,4 @@
-"""What the ranks of the tests of the ways to train with FSDP do; each function is one launch."""
+"""Work of the ranks in the tests of the ways to train with FSDP; each function is one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of compressed weights do; each function is one launch."""
+"""Work of the ranks in the tests of compressed weights; each function is one launch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def masters(model: nn.Module) -> list[Tensor]:
 
 
 def one(layout: str, code: str | None, dtype: torch.dtype | None = None, **options: Any) -> dict[str, Any]:
-    """What is computed with, what is kept, what a step makes of it, and the bytes."""
+    """The weights that are computed with, those that are kept, both after a step, and the bytes."""
     model, outer = build(layout, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
     state = gradwire.compress_fsdp(model, "none", weights=code, min_numel=64, replicate=outer, **options)
     exact, used = masters(model), gathered(model)

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of hosts do under DDP, a plain optimizer and FSDP2; each function is one launch."""
+"""Work of the ranks in the tests of hosts under DDP, a plain optimizer and FSDP2; each function is one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the DDP and optimizer tests do."""
+"""Work of the ranks in the tests of DDP and of plain optimizers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def wait_for(folder: str, ranks: Iterable[int], seconds: float = 200.0) -> None:
 
 
 def answers(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
-    """What each call raises."""
+    """The error of each call."""
     told = {}
     for case, call in calls.items():
         try:

@@ -1,4 +1,4 @@
-"""What ranks do that leave the optimizer's momentum to the memory ``dgc``."""
+"""Work of ranks that leave the optimizer's momentum to the memory ``dgc``."""
 
 from __future__ import annotations
 

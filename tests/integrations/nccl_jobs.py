@@ -1,4 +1,4 @@
-"""What the ranks of the tests over NCCL do, beside DDP: plain loops, checkpoints, sharded models."""
+"""Work of the ranks in the tests over NCCL, beside DDP: plain loops, checkpoints, sharded models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def loop(rank: int) -> str:
 
 
 def resumed(rank: int) -> bool:
-    """What was loaded is on another stream than the exchange that takes it over."""
+    """Load a state on another stream than that of the exchange that takes it over."""
 
     def start() -> tuple[DistributedDataParallel, Any]:
         model = DistributedDataParallel(model_of().cuda(), bucket_cap_mb=0.02)

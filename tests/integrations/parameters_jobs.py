@@ -1,4 +1,4 @@
-"""What the ranks of the tests of unused, frozen and shared parameters do; each function is one launch."""
+"""Work of the ranks in the tests of unused, frozen and shared parameters; each function is one launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wrap(module: nn.Module, method: str, **options: Any) -> tuple[DistributedDat
 
 
 def waiting(state: GradwireState, names: list[str]) -> dict[str, Tensor]:
-    """Of each parameter the residuals of all ranks, as they count in the mean."""
+    """The residuals of all ranks for each parameter, as they count in the mean."""
     residuals, world = state.exchange.residuals, dist.get_world_size()
     found = {}
     for name in names:

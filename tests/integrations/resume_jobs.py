@@ -1,4 +1,4 @@
-"""What the ranks of the tests of DDP runs that go on do; each function is one launch."""
+"""Work of the ranks in the tests of DDP runs that go on; each function is one launch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrapped(method: str, options: dict[str, Any], **ddp: Any) -> tuple[Distribut
 
 
 def goes_on(rank: int, cases: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """For each case: training that was not interrupted, and that of a fresh model from a file, compared."""
+    """Compare, for each case, training that was not interrupted with that of a fresh model from a file."""
     return {case: gone_on(rank, method, options) for case, (method, options) in cases.items()}
 
 

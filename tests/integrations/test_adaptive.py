@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
 import gradwire
+from gradwire.adaptive import is_adaptive
 from gradwire.errors import ConfigError
 from gradwire.integrations import adaptive
-from gradwire.integrations.adaptive import is_adaptive
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 
@@ -37,7 +37,7 @@ NOISY = {"qsgd": {"bits": 2}, "terngrad": {"clip": 0.0}, "randomk": {"scaled": T
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What the logger says meanwhile of optimizers."""
+    """The logger's messages about optimizers in the meantime."""
     said: list[str] = []
 
     class Ears(logging.Handler):
@@ -64,7 +64,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def ddp(method: str, make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> list[str]:
-    """What is said until two steps were made."""
+    """The messages until two steps were made."""
     model = DistributedDataParallel(net())
     with heard() as said:
         state = gradwire.compress_ddp(model, method, min_numel=16, **options)
@@ -182,7 +182,7 @@ def side_by_side() -> int:
 
 
 def ways(kind: str) -> int:
-    """How much is said where several optimizers, states or methods are at work."""
+    """The number of messages where several optimizers, states or methods are at work."""
     module = net()
     model = DistributedDataParallel(module)
     first, second = (list(layer.parameters()) for layer in module)

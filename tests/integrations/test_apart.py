@@ -27,7 +27,7 @@ CALLS = {"load": "load_state_dict", "change": "change"}
 
 
 def heard(results: list[tuple[str, str]]) -> str:
-    """What all ranks raised: not that they have waited for a timeout."""
+    """The errors of all ranks, none of which is that of a timeout."""
     kinds, texts = zip(*results, strict=True)
     assert set(kinds) <= {"GroupError", "RuntimeError"}
     assert "GroupError" in kinds or len(set(kinds)) == 1
@@ -38,7 +38,7 @@ def heard(results: list[tuple[str, str]]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[list[Any]]]]:
-    """What ranks say that wait until a deadline has passed: side by side, and while the other tests run."""
+    """The errors of ranks that wait until a deadline has passed: side by side, and while the other tests run."""
     with ThreadPoolExecutor() as threads:
         yield {
             "change": threads.submit(run_ranks, 2, apart, "fsdp", "change", SHORT, end=True),

@@ -83,7 +83,8 @@ def moved(before: int, after: int) -> tuple[dict[str, list[dict[str, Any]]], dic
 
 
 def waiting(states: list[dict[str, Any]], buffer: str, power: int = 1) -> dict[str, Tensor]:
-    """What waits of the mean update: the mean over the ranks, and what owners keep; of variances that of the mean."""
+    """The part of the mean update that was not sent: the mean over the ranks, and what owners keep; of variances that
+    of the mean."""
     merged = merge_states(states)
     world, found = merged["world"], {}
     for rank in merged["ranks"].values():

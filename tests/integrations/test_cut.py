@@ -9,7 +9,7 @@ from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 
 
 def of_two_shards(numel=10):
-    """What one replica keeps of a parameter, in two shards."""
+    """The tensors that one replica keeps of a parameter, in two shards."""
     flat = Sharded("w", (numel,), 2).pad(torch.arange(1.0, numel + 1), 2).view(2, -1)
     kept = [state_of(1, 0, 3, {"worker": {"residual": {"w": each}}}) for each in flat]
     return merge_states(of_shard(state, shard, 2) for shard, state in enumerate(kept))

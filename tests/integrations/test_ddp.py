@@ -53,7 +53,7 @@ SLOW = {
     "randomk": 0.5,
     "sketched_sgd": 0.5,  # 1 %, and not the largest
 }
-"""How much of plain DDP's progress must be made, where it is less than 85 %."""
+"""The share of plain DDP's progress that must be made, where it is less than 85 %."""
 
 PATIENT = ("adaptive_threshold", "dgc", "efsignsgd", "onebit", "onebit_sgd", "signum", "variance")
 """Methods that learn less by fewer and larger steps."""
@@ -405,7 +405,7 @@ KEEP_A_LIST = {
 
 @once
 def allocations() -> list[dict[str, list[float]]]:
-    """Of each rank, by method; those that decompose a gradient take room of its size."""
+    """The memory of each rank, by method; those that decompose a gradient take room of its size."""
     methods = [registry.build("compressors", name) for name in registry.names("compressors")]
     return run_ranks(2, _all_allocations, [method.name for method in methods if not method.factorises])
 
@@ -424,7 +424,7 @@ def test_a_failure_on_one_rank_reaches_the_test() -> None:
 
 
 def _freed(rank: int) -> int:
-    """How many of three states are still there after their models are gone."""
+    """The number of three states that are still there after their models are gone."""
     alive = []
     for _ in range(3):
         model = DistributedDataParallel(nn.Linear(64, 64))

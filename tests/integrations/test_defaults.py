@@ -1,4 +1,4 @@
-"""What is exchanged where nobody names a method: what auto decides, or bfloat16, which suits every optimizer."""
+"""Defaults where nobody names a method: auto, or bfloat16, which suits every optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ STEPS = 40
 
 
 def defaults() -> Iterator[tuple[str, object]]:
-    """Where a compressor may be left out, and what stands for it. From the source: frameworks may be missing."""
+    """The functions in which a compressor may be left out, and its default there. From the source: frameworks may be
+    missing."""
     for file in sorted((ROOT / "src/gradwire/integrations").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):

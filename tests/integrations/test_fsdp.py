@@ -158,7 +158,7 @@ LOADED = [
 
 @once
 def carried() -> tuple[dict[tuple[str, str], list[Any]], dict[tuple[str, str, str], list[Any]]]:
-    """What four ranks saved, by way and method, and what two made of it."""
+    """The states that four ranks saved, by way and method, and those of two ranks that loaded them."""
     with tempfile.TemporaryDirectory() as folder:
         saved = run_ranks(4, save_cut, SAVED, folder)
         loaded = run_ranks(2, load_cut, LOADED, folder)
@@ -169,7 +169,8 @@ def carried() -> tuple[dict[tuple[str, str], list[Any]], dict[tuple[str, str, st
 
 
 def waiting(states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """What waits of each parameter's mean update, its shards one after the other, without the padding."""
+    """The part of each parameter's mean update that was not sent, its shards one after the other, without the
+    padding."""
     merged, found = gradwire.merge_states(states), {}
     parts = [merged["parts"][str(shard)] for shard in range(merged["shards"])] if "parts" in merged else [merged]
     for part in parts:

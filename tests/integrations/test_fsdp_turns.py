@@ -30,7 +30,7 @@ def test_uncompressed_it_is_fsdp_alone(setting: str) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_nothing_of_what_is_kept_back_is_lost(setting: str) -> None:
-    """What came in all steps, and what waits, is what FSDP alone gives in as many."""
+    """The outputs of all steps and the residual add up to those of FSDP alone in as many steps."""
     for result in told():
         case = result[setting]
         assert set(case["topk, waits"]) == set(result["reference"])

@@ -27,7 +27,7 @@ from tests.integrations.wrapped_jobs import (
 from tests.once import once
 
 LOSES = {"bf16-fp32sum": 0.003, "fp8-two-phase": 0.04, "blockwise8": 0.012, "qsgd:bits=4": 0.2}
-"""By how much of its length a tensor may be off after one compression; two add up to less than twice that."""
+"""The share of its length by which a tensor may be off after one compression; two add up to less than twice that."""
 WORLDS = (2, 3, 4)
 
 
@@ -92,7 +92,8 @@ def test_bytes_on_the_wire_are_those_of_the_payloads(world: int) -> None:
 
 
 def test_no_collective_is_left_to_torchs_own_way() -> None:
-    """What a Python group does not name is called with the interpreter's lock held, for which Gloo's threads wait."""
+    """A call that a Python group does not name is made with the interpreter's lock held, for which Gloo's threads
+    wait."""
     others = "abort boxed get_group_store merge_remote_group name rank set_timeout shutdown size split_group unbox"
     known = {name for name, each in vars(dist.ProcessGroup).items() if name[0].islower() and callable(each)}
     assert known - set(others.split()) <= vars(CompressingGroup).keys()

@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def let_go() -> float:
-    """What a step adds where the state was closed: the rate as it is."""
+    """The update of a step where the state was closed: the rate as it is."""
     model = DistributedDataParallel(net())
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     state = gradwire.compress_ddp(model, "qsgd", bits=2, min_numel=64, variance_correction=optimizer)
@@ -385,7 +385,7 @@ def test_the_factor_is_that_of_the_gradients_and_the_same_on_all_ranks(name: str
 
 @pytest.mark.parametrize(("how", "near"), [("sharded", 1e-5), ("sharded flat", 1e-2)])
 def test_a_sharded_model_measures_over_all_shards(how: str, near: float) -> None:
-    """Of a tensor as large as the flat one a sample is measured."""
+    """A sample is measured of a tensor as large as the flat one."""
     (found, expected), (other, _) = (each[how] for each in told())
     assert found == other == pytest.approx(expected, rel=near)
     assert found > 1.05

@@ -19,7 +19,7 @@ def told() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def each(told: list[dict[str, Any]], request: pytest.FixtureRequest) -> list[Any]:
-    """What the ranks told of the way that the test is named after."""
+    """The reports of the ranks for the way that the test is named after."""
     way = request.node.name.removeprefix("test_")
     answers = [result.get(way, f"not reached: {result}") for result in told]
     for answer in answers:

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of DDP's Python reducer do; each function is one launch."""
+"""Work of the ranks in the tests of DDP's Python reducer; each function is one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of parameters without a gradient do."""
+"""Work of the ranks in the tests of parameters without a gradient."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept_of(exchange: Exchange, name: str) -> list[Tensor]:
 def train(
     rank: int, steps: int, pause: range, make: Callable[[nn.ModuleDict], tuple[Optimizer, Exchange]]
 ) -> dict[str, Any]:
-    """How far the branches went in the pause and after it, and whether what is kept for them stayed as it was."""
+    """The way of the branches in the pause and after it, and true if their residuals stayed as they were."""
     model = branches()
     optimizer, exchange = make(model)
     start = {name: param.detach().clone() for name, param in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of the ways in which people train; each function asks one thing of DDP."""
+"""Work of the ranks in the tests of the ways in which people train; each function asks one thing of DDP."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def bucket_views(rank: int) -> dict[str, Any]:
 
 @cache
 def bucket_copies(rank: int) -> dict[str, Any]:
-    """What others are compared with, too."""
+    """The gradients with which those of other ways are compared, too."""
     return trained(rank, model_of())
 
 

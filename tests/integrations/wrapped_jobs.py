@@ -1,4 +1,4 @@
-"""What the ranks of the tests of compressing process groups do; each function is one launch."""
+"""Work of the ranks in the tests of compressing process groups; each function is one launch."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def outcomes(rank: int) -> dict[str, Any]:
 
 
 def passed(rank: int, group: CompressingGroup) -> dict[str, bool]:
-    """What is not compressed gives what the wrapped group gives, and is not counted."""
+    """Calls that are not compressed give what the wrapped group gives, and are not counted."""
     world, count = dist.get_world_size(), group.metrics()["collectives"]
     small, large = torch.full((8,), 1 + 2.0**-12), torch.arange(4000)
     dist.all_reduce(small, group=group)
@@ -215,10 +215,10 @@ def sharded(mesh: DeviceMesh, way: Any = fully_shard, factor: float | None = Non
     """Compute the gradients of a model that is sharded, or replicated, over this mesh.
 
     Args:
-        mesh: of plain groups, or of those that compress.
+        mesh: mesh of plain groups, or of those that compress.
         way: ``fully_shard`` or ``replicate``.
-        factor: by which FSDP divides; None: by the number of ranks.
-        options: of ``way``, and ``summed``, without which Gloo's own group cannot divide by a factor.
+        factor: divisor of FSDP; None: the number of ranks.
+        options: options of ``way``, and ``summed``, without which Gloo's own group cannot divide by a factor.
     """
     model, summed = Blocks(), options.pop("summed", False)
     for layer in (model.up, model.down):
@@ -301,7 +301,7 @@ def models(rank: int) -> dict[str, Any]:
 
 
 def alone(rank: int) -> list[str]:
-    """What rank 0 hears where nobody else takes part."""
+    """The error of rank 0 where nobody else takes part."""
     group = gradwire.wrap_group(None, "bf16-fp32sum", min_numel=1000, timeout=2)
     calls = {
         "waits": lambda: dist.all_reduce(torch.ones(4000), group=group),
@@ -319,7 +319,7 @@ def alone(rank: int) -> list[str]:
 
 
 def of_wrong_size(rank: int) -> dict[str, float]:
-    """What is in an output after a call that must be refused, and after a right one."""
+    """The values of an output after a call that must be refused, and after a right one."""
     group = gradwire.wrap_group(None, "bf16-fp32sum", all_gather="bf16", min_numel=1000)
     world, out, left = dist.get_world_size(), torch.full((2000,), 9.0), {}
     for name, call in {

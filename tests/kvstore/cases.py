@@ -21,7 +21,7 @@ TWOBIT = {"type": "2bit", "threshold": 0.5}
 
 
 def refused(call, *arguments, **options):
-    """What it was refused with, or what it returned."""
+    """The error of a call, or its result."""
     try:
         return call(*arguments, **options)
     except GradwireError as error:

@@ -1,4 +1,4 @@
-"""What workers do in the tests of what a distributed store can do: many things, in one group of processes."""
+"""Work of the workers in the tests of a distributed store's features: many things, in one group of processes."""
 
 import time
 from pathlib import Path

@@ -18,10 +18,10 @@ def run_workers(job, workers, servers=1, *arguments, folder, options=(), keys=No
 
     Args:
         job: a function of a test module.
-        folder: where arguments and results are written.
+        folder: folder of arguments and results.
 
     Returns:
-        What the workers returned, in the order of ranks.
+        The results of the workers, in the order of ranks.
     """
     with start_workers(job, workers, servers, *arguments, folder=folder, options=options, keys=keys) as group:
         return finished(group, folder, timeout)
@@ -34,7 +34,7 @@ def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=
 
 
 def finished(group, folder, timeout=60):
-    """What the workers return, once all of them have ended well."""
+    """The results of the workers, once all of them have ended well."""
     for process in group.workers.values():
         assert process.wait(timeout) == 0
     return [result(folder, rank) for rank in sorted(group.workers)]
@@ -50,7 +50,7 @@ def wait_for(folder, rank, step, seconds=90):
 
 
 def kill(process):
-    """As a crash: nothing of it runs any more."""
+    """Kill a process as a crash would: nothing of it runs any more."""
     process.kill()
     process.wait()
 

@@ -1,4 +1,4 @@
-"""What workers do in the tests of the distributed store."""
+"""Work of the workers in the tests of the distributed store."""
 
 import hashlib
 import os
@@ -43,7 +43,7 @@ def random_pushes(rank, shapes, steps, compression, bound, name="dist_sync"):
 
 
 def digests(values):
-    """Of the bits of tensors: those of four workers would fill a disk."""
+    """A digest of the bits of tensors, because those of four workers would fill a disk."""
     return [hashlib.sha256(value.numpy().tobytes()).hexdigest() for value in values]
 
 
@@ -107,7 +107,7 @@ def raises(rank):
 
 
 def until_killed(rank, endpoint, folder):
-    """As the worker after the given one of three: steps without end."""
+    """Make steps without end, as the worker after the given one of three."""
     kv, keys = DistStore("dist_sync", WorkerPlace((endpoint,), rank + 1, 3), timeout=60), ["w", "twin of w"]
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
     kv.init(keys, [torch.zeros(50, 50) for _ in keys])
@@ -117,7 +117,7 @@ def until_killed(rank, endpoint, folder):
 
 
 def alone_then_killed(rank, endpoint, shape):
-    """As worker 1: a step, and then the process is killed when three pieces of its next push are gone."""
+    """Make a step as worker 1, and be killed when three pieces of the next push are gone."""
     kv, out = DistStore("dist_sync", WorkerPlace((endpoint,), 1, 2), timeout=50), torch.empty(shape)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
     kv.init("w", torch.zeros(shape))
@@ -153,7 +153,7 @@ def refused_push(rank):
 
 
 def mxnet_plan(rank, rounds, bound):
-    """What MXNet's workers are asked to do, with ours."""
+    """The work of MXNet's workers, done by ours."""
     kv = kvstore.create("dist_sync", bound=bound, timeout=50)
     values = run(kv, rounds, rank, torch.from_numpy, torch.Tensor.numpy)
     kv.barrier()
@@ -210,7 +210,7 @@ WAYS = [
     ("other tensors", None),
     ("urgent", None),
 ]
-"""How the keys of a list are pushed and pulled in each step, and what is set before it."""
+"""The pushes and pulls of a list's keys in each step, and the settings before it."""
 
 
 def push_list(kv, name, keys, grads):

@@ -1,4 +1,4 @@
-"""What workers do in the tests of the Module over servers."""
+"""Work of the workers in the tests of the Module over servers."""
 
 import os
 import signal

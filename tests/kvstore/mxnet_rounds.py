@@ -23,12 +23,12 @@ def run(kv, plan, rank, array, read):
     """Every round of a plan on a store.
 
     Args:
-        plan: for each round the compression, the sizes of its keys, how many senders and steps.
+        plan: compression, sizes of keys, number of senders and of steps for each round.
         array: makes a tensor of a numpy array.
         read: makes a numpy array of a tensor.
 
     Returns:
-        By name, what a pull gave after each step.
+        The values that a pull gave after each step, by name.
     """
     values = {}
     for number, each in enumerate(plan):

@@ -93,7 +93,7 @@ def ops(replies):
 
 
 def values(replies, dtype=torch.float32):
-    """What each peer was sent as a value."""
+    """The values that each peer was sent."""
     return {
         peer: torch.frombuffer(bytearray(raw), dtype=dtype).tolist()
         for peer, op, _, raw in messages(replies)

@@ -1,4 +1,4 @@
-"""What ``set_gradient_compression`` takes and refuses, and what is compressed then."""
+"""Settings that ``set_gradient_compression`` takes and refuses, and the traffic that is compressed then."""
 
 import pytest
 import torch

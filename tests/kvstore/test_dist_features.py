@@ -1,4 +1,4 @@
-"""What a distributed store can do, by real processes: groups of keys, rows, methods of several rounds, answers."""
+"""Features of a distributed store, by real processes: groups of keys, rows, methods of several rounds, answers."""
 
 import pytest
 import torch
@@ -153,7 +153,7 @@ def test_a_fast_worker_waits_for_the_slow_one_at_the_bound_until_its_deadline(tm
 
 
 def undisturbed(steps, compression):
-    """What ``slow_steps`` comes to, in a store of this process."""
+    """The result of ``slow_steps`` in a store of this process."""
     kv, out = kvstore.create("device"), torch.empty(50, 50)
     kv.set_gradient_compression(compression)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)

@@ -12,7 +12,7 @@ from tests.kvstore.jobs import RATE, digests, gradient, random_pushes, refused_p
 from tests.kvstore.simulate import Simulated
 
 SHAPES = [(4, 4), (100, 100), (2, 3), (1211, 1211)]
-"""Of MXNet's tests; the large one is cut over the servers, and travels in several pieces."""
+"""The shapes of MXNet's tests; the large one is cut over the servers, and travels in several pieces."""
 
 
 CODES = [None, {"type": "2bit", "threshold": 0.5}, {"type": "1bit", "threshold": 0.0}]
@@ -21,7 +21,8 @@ STEPS = 2
 
 @functools.cache
 def expected(workers, code):
-    """What all workers must see: rank 0's first value, and then the sums in the order of ranks; digests of them."""
+    """The values that all workers must see: rank 0's first value, and then the sums in the order of ranks; digests of
+    them."""
     compression = json.loads(code) or {}
     kind, threshold = compression.get("type"), compression.get("threshold")
     senders = [[Simulated(kind, threshold, shape) for shape in SHAPES] for _ in range(workers)]
@@ -39,9 +40,9 @@ def expected(workers, code):
 
 
 ALONE, CUT, FOUR = (1, 1, 10**6), (2, 3, 1000), (4, 1, 10**6)
-"""How many workers and servers, and from how many elements on keys are cut."""
+"""Numbers of workers and servers, and of the elements from which on keys are cut."""
 GROUPS = [(CUT, FOUR), (ALONE, (2, 2, 10**6), CUT, FOUR), (CUT,)]
-"""In which groups each of the codes travels."""
+"""The groups in which each of the codes travels."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the environment says about this process, and what it must not say."""
+"""The environment's variables about this process, and values that it must not have."""
 
 from pathlib import Path
 

@@ -160,7 +160,7 @@ def test_what_a_late_request_waits_for_is_said_when_its_time_is_over(servers):
 
 @beside
 def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path, servers):
-    """Of three workers one is killed, and another process takes its rank; then one is killed for good."""
+    """One of three workers is killed, and another process takes its rank; then one is killed for good."""
     _, endpoint = servers.start("--dead-after", "3", workers=3)
     first = Worker([endpoint], 0, 10**6, world=3).start(allowed=2)
     with start_workers(until_killed, 2, 0, endpoint, str(tmp_path), folder=tmp_path) as group:
@@ -238,7 +238,7 @@ def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
 @beside
 @pytest.mark.parametrize("reconnected", [False, True])
 def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers, reconnected):
-    """Whether workers ask before they have heard that the server is another one, or after it."""
+    """The time at which workers ask: before they have heard that the server is another one, or after it."""
     process, endpoint = servers.start()
     workers = both([endpoint], 10, allowed=2)
     for worker in workers:
@@ -276,7 +276,7 @@ def test_a_server_that_stays_away_is_named_within_the_time_of_a_silent_worker(se
 @beside
 @pytest.mark.parametrize("moment", ["between steps", "in a push", "in a pull"])
 def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(moment, servers, cables):
-    """For a second, which is less than what makes a worker dead."""
+    """Stop a worker for a second, which is less than what makes it dead."""
     _, endpoint = servers.start("--dead-after", "60")
     cable = cables(endpoint)
     shape = SHAPE if moment == "between steps" else BIG

@@ -71,7 +71,7 @@ class Pair:
 
     Args:
         sync: the kind of store.
-        rules: of the servers.
+        rules: rules of the servers.
     """
 
     def __init__(self, sync, rules):
@@ -139,7 +139,7 @@ class Pair:
 
 
 def some(chance, mine, names):
-    """What a worker names now: a list that it may, several keys, or one."""
+    """The keys that a worker names now: a list that it may, several keys, or one."""
     kind = chance.choice(("list",) * 6 + ("batch", "one"))
     if kind == "list":
         fit = [keys for keys in LISTS if len({mine[key] for key in keys}) == 1]

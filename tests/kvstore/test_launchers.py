@@ -18,7 +18,7 @@ FOREIGN = ("GRADWIRE_", "DMLC_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "TOR
 
 
 def environment_with(told):
-    """What a process finds that knows nothing of its place but what it is told."""
+    """The place that a process finds from what it is given alone."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     return own | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in told.items()}
 
@@ -43,7 +43,7 @@ def ended(processes, seconds=90):
 
 
 def lines(*outputs):
-    """What workers said, sorted."""
+    """The lines that workers printed, sorted."""
     return sorted(line for out in outputs for line in out.splitlines() if line.startswith("rank "))
 
 

@@ -1,4 +1,4 @@
-"""What a scrape of a server's metrics says."""
+"""The figures of a scrape of a server's metrics."""
 
 import urllib.request
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import gradwire
 import gradwire.bench
 import gradwire.kvstore
 from gradwire._moved import Moved
@@ -35,6 +36,19 @@ def test_a_renamed_module_is_found_by_its_former_names(monkeypatch):
         with pytest.warns(DeprecationWarning, match="method is gradwire.experiments.training_method now"):
             module = importlib.import_module(f"{package}.method")
         assert module is importlib.import_module("gradwire.experiments.training_method")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("settings", "exchange.settings"), ("saved", "exchange.checkpoint"), ("undo", "exchange.undo")]
+)
+def test_a_module_of_the_exchange_is_found_by_its_former_name(name, place, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"gradwire.{name}", raising=False)
+    monkeypatch.delattr(gradwire, name, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"gradwire.{name} is gradwire.{place} now"):
+        module = importlib.import_module(f"gradwire.{name}")
+    assert module is importlib.import_module(f"gradwire.{place}")
+    with pytest.raises(ModuleNotFoundError, match=r"gradwire\.nothing"):
+        importlib.import_module("gradwire.nothing")
 
 
 def test_a_name_that_never_was_there_is_no_module():

@@ -1,4 +1,4 @@
-"""Where MXNet 1.9 hangs, crashes, corrupts or loses something: ours works, or raises at once.
+"""Calls with which MXNet 1.9 hangs, crashes, corrupts or loses something: ours works, or raises at once.
 
 In one process (``test_local.py``, ``test_compression.py`` and ``test_rows.py`` hold what is not here):
 
@@ -33,13 +33,13 @@ from tests.kvstore.stores import SHAPE, device, pulled, rows_of
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What both workers got, of one group."""
+    """The results of both workers of one group."""
     return run_workers(run_cases, 2, 5, folder=tmp_path_factory.mktemp("cases"))
 
 
 @pytest.fixture
 def told(results, request):
-    """What the workers got in the case of the test's name."""
+    """The results of the workers in the case of the test's name."""
     name = request.node.originalname.removeprefix("test_")
     return [worker[name] for worker in results]
 
@@ -217,9 +217,6 @@ def test_async_without_an_optimizer_and_a_trainer_with_compression(results):
     for plain, weights in (worker["async"] for worker in results):
         assert both([plain], 5.0)
         assert torch.equal(weights, compressed_weights())
-
-
-# In one process ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dist", "dist_sync", "dist_async", "DIST_SYNC", "dist_sync_device"])

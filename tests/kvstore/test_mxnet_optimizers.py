@@ -1,4 +1,4 @@
-"""What MXNet's optimizers have and torch's have not: Signum, weights beside 16-bit ones, lazy rows, schedulers."""
+"""Features of MXNet's optimizers that torch's have not: Signum, weights beside 16-bit ones, lazy rows, schedulers."""
 
 import pytest
 import torch

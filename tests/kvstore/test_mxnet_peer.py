@@ -80,12 +80,12 @@ def same_bits(theirs, ours):
 
 
 DEVICE = list(itertools.product([1, 3], [None, 2.0]))
-"""How many senders, and what the server's optimizer multiplies by."""
+"""The number of senders, and the factor of the server's optimizer."""
 
 
 @pytest.fixture(scope="module")
 def device(mxnet, tmp_path_factory):
-    """What MXNet's device stores gave: all in one interpreter, which takes longer to start than they take."""
+    """The results of MXNet's device stores: all in one interpreter, which takes longer to start than they take."""
     kind, python = mxnet
     plans, folder = (
         [plan_of(kind, "device", rescale, senders) for senders, rescale in DEVICE],

@@ -8,7 +8,7 @@ from gradwire import kvstore
 from tests.kvstore.simulate import Simulated, summed
 
 SHAPES = [(4, 4), (100, 100), (2, 3), (1211, 1211)]
-"""Of MXNet's; the large one ends within a word of every code."""
+"""The sizes of MXNet's tests; the large one ends within a word of every code."""
 
 PUSHES = [(shape, senders) for shape in SHAPES[:3] for senders in (1, 2, 4)] + [((1211, 1211), 2), ((2000, 2000), 1)]
 """Shapes and numbers of senders."""

@@ -1,4 +1,4 @@
-"""Where keys are cut: MXNet's table, and what holds for every cut."""
+"""Cuts of keys: MXNet's table, and what holds for every cut."""
 
 import pytest
 from hypothesis import given

@@ -15,7 +15,7 @@ A, B = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
 
 
 def joined(core, peer, endpoint="", rank=-1, now=0.0, version=VERSION):
-    """What is said because of a join: who is told which op, with what."""
+    """The messages that a join causes: the peer, the op and the fields of each."""
     frames = [pack("join", version=version, rank=rank, endpoint=endpoint)]
     return {to: unpack(parts, ANSWERS)[:2] for to, parts in core.receive(peer, frames, now)}
 

@@ -1,4 +1,4 @@
-"""Who may have which rank, and what a worker finds when it comes back."""
+"""Ranks that a worker may have, and the state that it finds when it comes back."""
 
 import pytest
 import torch

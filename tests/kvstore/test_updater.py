@@ -134,7 +134,7 @@ def test_states_of_another_store_are_not_those_of_servers(label):
 
 
 def needed(name):
-    """What an optimizer does not do without."""
+    """The numbers that an optimizer cannot do without."""
     return {"momentum": 0.9} if name == "nag" else {}
 
 

@@ -17,13 +17,13 @@ class Worker:
     """Makes steps of one key in a thread, each when it is allowed to; of two in one call where they are small.
 
     Args:
-        endpoints: of the servers.
-        rank: of the worker.
-        steps: how many.
-        world: how many workers there are.
-        compression: of its pushes; None: none.
-        shape: of the key.
-        server_timeout: as of the store; a server that a test starts again may be long in coming.
+        endpoints: addresses of the servers.
+        rank: rank of the worker.
+        steps: number of steps.
+        world: number of workers.
+        compression: compression of its pushes; None: none.
+        shape: shape of the key.
+        server_timeout: seconds, as for the store; a server that a test starts again may be long in coming.
     """
 
     def __init__(self, endpoints, rank, steps, world=2, compression=None, shape=SHAPE, server_timeout=60, **options):

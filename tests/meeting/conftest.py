@@ -10,7 +10,7 @@ from tests.meeting.workers import Worker, starter
 
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
-    """Of a real ``gradwire meeting``."""
+    """The address of a real ``gradwire meeting``."""
     code = "from gradwire.cli.main import main; main()"
     command = [sys.executable, "-c", code, "meeting", "--bind", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeper:

@@ -1,4 +1,4 @@
-"""What cannot work is said, at once or at a deadline."""
+"""Errors of what cannot work, at once or at a deadline."""
 
 from __future__ import annotations
 

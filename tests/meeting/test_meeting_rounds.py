@@ -24,7 +24,7 @@ Start = Callable[..., Worker]
 
 
 def identity(sums: list[dict[str, Tensor]], applied: Tensor) -> None:
-    """What was applied and what waits are together all the ways gone."""
+    """The applied updates and the residuals are together all the ways gone."""
     gone = torch.stack([each["ways"] for each in sums]).sum(0)
     waits = torch.stack([each["waits"] for each in sums]).sum(0)
     assert float((applied + waits - gone).norm()) <= 1e-6 * float(gone.norm())
@@ -46,7 +46,7 @@ class Applied:
 
 @pytest.fixture(scope="module", autouse=True)
 def running(address: str) -> Iterator[dict[str, Future[None]]]:
-    """What waits for a deadline, beside each other and while the other tests run."""
+    """Tests that wait for a deadline, at the same time and while the other tests run."""
     with ThreadPoolExecutor() as threads:
         yield {each.__name__: threads.submit(with_workers, each, address) for each in (killed, stopped)}
 

@@ -1,4 +1,4 @@
-"""With the same workers from the first round to the last, a meeting is a process group."""
+"""A meeting with the same workers from the first round to the last is a process group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def _both(rank: int, min_numel: int) -> list[list[tuple[str, str]]]:
-    """What the parameters are after each of five rounds, at a meeting and in a group."""
+    """The parameters after each of five rounds, at a meeting and in a group."""
     shared: list[Any] = [None]
     if rank == 0:
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]

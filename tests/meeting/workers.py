@@ -23,7 +23,8 @@ SIZE = 40
 
 
 class Work:
-    """What a worker holds: a model whose gradients are drawn, and an optimizer that exchanges when it is told to."""
+    """The model and optimizer of a worker: a model whose gradients are drawn, and an optimizer that exchanges when it
+    is told to."""
 
     def make(self, place: str, name: str, meeting: dict[str, Any], options: dict[str, Any]) -> None:
         torch.manual_seed(sum(name.encode()))

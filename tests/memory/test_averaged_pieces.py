@@ -31,7 +31,7 @@ def part_of(code: Compressor, memory: AveragedError, *, joined: bool) -> Part:
 
 
 def steps(part: Part, undo: str) -> list[Tensor]:
-    """What four steps leave, of which the third is taken back in one of two ways."""
+    """The tensors after four steps, of which the third is taken back in one of two ways."""
     message, found = Message(part.packing, torch.device("cpu")), []
     generator = torch.Generator().manual_seed(0)
     for step in range(1, 5):

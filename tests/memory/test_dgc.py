@@ -26,7 +26,7 @@ def kept_for(n: int) -> dict[str, Tensor]:
 def step(
     memory: DGCMemory, compressor: Compressor, grad: Tensor, kept: dict[str, Tensor], scale: float = 1.0
 ) -> tuple[Tensor, int]:
-    """What was decoded, and the status; ``grad`` is overwritten."""
+    """The decoded tensor, and the status; ``grad`` is overwritten."""
     layout, status = compressor.layout(grad.shape), torch.zeros(1, dtype=torch.int32)
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
     memory.encode(compressor, grad, kept, payload, {}, Key(), status, scale)

@@ -25,7 +25,7 @@ FINE = torch.tensor(False)
 
 
 def roundtrip(memory: Preconditioned, code: gradwire.Compressor, grad: Tensor, scale: Tensor, key: Key) -> Tensor:
-    """What arrives at a worker that is alone."""
+    """The output of a worker that is alone."""
     out, status = grad.clone(), torch.zeros(1, dtype=torch.int32)
     payload = code.layout((N,)).views(torch.zeros(code.layout((N,)).nbytes, dtype=torch.uint8))
     memory.encode(code, out, {"scale": scale}, payload, {}, key, status)

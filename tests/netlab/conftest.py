@@ -9,7 +9,7 @@ from gradwire.netlab.system import NetlabError, require_system
 
 
 def here() -> str:
-    """Why no lab can be made on this machine; empty: it can."""
+    """The reason why no lab can be made on this machine; empty: it can."""
     try:
         require_system()
         Netlab(2, "none").close()

@@ -63,8 +63,8 @@ def sent_by_replicas(shards: int, method: str | None, **options: object) -> floa
 
     Args:
         shards: ranks of a shard group; ``LOCAL``: the ranks of a host shard the model, and hosts are replicas.
-        method: for the mean between the replicas; None: FSDP alone.
-        options: of ``compress_fsdp``.
+        method: method for the mean between the replicas; None: FSDP alone.
+        options: options of ``compress_fsdp``.
     """
     mesh = init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
     torch.manual_seed(0)
@@ -89,7 +89,7 @@ def sent_by_replicas(shards: int, method: str | None, **options: object) -> floa
 
 
 def hybrid() -> dict[str, float]:
-    """What leaves a host where its ranks shard the model, and where each rank is a replica."""
+    """The bytes that leave a host where its ranks shard the model, and where each rank is a replica."""
     return {
         "FSDP alone": sent_by_replicas(LOCAL, None),
         "hosts are replicas": sent_by_replicas(LOCAL, "blockwise8"),
@@ -99,8 +99,8 @@ def hybrid() -> dict[str, float]:
 
 
 def decided() -> dict[str, object]:
-    """What auto makes of a model whose gradients are mostly noise, and the bytes that left this host in a step before
-    it decided and afterwards.
+    """The decisions of auto for a model whose gradients are mostly noise, and the bytes that left this host in a step
+    before it decided and afterwards.
     """
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))

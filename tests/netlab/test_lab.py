@@ -210,7 +210,7 @@ def test_a_lab_that_cannot_be_made_leaves_nothing(possible: None, named: str) ->
 
 
 def test_a_system_that_forbids_it_is_an_error(possible: None, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose /etc cannot be written."""
+    """Make a lab as in a container whose /etc cannot be written."""
     monkeypatch.setattr(_watchdog, "HOSTS", Path("/proc/nowhere"))
     with pytest.raises(NetlabError, match=r"this system does not let a lab be made: .*/proc/nowhere"):
         Netlab(2, "none")

@@ -1,4 +1,4 @@
-"""What the tests of the operations share: sizes, awkward values, guarded buffers, comparison bit for bit."""
+"""Tools that the tests of the operations share: sizes, awkward values, guarded buffers, comparison bit for bit."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -166,7 +166,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def assert_same_outputs(case: Case, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Of every output bit for bit what has a meaning."""
+    """Compare bit for bit what has a meaning in every output."""
     for name, tensor in actual.items():
         meant = int(expected["used"]) if name == "stream" and "used" in expected else tensor.numel()
         assert_same_bits(tensor[:meant], expected[name][:meant], f"{case.op.name}.{name}")

@@ -46,7 +46,7 @@ print(json.dumps(told))
 
 @dataclass
 class Told:
-    """How a process ended, and what it wrote."""
+    """The exit code of a process, and its output."""
 
     returncode: int
     stdout: str
@@ -61,7 +61,7 @@ def interpret(
     Args:
         cases: code, and what is added to the environment.
         imported: modules that all of them have; none may import gradwire.
-        options: of python.
+        options: options of python.
         process: further arguments of ``subprocess.run``.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_")}

@@ -141,7 +141,7 @@ def test_what_is_not_finite_counts_as_zero():
 @together
 @pytest.mark.parametrize(("scale", "wish"), [(1e3, 8.0), (1e-3, 0.5), (3.0, 6.0)])
 def test_a_wish_is_within_a_factor_of_4_of_what_was_agreed_on(scale, wish):
-    """And the level follows at once: a jump of the scale lets no more elements fire."""
+    """The level follows at once: a jump of the scale lets no more elements fire."""
     x = torch.full((1000,), scale)
     x[: 1000 // 2] *= 2
     t, level, advice = chosen(x / dither(torch.arange(1000)).reciprocal(), 0.5, agreed=(1.0, 0.5))

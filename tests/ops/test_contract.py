@@ -1,4 +1,4 @@
-"""What holds for every operation in the folder."""
+"""Contract of every operation in the folder."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""What follows from the annotations of an operation."""
+"""Checks and calls that follow from the annotations of an operation."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def packed(
     status: Status = None,
     strict: bool = False,
 ) -> None:
-    """Of every form that an argument may have."""
+    """An operation with every form that an argument may have."""
 
 
 def arguments(**changed: object) -> dict[str, object]:

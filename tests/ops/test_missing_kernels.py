@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def without(folder: Path) -> Callable[[str], str]:
-    """What each of ``CASES`` prints. -S: an editable installation would come before the folder."""
+    """The output of each of ``CASES``. -S: an editable installation would come before the folder."""
     paths = [str(folder), *(path for path in sys.path if path.endswith("site-packages"))]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     told = dict(zip(CASES, interpret(list(CASES.values()), IMPORTED, "-S", env=environment, cwd=folder), strict=True))

@@ -1,4 +1,4 @@
-"""Which kernels are loaded, and that they survive what processes do to them."""
+"""Loading of the kernels, which survive what processes do to them."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ CASES = {
 
 @once
 def told() -> dict[str, Told]:
-    """What each of ``CASES`` writes."""
+    """The output of each of ``CASES``."""
     return dict(zip(CASES, interpret(list(CASES.values())), strict=True))
 
 

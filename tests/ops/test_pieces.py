@@ -36,7 +36,7 @@ def examples(name: str) -> list[dict[str, Any]]:
 
 
 def shared(op: Op, key: str, value: object) -> bool:
-    """Whether all pieces have the same: a status, and every number."""
+    """Return whether all pieces have the same status and numbers."""
     return key in ("status", "when", "bad") or not isinstance(value, Tensor)
 
 

@@ -61,7 +61,7 @@ def test_hostile_bytes_give_what_the_reference_gives(n, form):
 @together
 @pytest.mark.parametrize("form", OPS)
 def test_counts_that_do_not_add_up_write_nothing_outside(form):
-    """What the operator's own caller got wrong must not cost memory safety either."""
+    """A mistake of the operator's own caller must not cost memory safety either."""
     encode, _, _name = OPS[form]
     n, k = 100_000, 50
     for counts in ([50, 50], [-5, 50], [2**31 - 1, 7], [0, 0]):

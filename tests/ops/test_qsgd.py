@@ -82,7 +82,7 @@ def decoded(x, bits, block, norm, key):
 
 
 def draws_of(x, bits, norm, keys=250, blocks=16):
-    """What is decoded of one block, for several keys and for as many copies of it as blocks."""
+    """The decoded values of one block, for several keys and for as many copies of it as blocks."""
     copies = x.repeat(blocks)
     return torch.cat([decoded(copies, bits, x.numel(), norm, key).view(blocks, -1) for key in range(keys)])
 

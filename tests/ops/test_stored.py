@@ -1,4 +1,4 @@
-"""What a memory stores and reads again: rounded once, and the same bytes if it is written again."""
+"""Values that a memory stores and reads again: rounded once, and the same bytes if it is written again."""
 
 from __future__ import annotations
 

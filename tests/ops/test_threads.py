@@ -31,7 +31,7 @@ ODD = 4 * 65536 + 12_345
 """Elements: no multiple of any chunk or vector, and five segments of marks."""
 
 SMALL = (150 * 1001, {"atomo", "demo", "gradiveq", "sketched_sgd"})
-"""For methods whose operations take long."""
+"""Sizes for methods whose operations take long."""
 
 FOREIGN = {"atomo", "demo"}
 """Methods that encode with torch's matrix products, whose bits depend on the threads of its BLAS."""
@@ -124,7 +124,7 @@ def test_a_part_of_unknown_place_does_not_wait_for_a_thread_that_has_none(code):
 
 
 def regions(run):
-    """How many parallel regions a call opens."""
+    """The number of parallel regions that a call opens."""
     with torch_threads(2):
         before = kernels.region_count()
         run()

@@ -1,4 +1,5 @@
-"""What exceeds a threshold: every target against the reference at every density, and decoding of hostile bytes."""
+"""Elements that exceed a threshold: every target against the reference at every density, and decoding of hostile
+bytes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the ranks of the optimizer tests do."""
+"""Work of the ranks in the tests of optimizers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def sgd(params: Any) -> Optimizer:
 
 
 def resume(rank: int, kind: str, cut: int, steps: int, options: Options) -> bool:
-    """Whether a run that stops at ``cut`` and goes on with new objects ends where an uninterrupted one does."""
+    """Return whether a run that stops at ``cut`` and goes on with new objects ends where an uninterrupted one does."""
     model = model_of()
     optimizer = make(kind, model, options)
     saved: list[Any] = []

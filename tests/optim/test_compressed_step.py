@@ -32,9 +32,6 @@ def _trained(rank: int, optimizer: LocalSteps, model: nn.Module, steps: int) -> 
     return seen
 
 
-# Learning --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"keep": True}, {"late": True}, {"every": 4, "late": True, "moments": 5}])
 def test_under_adamw_one_element_in_ten_is_nearly_as_good_as_all(options: dict[str, Any]) -> None:
     results = run_ranks(2, train, "compressed_step", 160, {**SPARSE, **options})
@@ -60,9 +57,6 @@ def _defaults(rank: int) -> tuple[Any, ...]:
 def test_what_is_not_said_is_one_percent_with_a_residual_in_every_step() -> None:
     told = run_ranks(1, _defaults)[0]
     assert told == (gradwire.compressor("topk", ratio=0.01), "residual", 1, "outer", "apart", ["inner", "inner"])
-
-
-# Where it is another method ----------------------------------------------------------------------------------------
 
 
 def _as_qsparse(rank: int) -> dict[int, list[list[str]]]:
@@ -106,9 +100,6 @@ def _uncompressed(rank: int, decay: str) -> list[list[Tensor]]:
 def test_alone_and_uncompressed_it_is_adamw(decay: str) -> None:
     for own, plain in zip(*run_ranks(1, _uncompressed, decay)[0], strict=True):
         torch.testing.assert_close(own, plain, rtol=1e-5, atol=1e-7)
-
-
-# Nothing is lost ---------------------------------------------------------------------------------------------------
 
 
 class _Recorded(CompressedStep):
@@ -203,7 +194,7 @@ def test_a_rank_goes_on_with_what_it_did_not_send() -> None:
 
 
 def _reset_by_hand(rank: int) -> tuple[list[list[int]], list[int], float, float]:
-    """Which elements wait after each step, the bytes of a step, and what the ratio compares."""
+    """The elements that wait after each step, the bytes of a step, and what the ratio compares."""
     model = nn.Sequential(nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False))
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = CompressedStep(inner, "topk", ratio=0.0625, min_numel=0, every=2, keep=True, reset=5)
@@ -273,9 +264,6 @@ def test_a_late_round_by_hand() -> None:
     assert [weight for weight, _ in second] == [[0.0, -3.0], [-0.5, -4.5], [-1.0, -6.0], [-1.5, -4.5]]
 
 
-# Weight decay ------------------------------------------------------------------------------------------------------
-
-
 def _all_decayed(rank: int) -> list[tuple[list[str], list[float], float]]:
     return [_decayed(options) for options in ROUNDS]
 
@@ -328,7 +316,7 @@ def test_sixteen_bit_parameters_decay_by_less_than_their_resolution() -> None:
 
 
 def _rates_apart(rank: int) -> list[str]:
-    """What each rank hears: at once, or with the round that is late; and when it goes on nevertheless."""
+    """The error of each rank: at once, or with the round that is late; and when it goes on nevertheless."""
     told = []
     for late in (False, True):
         model = model_of()
@@ -349,9 +337,6 @@ def test_ranks_that_would_shrink_differently_hear_of_it() -> None:
             assert text.startswith("GroupError: ")
             assert "ranks came apart: shrunk_by.0 is 0.9999 on rank 0; 0.9998 on rank 1" in text
             assert "decay='inner'" in text
-
-
-# Second moments ----------------------------------------------------------------------------------------------------
 
 
 def _moments(rank: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -406,9 +391,6 @@ def _kept_apart(rank: int) -> tuple[bool, bool]:
 
 def test_what_is_averaged_is_the_mean() -> None:
     assert run_ranks(2, _kept_apart) == [(True, True)] * 2
-
-
-# Checkpoints -------------------------------------------------------------------------------------------------------
 
 
 @once
@@ -474,9 +456,6 @@ def test_a_round_under_way_cannot_be_loaded_where_nothing_is_late_or_by_other_ra
         assert in_step == ""
 
 
-# Values that are not finite ----------------------------------------------------------------------------------------
-
-
 def _spoilt(rank: int, what: str, options: dict[str, Any]) -> dict[str, Any]:
     """Rank 1's gradient, or a parameter before an exchange, is not finite in step 3."""
     model = model_of()
@@ -528,9 +507,6 @@ def test_a_loss_scaler_may_overflow_on_one_rank(options: dict[str, Any]) -> None
     assert results[0][:2] == results[1][:2]
     assert results[0][0] == results[0][1]
     assert [scale for *_, scale in results] == [4.0, 2.0]
-
-
-# Arguments ---------------------------------------------------------------------------------------------------------
 
 
 def _refused(rank: int) -> list[str]:

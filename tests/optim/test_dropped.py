@@ -35,7 +35,7 @@ SPOILT = ("0.weight", "2.weight", "4.weight")
 
 @once
 def results() -> dict[tuple[int, str], tuple[dict[str, Any], ...]]:
-    """For each of ``WAYS`` and each parameter that is spoilt, what the ranks tell."""
+    """The reports of the ranks for each of ``WAYS`` and each parameter that is spoilt."""
     cases = [(way, spoilt) for way in range(len(WAYS)) for spoilt in SPOILT]
     jobs = [(WAYS[way][0], 8, spoilt, {**MIXED, **WAYS[way][1]}) for way, spoilt in cases]
     return dict(zip(cases, zip(*run_ranks(2, all_poisoned_in_one, jobs), strict=True), strict=True))

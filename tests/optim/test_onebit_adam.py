@@ -52,11 +52,8 @@ def test_weight_decay_is_that_of_adam_or_adamw(decoupled: bool) -> None:
     assert run_ranks(2, train, "onebit_adam", 5, options)[0]["digests"] == dense["digests"]
 
 
-# The end of the exact steps ---------------------------------------------------------------------------------------
-
-
 def _settling(rank: int, sizes: list[float], rates: list[float]) -> tuple[list[int | None], int | None, list[str]]:
-    """When v is frozen, step by step, where the gradients have these root mean squares; and what the log says."""
+    """The step at which v is frozen, step by step, where the gradients have these root mean squares; and the log."""
     weight = nn.Parameter(torch.zeros(8, 8))
     optimizer = OneBitAdam([weight], betas=(0.9, 0.75), compressor="topk", min_numel=0)
     told: list[str] = []

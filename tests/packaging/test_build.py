@@ -1,4 +1,4 @@
-"""What `make build` left in dist/: its contents, and both packages at work in environments of their own.
+"""The files that `make build` left in dist/: their contents, and both packages at work in environments of their own.
 
 `make test-build` runs it. An environment is a gigabyte, and the sdist compiles: some minutes on an idle machine.
 """

@@ -91,4 +91,4 @@ ENTRIES = [
     {"step": 6, "phase": "watching", "buckets": [bucket("dense", 0.1, None), bucket("dense", 0.1, None)]},
     {"step": 20, "phase": "holding", "buckets": [bucket("qsgd over allgather"), bucket("dense", 0.0)]},
 ]
-"""What a log of decisions holds."""
+"""The entries of a log of decisions."""

@@ -1,4 +1,4 @@
-"""What is drawn of "auto": its cells, and its decisions over time."""
+"""Figures of "auto": its cells, and its decisions over time."""
 
 import plotly.graph_objects as go
 import pytest

@@ -55,7 +55,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(page, tmp_path_factory):
-    """What a browser without a network makes of the page, a table sorted twice and another choice made."""
+    """The page in a browser without a network, with a table sorted twice and another choice made."""
     path, sections = page
     script = f"""<script>
     const [, head] = document.querySelectorAll("#quality_table th");

@@ -1,4 +1,4 @@
-"""What is recognised in files of results, and what is refused."""
+"""Lines of result files that are recognised, and those that are refused."""
 
 from __future__ import annotations
 

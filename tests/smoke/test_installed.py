@@ -1,4 +1,5 @@
-"""What must work wherever the package is installed, from a wheel or an sdist, with pytest and no other extra."""
+"""Checks of what must work wherever the package is installed, from a wheel or an sdist, with pytest and no other
+extra."""
 
 import importlib.resources
 import json

@@ -1,4 +1,4 @@
-"""What the parsers of rounded codes share; no payload is of this name."""
+"""Helpers that the parsers of rounded codes share; no payload is of this name."""
 
 import numpy as np
 

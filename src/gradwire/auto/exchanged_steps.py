@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "WAITS", "advice", "figures"]
+__all__ = ["EXPOSED_SHARE", "FILE", "advice", "figures"]
 
 FILE = Path(__file__).with_suffix(".toml")
 
-WAITS = 0.5
+EXPOSED_SHARE = 0.5
 """The share of a step that waits for the exchange, from which on the advice is given."""
 
 

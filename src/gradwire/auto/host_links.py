@@ -79,14 +79,14 @@ class HostWire(Wire):
             return each.nbytes * self.shared / self.size
         if each.kind == "exchange":
             return each.nbytes * self.shared * (self.workers - self.size) / (self.workers - 1)
-        return super().load(each) * self.beside
+        return super().load(each) * self.ring_factor
 
     def transfer(self, each: Round) -> float:
         stays = {"local": 1.0, "exchange": (self.size - 1) / (self.workers - 1)}.get(each.kind, 0.0)
         return max(super().transfer(each), stays * each.nbytes / self.inside)
 
     @property
-    def beside(self) -> float:
+    def ring_factor(self) -> float:
         """The factor by which a ring is slower than a single rank's messages to another host."""
         return 1 + (self.crossings - 1) * (self.shared - 1) / (self.size - 1)
 
@@ -122,7 +122,7 @@ def measured(channel: Channel, device: torch.device, hosts: Hosts, ring: Wire) -
         inside=1 / _seconds(local, filled, nbytes),
         local=local,
     )
-    return made.at_rate(ring.rate * made.beside)
+    return made.at_rate(ring.rate * made.ring_factor)
 
 
 def _seconds(tiny: float, large: float, nbytes: int) -> float:

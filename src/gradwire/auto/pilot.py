@@ -45,7 +45,7 @@ from gradwire.auto.choices import (
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
-from gradwire.auto.exchanged_steps import WAITS, advice
+from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
@@ -226,7 +226,7 @@ class AutoPilot:
         """Note that a gradient of this rank is not finite in this step, which is left to DDP."""
         self._record.spoilt = True
 
-    def _told(self, latency: float) -> tuple[float, ...]:
+    def _numbers_to_share(self, latency: float) -> tuple[float, ...]:
         """The numbers of this rank of which the largest counts."""
         return (-latency, 0.0 if self.bears() else 1.0, *map(float, self._spoilt))
 
@@ -255,7 +255,9 @@ class AutoPilot:
         known, link = self._resting
         window, self._window = self._window, []
         exchange = self.exchange
-        seen = gathered(window, exchange.channel, exchange.device, self._told(self._latency), parted=self.scatters)
+        seen = gathered(
+            window, exchange.channel, exchange.device, self._numbers_to_share(self._latency), parted=self.scatters
+        )
         self._record.disturbed = True
         self._skip = LONGEST - self._length
         if seen is None:
@@ -451,7 +453,7 @@ class AutoPilot:
         if self.phase == "holding" and self._dense is None:
             self._go_dense("this run has not seen any yet")
             return
-        numbers = self._told(self._ping())
+        numbers = self._numbers_to_share(self._ping())
         seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
         self._record.disturbed = True
         self._blind = 0 if seen is not None else self._blind + 1
@@ -942,7 +944,7 @@ class AutoPilot:
                 row["budget"],
             )
         exposed = sum(row["exposed"] for row in self._why)
-        if exposed > WAITS * expected and not self._bears(seen) and not self._advised:
+        if exposed > EXPOSED_SHARE * expected and not self._bears(seen) and not self._advised:
             self._advised = True
             log.info("auto: %s", advice(exposed / expected, self.budget.name))
 

@@ -193,11 +193,11 @@ def _sequence(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: 
     now = 0.0
     for number, job in enumerate(jobs):
         now = max(now, main.ready(number)) + job.inside
-        encoded = main.beside(now, job.encode)
+        encoded = main.compute(now, job.encode)
         free = [now + wire.transfer(each) for each in job.traffic.dense]
         dense = [end + wire.alpha(each) for end, each in zip(free, job.traffic.dense, strict=True)]
         there = max([encoded, *free]) + sum(wire.seconds(each) for each in job.traffic.rounds)
-        now = main.beside(max([there, *dense]), job.decode) + job.inside
+        now = main.compute(max([there, *dense]), job.decode) + job.inside
     last = main.ready(len(jobs) - 1)
     tail = profile.seconds - profile.buckets[-1].ready
     return max(now, last) + tail
@@ -218,7 +218,7 @@ class _Backward:
         """The time at which a bucket is ready, given the work beside it so far."""
         return self._ready[number] + self._lost
 
-    def beside(self, now: float, seconds: float) -> float:
+    def compute(self, now: float, seconds: float) -> float:
         """Compute for so long beside the backward pass from now on, and return the time at which it is done."""
         left = max(0.0, self._ready[-1] + self._lost - now)
         shared = min(left, seconds)

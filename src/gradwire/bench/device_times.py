@@ -146,7 +146,7 @@ def _measured(device: str, compressor: Compressor | None, n: int) -> Row:
         step()
     row = {
         "operations": count.operations,
-        "synchronisations": count.waits,
+        "synchronisations": count.synchronisations,
         "bytes_moved": count.nbytes,
         "bytes_per_element": count.nbytes / n,
     }
@@ -163,7 +163,7 @@ def _measured(device: str, compressor: Compressor | None, n: int) -> Row:
         # This is done last: a step that is interrupted leaves a state from which no other can go on.
         flat.copy_(first)
         declared = compressor is None or not compressor.fixed_size
-        row["declared_waits" if declared else "waits"] = _waits(step)
+        row["declared_waits" if declared else "waits"] = _first_synchronisation(step)
     return row | {
         "seconds": op.median,
         "seconds_low": op.low,
@@ -223,7 +223,7 @@ def launches(events: Iterable[tuple[str, str]]) -> Row:
     return {"launches": names.total(), "copies": copies, "fills": fills, "kernels": dict(kernels[:10])}
 
 
-def _waits(step: Callable[[], object]) -> str | None:
+def _first_synchronisation(step: Callable[[], object]) -> str | None:
     """Torch's message about the first call that waits for the device; None if no call does."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -220,11 +220,11 @@ def _on_meta(plan: ExchangePlan, rival: Rival) -> Row:
         with count:
             step()
     except WouldWaitError as error:
-        return {"synchronisations": count.waits, "skipped": f"the host would wait for the device: {error}"}
+        return {"synchronisations": count.synchronisations, "skipped": f"the host would wait for the device: {error}"}
     for _ in range(WARM_UP - 1):
         step()
     figures = _counted("meta", step, asked, plan.numel)
-    figures["synchronisations"] += count.waits
+    figures["synchronisations"] += count.synchronisations
     return figures | _times(interleave({"op": _timed(step)}, warm_up=0, seconds=min(plan.seconds, 1.0))["op"])
 
 
@@ -315,7 +315,7 @@ def _counted(device: str, step: Callable[[], None], asked: Callable[[int], tuple
         "views": count.views,
         "allocations": count.allocations,
         "host_operations": count.host,
-        "synchronisations": count.waits,
+        "synchronisations": count.synchronisations,
         "counted": dict(count.names.most_common()),
     }
 

@@ -53,8 +53,8 @@ class OperationCount(TorchDispatchMode):
         views: operations that only gave a view.
         allocations: memory that was made and not written.
         host: operations on tensors of the host alone.
-        waits: number of times that the host would wait for the device, by reason: a value read back, a size that
-            follows from data, a tensor of the host's numbers copied.
+        synchronisations: number of times that the host would wait for the device, by reason: a value read back, a size
+            that follows from data, a tensor of the host's numbers copied.
         collectives: torch.distributed's, as far as this thread asks for them.
         nbytes: read and written by work.
 
@@ -65,7 +65,7 @@ class OperationCount(TorchDispatchMode):
         ...     y = x.view(10, 100).add(1).mul_(2)
         ...     float(y.sum()) > 0
         True
-        >>> dict(count.names), count.views, count.waits
+        >>> dict(count.names), count.views, count.synchronisations
         ({'aten::add': 1, 'aten::mul_': 1, 'aten::sum': 1}, 1, 1)
         >>> count.nbytes == 4 * (2000 + 2000 + 1001)
         True
@@ -75,7 +75,7 @@ class OperationCount(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.names: Counter[str] = Counter()
-        self.views = self.allocations = self.host = self.waits = self.collectives = self.nbytes = 0
+        self.views = self.allocations = self.host = self.synchronisations = self.collectives = self.nbytes = 0
 
     @property
     def operations(self) -> int:
@@ -93,7 +93,7 @@ class OperationCount(TorchDispatchMode):
         taken = list(_tensors((args, given.values())))
         ours = any(each.device.type == self.device for each in taken)
         if ours and (is_wait(name, args, given) or self._goes_to_host(name, args, given)):
-            self.waits += 1
+            self.synchronisations += 1
             if self.device == "meta":
                 raise WouldWaitError(f"{name} reads a value back, or a size that follows from data")
             return func(*args, **given)
@@ -119,7 +119,7 @@ class OperationCount(TorchDispatchMode):
 
     def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any], made: list[Tensor]) -> int:
         total, changed = 0, set()
-        if self._waits_to_be_told(func, args, given):
+        if self._does_nothing_yet(func, args, given):
             return 1
         if func._schema.name.startswith(_FACTORIES):
             return sum(map(self._size, made))
@@ -135,7 +135,7 @@ class OperationCount(TorchDispatchMode):
                     changed.add(id(each))
         return total + sum(self._size(each) for each in made if id(each) not in changed)
 
-    def _waits_to_be_told(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    def _does_nothing_yet(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
         """Return whether an operation first checks a flag that is not set in a counted step, so
         that it does nothing.
         """

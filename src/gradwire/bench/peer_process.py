@@ -49,7 +49,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        self._told = ""
+        self._request = ""
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._complaints: deque[str] = deque(maxlen=20)
         self._listeners = [threading.Thread(target=f, daemon=True) for f in (self._listen, self._overhear)]
@@ -72,7 +72,7 @@ class Process:
             PeerError: the peer ended.
         """
         assert self.process.stdin is not None
-        self._told = request
+        self._request = request
         try:
             self.process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
             self.process.stdin.flush()
@@ -85,7 +85,7 @@ class Process:
         Raises:
             PeerError: the peer failed or did not answer, as for ``ask``.
         """
-        request = self._told
+        request = self._request
         try:
             line = self._answers.get(timeout=self._deadline)
         except queue.Empty:

@@ -108,7 +108,7 @@ def exchange_command(
     rivals = [_rival(text) for text in methods or (("none",) if ddp else METHODS)]
     with neighbours(busy):
         measured = [ddp_rows(plan, rivals) if ddp else exchange_rows(plan, [PLAIN, *rivals]) for plan in plans]
-        rows = list(_told(chain.from_iterable(measured)))
+        rows = list(_reported(chain.from_iterable(measured)))
     emit(rows, json_to, lambda: list(_tables(rows)))
     if markdown_to is not None:
         write_between(markdown_to, f"exchange {'ddp' if ddp else device}", markdown(rows))
@@ -121,7 +121,7 @@ def _rival(text: str) -> Rival:
     return Rival(text, hook=method.hook) if method.hook is not None else Rival(text, method.compressor)
 
 
-def _told(rows: Iterable[Row]) -> Iterator[Row]:
+def _reported(rows: Iterable[Row]) -> Iterator[Row]:
     """Collect the rows, reporting each on standard error as it arrives, because a run takes minutes."""
     for row in rows:
         said = row.get("error") or row.get("skipped") or f"{1e3 * row['seconds']:.2f} ms"

@@ -61,7 +61,7 @@ def advise_command(
         small,
     )
     rows: list[Compared] = []
-    for row in compare(setting, _told):
+    for row in compare(setting, _report_line):
         rows.append(row)
         click.echo(_line(row), err=True)
     emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
@@ -69,7 +69,7 @@ def advise_command(
         ctx.exit(1)
 
 
-def _told(line: str) -> None:
+def _report_line(line: str) -> None:
     click.echo(line, err=True)
 
 

@@ -131,11 +131,11 @@ def _line(row: dict[str, Any]) -> str:
     begin = f"{row['model']}, {row['workers']} workers, {row['link']}, {1e3 * row['compute']:g} ms computed"
     if "error" in row:
         return f"{begin}: {row['error']}"
-    said = (f"{each.behind:.2f} of plain DDP's step" + _beside(each) for each in verdicts([row]))
+    said = (f"{each.behind:.2f} of plain DDP's step" + _share_of_best(each) for each in verdicts([row]))
     return f"{begin}: {'; '.join(said)}"
 
 
-def _beside(found: Verdict) -> str:
+def _share_of_best(found: Verdict) -> str:
     return "" if found.share is None else f", {found.share:.2f} of the speed of {found.best}"
 
 

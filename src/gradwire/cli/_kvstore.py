@@ -83,7 +83,7 @@ def command(
                 "--peer measures dist_sync with 2 workers of one device and 1 server: leave "
                 f"{', '.join(sorted(_option(ctx, name) for name in own))} out"
             )
-        _follow(_beside(given, gc_type, gc_threshold, network, peer_dir, repeats), PEER, json_to, samples)
+        _follow(_against_mxnet(given, gc_type, gc_threshold, network, peer_dir, repeats), PEER, json_to, samples)
         return
     compression: dict[str, Any] | None = None if gc_type == "none" else {"type": gc_type}
     if compression is not None and (gc_type in ("2bit", "1bit") or "gc_threshold" in given):
@@ -106,7 +106,7 @@ def command(
     _follow(measured, BATCHES, json_to, samples)
 
 
-def _beside(
+def _against_mxnet(
     given: set[str], gc_type: str, gc_threshold: float, network: str, directory: Path | None, repeats: int | None
 ) -> Iterable[Row]:
     from gradwire.bench import store_comparison

@@ -75,7 +75,7 @@ def convergence_command(
     """
     named = [method_of(text) for text in methods or labels()]
     chosen = [each for method in named for each in convergence.kept_in(method, residual_dtypes or ("float32",))]
-    rows = _told(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
+    rows = _reported(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
     emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
     if markdown_to is not None:
         write_between(markdown_to, "convergence", convergence.markdown(rows))
@@ -83,7 +83,7 @@ def convergence_command(
         ctx.exit(1)
 
 
-def _told(rows: Iterable[ConvergenceRow]) -> list[ConvergenceRow]:
+def _reported(rows: Iterable[ConvergenceRow]) -> list[ConvergenceRow]:
     """Collect all rows, reporting each on standard error as it arrives, because a run takes minutes."""
     done: list[ConvergenceRow] = []
     for row in rows:

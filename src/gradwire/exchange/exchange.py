@@ -307,15 +307,15 @@ class Exchange:
         built: Strategy = registry.build("comm", default_strategy(compressor, self.channel.world))
         return built
 
-    def describe(self, params: Sequence[Named], **told: Any) -> str:
-        """Describe configuration and parameters as JSON, with any other facts in ``told``: all ranks must agree on
+    def describe(self, params: Sequence[Named], **facts: Any) -> str:
+        """Describe configuration and parameters as JSON, with any other ``facts``: all ranks must agree on
         them.
         """
         for name, shape in params:
             self.policy.choose(name, shape, self.compressor)  # Tries a researcher's own method, which may fail here.
         return json.dumps(
             {
-                **told,
+                **facts,
                 "compressor": self.compressor.to_config(),
                 "memory": self.memory_for(self.compressor).to_config(),
                 "strategy": self.strategy_for(self.compressor).to_config(),

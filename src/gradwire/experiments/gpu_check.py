@@ -125,7 +125,7 @@ class GpuReport:
         found = [f"{part.name}: {part.error}" for part in self.parts if part.error]
         silent = (part for part in self.parts if not (part.rows or part.error or part.left_out))
         found += [f"{part.name}: nothing was compared" for part in silent]
-        return found + [f"{part.name}: {_told(row)}" for part in self.parts for row in part.wrong]
+        return found + [f"{part.name}: {_described(row)}" for part in self.parts for row in part.wrong]
 
     def as_dict(self) -> Row:
         """Return the report for JSON."""
@@ -414,7 +414,7 @@ def _set(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _told(row: Row) -> str:
+def _described(row: Row) -> str:
     """Describe a wrong row in one line."""
     names = ("operation", "method", "variant", "step", "size", "backend", "ranks")
     what = ", ".join(f"{name} {row[name]}" for name in names if row.get(name))

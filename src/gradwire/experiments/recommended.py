@@ -18,15 +18,15 @@ DIGITS = "classification"
 _TASKS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("recommended.toml").read_text("utf-8"))
 
 
-def _setup(told: Mapping[str, Any]) -> Setup:
-    given = dict(told)
+def _setup(row: Mapping[str, Any]) -> Setup:
+    given = dict(row)
     given["reason"] = given["reason"].removeprefix("\n")
     without = dict.fromkeys(given.pop("without", ()))
     return Setup(**given | {"recipe": {**given.get("recipe", {}), **without}})
 
 
 BY_TASK = {
-    task: {name: _setup(each) for name, each in told.get("methods", {}).items()} for task, told in _TASKS.items()
+    task: {name: _setup(each) for name, each in table.get("methods", {}).items()} for task, table in _TASKS.items()
 }
 """The settings of each task, by method."""
 

@@ -259,7 +259,7 @@ class Soaked:
         self.given: dict[str, Tensor] = {}
         self.gone = {name: torch.zeros(param.shape, dtype=torch.float64) for name, param in params.items()}
         self.size = dict.fromkeys(params, 0.0)
-        self.before = self._waits()
+        self.before = self._residuals()
 
     def _book(self) -> bool:
         """Add a step to the account; return whether all of it is finite, so that the optimizer may use it."""
@@ -277,7 +277,7 @@ class Soaked:
 
     def _settle_up(self) -> None:
         """Compare the sums that went in, came out and are still residual since the account began."""
-        after = self._waits()
+        after = self._residuals()
         for name, gone in self.gone.items():
             lost = gone + (self.before[name] - after[name]).view(gone.shape)
             scale = torch.tensor([self.size[name], float(self.before[name].norm()), float(after[name].norm())]).double()
@@ -289,7 +289,7 @@ class Soaked:
                 self.error, self.worst = share, self.state.exchange.compressor.name
         self._open_books()
 
-    def _waits(self) -> dict[str, Tensor]:
+    def _residuals(self) -> dict[str, Tensor]:
         """The residuals of this worker by parameter; those that it keeps as an owner count for all."""
         kept = self.state.state_dict()["ranks"][str(self.rank)]
         waits = {name: torch.zeros(param.numel(), dtype=torch.float64) for name, param in self.model.named_parameters()}

@@ -98,7 +98,7 @@ class Opening:
         self.channel.doing = f"step {number}"
         if self.channel.is_nccl:
             self._look_back()
-        started = _Comparison(self.channel, STEP, describe, self.device, waits=self.channel.opens_with_payload)
+        started = _Comparison(self.channel, STEP, describe, self.device, deferred=self.channel.opens_with_payload)
         if self.channel.is_nccl:
             self._look_later(started)
         else:
@@ -125,7 +125,7 @@ class Opening:
 
 
 class _Comparison:
-    """One exchange of digests: under way, or, if it ``waits``, to be sent in front of the first payload.
+    """One exchange of digests: under way, or, if it is ``deferred``, to be sent in front of the first payload.
 
     What fails on this rank is sent at once in any case.
     """
@@ -136,7 +136,7 @@ class _Comparison:
         call: str,
         describe: Callable[[], str],
         device: torch.device,
-        waits: bool = False,
+        deferred: bool = False,
     ) -> None:
         self.channel, self.call, self.device = channel, call, device
         self.failure: Exception | None = None
@@ -144,22 +144,22 @@ class _Comparison:
             self.text = describe()
         except Exception as error:
             self.failure, self.text = error, json.dumps({"error": f"{type(error).__name__}: {error}"})
-        self.waits = waits and self.failure is None
+        self.deferred = deferred and self.failure is None
         self.digest = hashlib.sha256(f"{call} {self.text}".encode()).digest()
-        if not self.waits:
+        if not self.deferred:
             self.rows, self.wait = _begin(channel, self.digest, device, opens=True)
 
     def write(self, heads: Tensor, room: int) -> None:
         """Write the own digest, which tells how many bytes of payload are behind it."""
-        self.waits = False
+        self.deferred = False
         self.text = f'{self.text[:-1]}, "first payload": {room}}}'
         self.digest = hashlib.sha256(f"{self.call} {self.text}".encode()).digest()
         heads[self.channel.rank].numpy()[:] = memoryview(self.digest)
 
     def end(self) -> None:
         """Wait for the digests of the others, and raise if one differs."""
-        if self.waits:
-            self.waits = False
+        if self.deferred:
+            self.deferred = False
             self.rows, self.wait = _begin(self.channel, self.digest, self.device, opens=True)
         self.wait()
         self.check(self.rows)

@@ -79,10 +79,10 @@ class Comparison(Protocol):
     """A comparison of the ranks at the beginning of a step, which is under way or waits for a message to travel with.
 
     Attributes:
-        waits: true as long as nothing of it was sent.
+        deferred: true as long as nothing of it was sent.
     """
 
-    waits: bool
+    deferred: bool
 
     def write(self, heads: Tensor, room: int) -> None:
         """Write this rank's row, for a message that has a payload of so many bytes behind it."""
@@ -276,7 +276,7 @@ class Channel:
                 still to be made; where it is given in every step, small payloads travel with that.
         """
         if headed is not None and self._opening is not None:
-            if self._opening.waits and rows[0].nbytes == self.traffic.room:
+            if self._opening.deferred and rows[0].nbytes == self.traffic.room:
                 self._gather_headed(headed)
                 return
             small = rows[0].nbytes <= _SMALL

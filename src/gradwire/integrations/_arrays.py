@@ -83,7 +83,7 @@ class ArrayState(BucketState):
             Caller("gradwire"),
             bucket_mb=bucket_mb,
             variance_correction=corrected,
-            **Units.told(scaler, None),
+            **Units.facts(scaler, None),
         )
         if corrected:
             self.measure_noise()

@@ -38,7 +38,7 @@ class RankGrid:
         shard: the mesh of one dimension over whose ranks the rows are cut.
         replicate: group over the ranks with the same rows, or what the caller gave in its place; None: there is none.
         native: true: FSDP would average over the replicas by itself.
-        beside: groups of the dimensions along which ranks hold other parts of the parameters.
+        part_groups: groups of the dimensions along which ranks hold other parts of the parameters.
         part: number of this rank's part of the parameters, 0 <= part < parts.
         parts: number of parts.
     """
@@ -46,7 +46,7 @@ class RankGrid:
     shard: DeviceMesh
     replicate: Any = None
     native: bool = False
-    beside: Sequence[dist.ProcessGroup] = field(default=())
+    part_groups: Sequence[dist.ProcessGroup] = field(default=())
     part: int = 0
     parts: int = 1
 

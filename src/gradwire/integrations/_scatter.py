@@ -39,6 +39,7 @@ class ScatterSession:
         self.sends = [Message(part.packing, site.device) for part in self.parts]
         own = self.parts[self.channel.rank]
         self.receives = Message(own.packing, site.device, rows=self.channel.world)
+        # ``out`` is the own part alone: places in it count from the beginning of the part.
         start = own.pieces[0].lo
         self.owned = Part([replace(piece, lo=piece.lo - start) for piece in own.pieces])
         advised = [piece.state for pieces in shards for piece in pieces if piece.unit.compressor.advice]
@@ -55,9 +56,11 @@ class ScatterSession:
             bool of one element: whether some rank had a value that is not finite. Then ``out`` is NaN on every rank,
             and all memories are as they were.
         """
+        # Every rank starts the same collectives in the same order: the wishes, then the payloads.
         wait = self.wishes.begin(flat)
         with self.channel.metrics.timed("encode"):
             self._encode(flat, key)
+        # A rank sends itself nothing: the exchange leaves its own row alone.
         self.receives.buffer[self.channel.rank].copy_(self.sends[self.channel.rank].buffer)
         self.channel.exchange([send.buffer for send in self.sends], list(self.receives.buffer.unbind(0)))
         wait()
@@ -72,6 +75,7 @@ class ScatterSession:
     def _encode(self, flat: Tensor, key: Key) -> None:
         for part, message in zip(self.parts, self.sends, strict=True):
             part.encode(flat, message, key)
+        # A value that is not finite in one part spoils the whole step, so every owner is told and not only that part's.
         status = torch.cat([message.status for message in self.sends]).amax()
         for message in self.sends:
             message.status.fill_(status)

@@ -62,7 +62,7 @@ class Units:
         return Units, (None, None, {})
 
     @staticmethod
-    def told(scaler: Any, lr_correction: object) -> dict[str, Any]:
+    def facts(scaler: Any, lr_correction: object) -> dict[str, Any]:
         """The facts on which ranks must agree: one that follows alone would keep its residual in a unit of its own."""
         enabled = getattr(scaler, "is_enabled", lambda: scaler is not None)
         return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
@@ -148,12 +148,12 @@ class Units:
         """Return the unit of the saved tensors, in numbers."""
         return {"scale": self.scale, "rates": dict(self.rates), "divisors": dict(self.divisors)}
 
-    def check_scale(self, state: Mapping[str, Any], waits: bool) -> None:
+    def check_scale(self, state: Mapping[str, Any], kept: bool) -> None:
         """Refuse residuals whose unit is not known, or could not be followed.
 
         Args:
             state: result of ``state_dict``.
-            waits: true: something is kept that has a unit.
+            kept: true: something is kept that has a unit.
 
         Raises:
             ConfigError: the residuals followed a scaler, and there is none now, or the other way round.
@@ -161,7 +161,7 @@ class Units:
         scale = state.get("scale")
         lost = scale is not None and self.scaler is None
         require(not lost, "scaler", f"given, as when the state was saved at scale {scale}", None)
-        if self.scaler is not None and scale is None and waits:
+        if self.scaler is not None and scale is None and kept:
             raise ConfigError(
                 "scale of the state must be known where a scaler is given, got None: it was saved without scaler=; set "
                 "state['units']['scale'] to the scale of its gradients, 1.0 if the loss was not scaled"

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from gradwire.adaptive import is_adaptive, keeps_much
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
-from gradwire.integrations.adaptive import is_adaptive, keeps_much
 
 __all__ = ["VarianceCorrection", "check_noise"]
 

@@ -113,7 +113,7 @@ class GradwireState(ExchangeState):
             carrier=model,
             ddp=told,
             variance_correction=variance_correction is not None,
-            **Units.told(scaler, lr_correction),
+            **Units.facts(scaler, lr_correction),
         )
         self.correct(variance_correction)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})

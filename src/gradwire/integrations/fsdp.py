@@ -104,7 +104,7 @@ class FSDPState(ShardedState):
             "sharded": mesh.size(),
             "variance_correction": variance_correction is not None,
             "weights": weights if isinstance(weights, str) else repr(weights),
-            **Units.told(scaler, lr_correction),
+            **Units.facts(scaler, lr_correction),
         }
         shards = [mesh.get_group()] if replicas is not None and mesh.ndim == 1 else []
         told |= {SHARD: mesh.get_local_rank()} if shards else {}
@@ -123,7 +123,7 @@ class FSDPState(ShardedState):
                 **told,
             ).exchange
 
-        self.exchange = agreed_along(make, [*shards, *grid.beside], device)
+        self.exchange = agreed_along(make, [*shards, *grid.part_groups], device)
         self.tensor_part, self.tensor_parts = grid.part, grid.parts
         if replicas is None:
             self.check_scatter()
@@ -309,7 +309,7 @@ class Between:
         self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], native: Any = None
     ) -> None:
         self.state, self.group, self.trained, self.native = state, group, trained, native
-        self._waits: dict[tuple[str, ...], Tensor] = {}
+        self._pending: dict[tuple[str, ...], Tensor] = {}
 
     def leave(self) -> None:
         """Restore the module, so that FSDP reduces between the replicas, too."""
@@ -324,11 +324,11 @@ class Between:
         check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
         if not self.group.all_reduce_grads:
             # Micro-batches are added up, and nothing arrives before the last, as in FSDP's own hybrid sharding.
-            self._waits[names] = self._waits[names].add_(output) if names in self._waits else output.clone()
+            self._pending[names] = self._pending[names].add_(output) if names in self._pending else output.clone()
             output.zero_()
             return
-        if names in self._waits:
-            output.add_(self._waits.pop(names))
+        if names in self._pending:
+            output.add_(self._pending.pop(names))
         # A factor that was set stands in place of the number of all ranks, replicas included.
         scale = self.state.exchange.channel.world if self.group.gradient_divide_factor is not None else 1
         self.state.between_replicas(output, named, scale, divided_later(self.group, output.dtype))

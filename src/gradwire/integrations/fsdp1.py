@@ -75,7 +75,7 @@ class FSDP1State(ShardedState):
             embeddings=partial(edge_modules, model),
             fsdp=1,
             variance_correction=variance_correction is not None,
-            **Units.told(scaler, None),
+            **Units.facts(scaler, None),
         )
         self.check_scatter()
         self.steer(one_mesh=True)

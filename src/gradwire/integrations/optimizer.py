@@ -65,7 +65,7 @@ class OptimizerState(BucketState):
             carrier=optimizer,
             bucket_mb=bucket_mb,
             variance_correction=variance_correction,
-            **Units.told(scaler, lr_correction),
+            **Units.facts(scaler, lr_correction),
         )
         if variance_correction:
             self.check_correction()  # Before anything hangs on the optimizer or on its parameters.

@@ -267,7 +267,7 @@ class Declaration:
     def number_checks(self) -> dict[str, Callable[..., None]]:
         """Make a check for each number with a condition on numbers alone, a function of all arguments."""
         return {
-            name: self._function([f"if not ({mark.condition}): refuse({self._told(name)}, f{mark.allowed!r}, {name})"])
+            name: self._function([f"if not ({mark.condition}): refuse({self._label(name)}, f{mark.allowed!r}, {name})"])
             for name, mark in self.marks.items()
             if isinstance(mark, Where) and self._of_numbers(mark)
         }
@@ -295,10 +295,10 @@ class Declaration:
         yield from (f"{symbol} = {expression}" for symbol, expression in self._symbols.items())
         for name, mark in self.marks.items():
             if isinstance(mark, Where):
-                yield f"if not ({mark.condition}): refuse({self._told(name)}, f{mark.allowed!r}, {name})"
+                yield f"if not ({mark.condition}): refuse({self._label(name)}, f{mark.allowed!r}, {name})"
             elif isinstance(mark, Names):
                 allowed = " or ".join(map(repr, mark.known))
-                yield f"if {name} not in {mark.known!r}: refuse({self._told(name)}, {allowed!r}, {name})"
+                yield f"if {name} not in {mark.known!r}: refuse({self._label(name)}, {allowed!r}, {name})"
         if self._check is not None:
             named = list(inspect.signature(self._check).parameters)[1:]
             yield f"extra_check({self.name!r}, {', '.join(named)})"
@@ -309,17 +309,17 @@ class Declaration:
             yield self._tensor_check(name, tensors[name], like)
         for name, mark in self.marks.items():
             if isinstance(mark, Flats):
-                one = self._tensor_check("each", Flat(mark.dtype), like, self._told(name))
+                one = self._tensor_check("each", Flat(mark.dtype), like, self._label(name))
                 yield f"for each in {name}:\n        {one}"
 
     def _guarded(self, lines: list[str]) -> list[str]:
         """Yield lines that name a tensor that is None when they fail; they cost other calls nothing."""
-        needed = [f"{self._told(name)}: {name}" for name, _ in self._tensors() if name not in self.optional]
+        needed = [f"{self._label(name)}: {name}" for name, _ in self._tensors() if name not in self.optional]
         body = [f"    {line}".replace("\n", "\n    ") for line in lines]
         return ["try:", *body, "except AttributeError:", f"    refuse_none({{{', '.join(needed)}}})", "    raise"]
 
-    def _tensor_check(self, name: str, mark: Flat | Rows, like: str, told: str = "") -> str:
-        told = told or self._told(name)
+    def _tensor_check(self, name: str, mark: Flat | Rows, like: str, label: str = "") -> str:
+        label = label or self._label(name)
         dtypes = mark.dtype if isinstance(mark.dtype, tuple) else (mark.dtype,)
         listed = self._constant(dtypes)
         one = f"{name}.dtype is not {self._constant(mark.dtype)}"
@@ -331,7 +331,7 @@ class Declaration:
             if mark.size is not None and self._symbols.get(mark.size) != f"{name}.numel()":
                 wrong.append(f"{name}.numel() != {self._expression(mark.size)}")
             free = mark.size is None or (mark.size in self._symbols and mark.size != "n")
-            error = f"refuse_flat({told}, {name}, {listed}, {None if free else mark.size}, {like})"
+            error = f"refuse_flat({label}, {name}, {listed}, {None if free else mark.size}, {like})"
         else:
             length = self._expression(mark.length)
             wrong += [
@@ -340,11 +340,11 @@ class Declaration:
                 f"{name}.size(1) != {length}",
                 f"({name}.size(1) > 1 and {name}.stride(1) != 1)",
             ]
-            error = f"refuse_rows({told}, {name}, {listed}, ranks, {length}, {like})"
+            error = f"refuse_rows({label}, {name}, {listed}, ranks, {length}, {like})"
         some = f"{name} is not None and " if name in self.optional else ""
         return f"if {some}({' or '.join(wrong)}): {error}"
 
-    def _told(self, name: str) -> str:
+    def _label(self, name: str) -> str:
         return repr(f"{self.name}.{name}")
 
     def _expression(self, size: str) -> str:

@@ -38,7 +38,7 @@ _MODELLED = (
     "encode and to decode, plus one exchange whose messages have a latency of {latency:.0f} microseconds, plus its "
     "bytes over the link; nothing overlaps."
 )
-_BESIDE = (
+_CONCURRENT = (
     "Some of the runs were made beside others, so their steps took too long, and gains look smaller than they are."
 )
 _LEFT_OUT = "Left out of {title}: {each}. Nothing is compared with what is left out."
@@ -191,7 +191,7 @@ def _modelled(panel: Panel, link: Link) -> Spending | None:
     if local:
         each = " or ".join(dict.fromkeys(f"{1e3 * seconds:.0f} ms" for seconds in local.values()))
         notes.append(_MODELLED.format(local=each, latency=1e6 * wire.latency))
-        notes += [] if all(entry.timed for entry in panel.entries) else [_BESIDE]
+        notes += [] if all(entry.timed for entry in panel.entries) else [_CONCURRENT]
     title = f"time of training on {of}, modelled"
     return _spending(panel, f"time, {of}, modelled", title, duration, spent, notes)
 

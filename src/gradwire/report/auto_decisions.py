@@ -27,13 +27,13 @@ _COLOURS = tuple(COLOURS.values())
 
 def blocks(results: Results) -> Iterable[Plot]:
     """One plot for each run that recorded its decisions."""
-    for title, entries, last in _told(results):
+    for title, entries, last in _recorded(results):
         buckets = max((len(each["buckets"]) for each in entries), default=0)
         if buckets:
             yield Plot(title, figure(entries, last), 330 + 22 * buckets)
 
 
-def _told(results: Results) -> Iterator[tuple[str, Sequence[Entry], int]]:
+def _recorded(results: Results) -> Iterator[tuple[str, Sequence[Entry], int]]:
     """The title of a run, its entries, and its last step if that is known."""
     for run in results.runs:
         known = run.settings

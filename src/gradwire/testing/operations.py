@@ -7,7 +7,6 @@ have a meaning; its results are those of the reference on every device.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 import gradwire.compressors
 import gradwire.ops
+from gradwire import registry
 from gradwire.ops.arguments import Flat, Names, Rows, Where
 from gradwire.ops.base import OPERATIONS, Op
 
@@ -185,11 +185,10 @@ def variants(op: Op[Any]) -> Iterator[dict[str, Any]]:
 @cache
 def modules() -> tuple[str, ...]:
     """The modules that declare operations: those that all families share, and one in the folder of a family."""
-    shared = pkgutil.iter_modules(gradwire.ops.__path__, "gradwire.ops.")
-    families = pkgutil.iter_modules(gradwire.compressors.__path__, "gradwire.compressors.")
+    kernels = registry.folders_in(gradwire.ops.__path__)
     return (
-        *(module.name for module in shared if not module.ispkg),
-        *(f"{family.name}.ops" for family in families if family.ispkg),
+        *(f"gradwire.ops.{name}" for name in registry.names_in(gradwire.ops.__path__) if name not in kernels),
+        *(f"gradwire.compressors.{family}.ops" for family in registry.folders_in(gradwire.compressors.__path__)),
     )
 
 

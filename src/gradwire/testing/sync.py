@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from gradwire.ops.base import find
 from gradwire.testing._expect import expect, payload_for
 from gradwire.types import Key
 
-__all__ = ["check_no_sync", "is_wait", "waits"]
+__all__ = ["check_no_sync", "is_wait", "synchronisations"]
 
 _WAITING = {
     "aten::_local_scalar_dense",
@@ -37,7 +38,7 @@ _TORCH = torch.__file__.removesuffix("__init__.py")
 _TRITON = "/triton/runtime/"
 
 
-def waits(work: Callable[[], object], *, kernels: bool = False) -> list[str]:
+def synchronisations(work: Callable[[], object], *, kernels: bool = False) -> list[str]:
     """List the calls in ``work`` that would wait for an accelerator, each with its place; found on the CPU.
 
     An operation of gradwire is looked into: its plain-torch reference runs, which is what an accelerator has
@@ -48,25 +49,25 @@ def waits(work: Callable[[], object], *, kernels: bool = False) -> list[str]:
         kernels: true: where an operation has a GPU kernel, what that does on the host runs instead. Triton must then
             interpret the kernels.
 
-    >>> [call.split(" ")[0] for call in waits(lambda: float(torch.ones(3).sum()))]
+    >>> [call.split(" ")[0] for call in synchronisations(lambda: float(torch.ones(3).sum()))]
     ['aten::_local_scalar_dense']
     """
     watch = _Watch(kernels)
-    with watch, _lists_told(watch.note):
+    with watch, _lists_noted(watch.note):
         work()
     return watch.seen
 
 
 @contextmanager
-def _lists_told(note: Callable[[str], None]) -> Iterator[None]:
+def _lists_noted(note: Callable[[str], None]) -> Iterator[None]:
     """Tell of each list that is made of a tensor, which on the CPU no dispatcher sees."""
     tolist = Tensor.tolist
 
-    def told(tensor: Tensor) -> Any:
+    def tolist_noted(tensor: Tensor) -> Any:
         note("tolist")
         return tolist(tensor)
 
-    Tensor.tolist = told  # type: ignore[assignment, method-assign]
+    Tensor.tolist = tolist_noted  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -86,7 +87,7 @@ def check_no_sync(compressor: Compressor, x: Tensor) -> None:
             compressor.encode_feedback(x.clone(), x.clone(), payload, state, Key(step=1), told)
 
     work()  # Tables are made once.
-    seen = waits(work)
+    seen = synchronisations(work)
     expect(not seen, compressor, f"an encode of fixed size waits for the device: {'; '.join(sorted(set(seen)))}")
 
 
@@ -145,3 +146,11 @@ def _lists(name: str, args: Any) -> bool:
     number is only filled in.
     """
     return name == "aten::lift_fresh" and args[0].dim() > 0
+
+
+def __getattr__(name: str) -> Any:
+    """Lead ``waits`` to its new name, until version 0.2."""
+    if name == "waits":
+        warnings.warn(f"{__name__}.waits is synchronisations now", DeprecationWarning, stacklevel=2)
+        return synchronisations
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Who has no place in the group, or wants another's."""
+"""Attackers that have no place in the group, or want another's."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def with_another_place(endpoint):
 
 
 def a_session_again(endpoint):
-    """What a worker sent is sent again by somebody who has seen it: the same hello, the same pushes."""
+    """A worker's messages are sent again by somebody who has seen them: the same hello, the same pushes."""
     token = os.urandom(16)
     with Attacker(endpoint, 1, session=token) as worker:
         assert worker.introduced["op"] == "welcome", worker.introduced

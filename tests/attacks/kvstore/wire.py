@@ -1,4 +1,4 @@
-"""What an attacker needs: sockets, messages that nobody checked, and ZMTP by hand. It knows nothing of gradwire."""
+"""Tools of an attacker: sockets, messages that nobody checked, and ZMTP by hand. It knows nothing of gradwire."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import zmq
 
 CHUNK = 1 << 20
 VERSION = 5
-"""Of the protocol that the server speaks: an attacker with another one is refused before it can attack."""
+"""The version of the protocol that the server speaks: an attacker with another one is refused before it can attack."""
 CONTEXT = zmq.Context()
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 
@@ -24,10 +24,10 @@ class Attacker:
     """A DEALER that sends what it likes.
 
     Args:
-        endpoint: of the server.
-        rank: that it claims; None: it does not introduce itself.
-        name: of its connection, as the server sees it.
-        patient: whether it comes again while the one before, with the same rank, is not gone.
+        endpoint: address of the server.
+        rank: rank that it claims; None: it does not introduce itself.
+        name: name of its connection, as the server sees it.
+        patient: true: it comes again while the one before, with the same rank, is not gone.
     """
 
     def __init__(self, endpoint, rank=None, name=None, patient=True, **hello):

@@ -1,4 +1,4 @@
-"""What somebody else ships: half of each element."""
+"""A compressor that somebody else ships: half of each element."""
 
 import math
 from dataclasses import dataclass

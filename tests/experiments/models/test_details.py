@@ -1,4 +1,4 @@
-"""What is particular about single models, and would change their results and not their size."""
+"""Particulars of single models that would change their results and not their size."""
 
 from __future__ import annotations
 

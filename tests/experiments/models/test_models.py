@@ -81,7 +81,7 @@ def test_the_small_one_has_the_size_that_its_baselines_were_measured_with(name: 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_tensor_has_its_shape(name: str) -> None:
-    """As many of each; where a block's norms stand among its convolutions is the file's own choice."""
+    """The number of each kind of layer; the order of a block's norms and convolutions is the file's own choice."""
     found = list(models.facts(name).shapes.values())
     assert Counter(found) == Counter(SHAPES[name])
     assert [shape for shape in found if len(shape) > 1] == [shape for shape in SHAPES[name] if len(shape) > 1]

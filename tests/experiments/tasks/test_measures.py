@@ -155,7 +155,7 @@ def test_a_tie_counts_against_the_held_out_item() -> None:
 
 
 class NaN(nn.Module):
-    """What is left of a model that diverged."""
+    """Outputs of a model that diverged."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()

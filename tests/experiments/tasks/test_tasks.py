@@ -27,7 +27,7 @@ BETTER_THAN = {
     "language": "unigram",
     "recommendation": "chance",
 }
-"""What one epoch beats; marking defects takes longer, and begins with marking none."""
+"""The quality that one epoch beats; marking defects takes longer, and begins with marking none."""
 
 
 @pytest.fixture(scope="module")

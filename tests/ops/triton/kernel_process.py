@@ -1,4 +1,4 @@
-"""What the processes do that the tests start: run a GPU kernel without a GPU, interpreted or only compiled.
+"""Work of the processes that the tests start: they run a GPU kernel without a GPU, interpreted or only compiled.
 
 Triton decides when a kernel is defined whether it will be interpreted, and keeps one driver for a process. So neither
 can be done where the tests themselves run.
@@ -117,9 +117,9 @@ def waits_of(name: str) -> tuple[list[str], list[str]]:
 
     with np.errstate(all="ignore"):
         # Tables are made once.
-        gradwire.sync.waits(lambda: (encode(1), code.add_decoded(payload, out, 0.5)), kernels=True)
-        encoding = gradwire.sync.waits(lambda: encode(2), kernels=True)
-        decoding = gradwire.sync.waits(lambda: code.add_decoded(payload, out, 0.5), kernels=True)
+        gradwire.sync.synchronisations(lambda: (encode(1), code.add_decoded(payload, out, 0.5)), kernels=True)
+        encoding = gradwire.sync.synchronisations(lambda: encode(2), kernels=True)
+        decoding = gradwire.sync.synchronisations(lambda: code.add_decoded(payload, out, 0.5), kernels=True)
     return encoding, decoding
 
 
@@ -142,8 +142,8 @@ def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
         exchange.run(flat.clone(), params)
 
     with np.errstate(all="ignore"):
-        sync.waits(step, kernels=True)  # Tables are made once.
-        seen = sync.waits(step, kernels=True)
+        sync.synchronisations(step, kernels=True)  # Tables are made once.
+        seen = sync.synchronisations(step, kernels=True)
     branches = re.compile(r"aten::\w+ at (?:part|exchange)\.py")
     return [each for each in seen if not branches.match(each)]
 

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels: no interpreter shows it, and no GPU is needed for it."""
+"""The kernels as the compiler translates them: no interpreter shows it, and no GPU is needed for it."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What holds for every GPU kernel in the folder."""
+"""Contract of every GPU kernel in the folder."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ OPS = operations()
 
 
 def _kernels() -> list[str]:
-    """Of the operations; what other names a module offers belongs to it alone."""
+    """The names of the operations; what other names a module offers belongs to it alone."""
     return [name for name, op in sorted(OPS.items()) if name in _offered(op.triton)]
 
 

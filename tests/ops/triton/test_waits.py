@@ -1,4 +1,5 @@
-"""How often the host waits for a GPU: once for the sizes of a bucket, and in encodes and decodes as the page says."""
+"""The number of times that the host waits for a GPU: once for the sizes of a bucket, and in encodes and decodes as the
+page says."""
 
 import re
 from pathlib import Path

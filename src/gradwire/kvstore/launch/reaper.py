@@ -69,16 +69,16 @@ def main() -> None:
 
 def end(groups: Iterable[int]) -> None:
     """Ask a group to end, wait for a while, and kill it."""
-    left = [group for group in groups if told(group, signal.SIGTERM)]
+    left = [group for group in groups if send_signal(group, signal.SIGTERM)]
     deadline = time.monotonic() + GRACE
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = [group for group in left if told(group, 0)]
+        left = [group for group in left if send_signal(group, 0)]
     for group in left:
-        told(group, signal.SIGKILL)
+        send_signal(group, signal.SIGKILL)
 
 
-def told(group: int, number: int) -> bool:
+def send_signal(group: int, number: int) -> bool:
     """Send a signal to a group; return whether any process of it was left."""
     try:
         os.killpg(group, number)

@@ -105,13 +105,15 @@ class Rendezvous:
         else:
             self._take_worker(peer, rank)
         if self.complete:
-            return [self._told(peer, self._wanted.get(peer, rank))]
+            return [self._group_message(peer, self._wanted.get(peer, rank))]
         if len(self._wanted) < self.workers or len(self.servers) < self.count:
             return []
         self.complete = True
         free = iter(sorted(set(range(self.workers)) - set(self._wanted.values())))
         self._wanted = {each: wanted if wanted >= 0 else next(free) for each, wanted in self._wanted.items()}
-        return [self._told(each, self._wanted.get(each, -1)) for each in (*self._wanted, *self.servers.values())]
+        return [
+            self._group_message(each, self._wanted.get(each, -1)) for each in (*self._wanted, *self.servers.values())
+        ]
 
     def _take_server(self, peer: bytes, endpoint: str, now: float) -> None:
         parts = urlsplit(endpoint)
@@ -137,7 +139,7 @@ class Rendezvous:
             raise ConfigError(f"rank {rank} is taken" if rank >= 0 else f"all {self.workers} workers have joined")
         self._wanted[peer] = rank
 
-    def _told(self, peer: bytes, rank: int) -> Outgoing:
+    def _group_message(self, peer: bytes, rank: int) -> Outgoing:
         return peer, [pack("group", rank=rank, servers=list(self.servers))]
 
 

@@ -77,7 +77,7 @@ class Trainer:
         self._on_store = shared if update_on_kvstore is None else update_on_kvstore
         require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
         self._updater = Updater(self._config)
-        self._started = self._told = False
+        self._started = self._configured = False
         """True once the store has the weights; and once it has the optimizer's numbers."""
         self._steps = 0
         self._ahead: set[int] = set()
@@ -182,7 +182,7 @@ class Trainer:
             self._update(ignore_stale_grad)
             return
         assert self._store is not None
-        if not self._told:
+        if not self._configured:
             self._tell()
         pairs = self._with_gradient(ignore_stale_grad)
         keys, values = [key for key, _ in pairs], [[each.data for each in copies] for _, copies in pairs]
@@ -240,7 +240,7 @@ class Trainer:
             _, config = load_states(fname)
             if config is not None:
                 # The store has the file's numbers: say the same from now on, or tell it ours again.
-                self._told = True
+                self._configured = True
                 self._use(config if numbers else self._config)
             return
         states, config = load_states(fname)
@@ -288,14 +288,14 @@ class Trainer:
     def _use(self, config: OptimizerConfig) -> None:
         self._updater.use(config)
         self._config = config
-        if self._told:
+        if self._configured:
             self._tell()
 
     def _tell(self) -> None:
         """Send the optimizer's settings to the store."""
         assert self._store is not None
         self._store.set_optimizer(self._config)
-        self._told = True
+        self._configured = True
 
 
 def gradients(copies: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -10,7 +10,6 @@ from typing import Any
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
-from gradwire.exchange.settings import build_compressor
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.ops.stored import FLOAT32
@@ -154,7 +153,9 @@ def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
     for key in rest:
         if key not in fields:
             raise ConfigError(f"{name} of type {kind!r} has no {key!r}: {nearest(key, [*fields, *OWN])}")
-    return build_compressor(cls.name, {key: _number(value, fields[key].default) for key, value in rest.items()})
+    numbers = {key: _number(value, fields[key].default) for key, value in rest.items()}
+    built: Compressor = registry.build("compressors", cls.name, numbers)
+    return built
 
 
 def _number(value: Any, default: Any) -> Any:

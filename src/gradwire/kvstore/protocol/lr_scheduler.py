@@ -199,17 +199,17 @@ SCHEDULERS: Mapping[str, type[LRScheduler]] = {
 }
 
 
-def scheduler_of(told: Any, base_lr: float | None = None) -> LRScheduler:
+def scheduler_of(schedule: Any, base_lr: float | None = None) -> LRScheduler:
     """Make one of the schedules here, from itself or from its name and numbers.
 
     Args:
-        told: a scheduler, or what its ``to_config`` gives.
+        schedule: a scheduler, or what its ``to_config`` gives.
         base_lr: takes the place of its own; None: it stays.
 
     Raises:
         ConfigError: the argument is no schedule of these, or has numbers that the schedule refuses.
     """
-    config = told.to_config() if isinstance(told, LRScheduler) else told
+    config = schedule.to_config() if isinstance(schedule, LRScheduler) else schedule
     name = config.get("name") if isinstance(config, Mapping) else config
     if not isinstance(config, Mapping) or not isinstance(name, str) or name not in SCHEDULERS:
         raise ConfigError(

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire.adaptive import keeps_much, warn
 from gradwire.errors import ConfigError, require
-from gradwire.integrations.adaptive import keeps_much, warn
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import Pairs, StoreKey, grouped, key_list
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
@@ -41,8 +41,6 @@ class KVStore(ABC):
         self.compression: Compression = OFF
         self._optimizer: OptimizerConfig | None = None
         self._forced = self._warned = False
-
-    # What a store is ---------------------------------------------------------------------------------------------
 
     @property
     def type(self) -> str:
@@ -161,8 +159,6 @@ class KVStore(ABC):
             self._check_shapes(each, tensors, "out")
             for tensor, mine in zip(tensors, rows * len(tensors) if len(rows) == 1 else rows, strict=True):
                 self._pull_rows(each, tensor, self._checked_rows(each, mine), priority)
-
-    # What a store does with what it gets -------------------------------------------------------------------------
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress pushes from now on; residuals of keys that were pushed before stay.
@@ -294,8 +290,6 @@ class KVStore(ABC):
         raise ConfigError(
             "a store cannot be copied or pickled: create another one, and init its keys from pulled values"
         )
-
-    # For the stores ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _init(self, key: StoreKey, value: Tensor) -> None: ...

@@ -56,8 +56,6 @@ class ServerCore:
         self.optimizers = OptimizerSettings(self.values.alone)
         self.now = 0.0
 
-    # What the shell calls ----------------------------------------------------------------------------------------
-
     def receive(
         self, peer: bytes, frames: Sequence[bytes | memoryview], now: float, owner: int | None = None
     ) -> list[Outgoing]:
@@ -100,8 +98,6 @@ class ServerCore:
                 out += [self._dead(each.peer, each.seq, each.what) for each in self.pending.take_stuck()]
         return [*out, *self._progress()]
 
-    # Answers -----------------------------------------------------------------------------------------------------
-
     def done(
         self, session: WorkerSession, seq: int, version: int = 0, units: Sequence[StoredPart] = ()
     ) -> list[Outgoing]:
@@ -135,8 +131,6 @@ class ServerCore:
         chunks = [(i, view[i * CHUNK : (i + 1) * CHUNK]) for i in range(count)]
         return [(session.peer, [pack("value", chunk=i, **fields), chunk]) for i, chunk in chunks]
 
-    # Pushes ------------------------------------------------------------------------------------------------------
-
     def take_push(self, session: WorkerSession, part: StoredPart, step: int, push: Contribution) -> None:
         """Apply a push once, even if it comes again."""
         method = push.compression.push.name if push.compression.push is not None else "none"
@@ -150,8 +144,6 @@ class ServerCore:
             self.counters.steps += fresh * part.count
         self.counters.repeated += part.count * (not fresh)
         self.pending.touched.add(part.topic)
-
-    # Waiting -----------------------------------------------------------------------------------------------------
 
     def when(
         self,

@@ -30,7 +30,7 @@ __all__ = ["Snapshots", "load_core", "save_core"]
 
 FORMAT = "gradwire server 1"
 
-TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
+FIELDS = {"key", "start", "total", "sparse", "version", "replaced"}
 """Fields of a key in a snapshot, besides those of its workers."""
 
 
@@ -109,11 +109,11 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
     return core
 
 
-def _entries(told: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable[StoredPart]:
-    for i, each in enumerate(told):
+def _entries(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable[StoredPart]:
+    for i, each in enumerate(rows):
         last = {int(rank): int(step) for rank, step in each.pop("last")}
         replicas = each.pop("replicas")
-        require(each.keys() == TOLD, "an entry", ", ".join(sorted(TOLD)), sorted(each))
+        require(each.keys() == FIELDS, "an entry", ", ".join(sorted(FIELDS)), sorted(each))
         entry = StoredPart(value=tensors[f"{i}/value"], last=last, **each)
         _check(entry)
         entry.merger.kept = below(tensors, f"{i}/merger/")

@@ -95,8 +95,6 @@ class Values:
         self._together: dict[Topic, KeyList] = {}
         self._numbers = 0
 
-    # Keys ------------------------------------------------------------------------------------------------------------
-
     def check_room(self, key: StoreKey, nbytes: int) -> None:
         """Refuse one key too many, or a key that is too large.
 
@@ -137,8 +135,6 @@ class Values:
             found += [(part, step) for part in unit.units()]
         return found
 
-    # Keys and lists --------------------------------------------------------------------------------------------------
-
     def units(self) -> list[StoredPart]:
         """List the units that have steps of their own: keys that are alone, and lists that are joined."""
         single = [part for key, part in self.parts.items() if key not in self._within]
@@ -157,8 +153,6 @@ class Values:
         """Note that all applied steps are on the disk."""
         for unit in self.units():
             unit.durable, unit.durable_of = unit.version, dict(unit.last)
-
-    # Lists -----------------------------------------------------------------------------------------------------------
 
     def listed(self, keys: tuple[StoreKey, ...], sessions: Sequence[WorkerSession]) -> KeyList:
         """Find or make a list of keys, one for all workers that name the same keys.

@@ -91,8 +91,10 @@ class ServerConnection:
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IDENTITY, identity),
+            # A second after the end for the last messages, so that the server hears "leave".
             (zmq.LINGER, 1000),
             (zmq.SNDHWM, SOCKET_QUEUE),
+            # Without a limit: this worker asked for all that arrives, so its requests bound it.
             (zmq.RCVHWM, 0),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 500),
@@ -172,6 +174,7 @@ class ServerConnection:
     def handle_events(self) -> None:
         """Introduce this worker on a new connection; after a disconnection, messages on the way count as lost."""
         for opened in self.monitor.events():
+            # What was queued or half sent is queued again from ``unanswered`` after the next welcome.
             self.up, self._heap, self._partly_sent = False, [], 0
             if opened:
                 self._introduce()
@@ -232,6 +235,7 @@ class ServerConnection:
             self._introduce()
 
     def _introduce(self) -> None:
+        # Nothing may go before the introduction: the server refuses requests of a sender that it does not know.
         self.up, self._heap, self._partly_sent, self._hello_due = False, [], 0, True
         with contextlib.suppress(zmq.Again):
             self.socket.send(self.hello, zmq.NOBLOCK)
@@ -257,6 +261,7 @@ class ServerConnection:
                 return
             op, fields, rest = unpack([frame.buffer for frame in frames], REPLIES)
             self.heard = time.monotonic()
+            # ``unpack`` lets the names and fields of REPLIES pass and no others: a server cannot call another method.
             getattr(self, f"_{op}")(rest, **fields)
 
     def fail(self, error: Exception) -> None:
@@ -274,6 +279,7 @@ class ServerConnection:
     def _welcome(
         self, rest: list[memoryview], epoch: bytes, rank: int, world: int, restored: bool, snapshots: bool
     ) -> None:
+        # Another epoch is another process: it knows of this worker what its snapshot has, which may be nothing.
         another, self.epoch = self.epoch not in (b"", epoch), epoch
         self._snapshots, self._warned = snapshots, False
         if another and not restored:
@@ -283,6 +289,7 @@ class ServerConnection:
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}
+        # By number, so that pushes of a key come in the order of their steps, and declarations before what names them.
         for _, request in sorted((again | self.unanswered).items()):
             self.unanswered[request.seq] = request
             self._queue(request)
@@ -313,6 +320,7 @@ class ServerConnection:
         if request is None:
             return
         if request.future.cancelled():
+            # The caller has gone on, and may have another use for the memory of the answer.
             del self.unanswered[seq]
             return
         if request.missing is None:
@@ -321,6 +329,7 @@ class ServerConnection:
                 self._finish(request, error=WireError(f"a value has {nbytes} bytes, which do not fit"))
                 return
         piece = np.frombuffer(rest[0], np.uint8) if rest else np.empty(0, np.uint8)
+        # Checked before the bytes are written: they go directly into the caller's tensors.
         if chunk * CHUNK + len(piece) > nbytes:
             raise WireError(f"piece {chunk} of a value ends beyond its {nbytes} bytes")
         request.take(chunk * CHUNK, piece)

@@ -221,8 +221,6 @@ class DistStore(KVStore):
         shared.made = {part.start: version for part, version in zip(parts, versions, strict=True)}
         self._keys[key] = shared
 
-    # Units -----------------------------------------------------------------------------------------------------------
-
     def _divide(self, key: Any, tensors: Any, *, pull: bool) -> tuple[Lists, Any, Any]:
         """Divide the arguments of a call into lists that are joined, and the keys and tensors that are left.
 
@@ -339,8 +337,6 @@ class DistStore(KVStore):
         if key not in self._keys:
             raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
         return self._keys[key]
-
-    # Settings and answers --------------------------------------------------------------------------------------------
 
     def _set_compression(self, compression: Compression) -> None:
         require_alone(compression.push)

@@ -70,15 +70,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int
             kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 
-def scratch(numel: int, dtype: torch.dtype, beside: Tensor) -> Tensor | ScratchMemory:
-    """Allocate memory for the kernels of one call, on the device of ``beside``; its values are undefined.
+def scratch(numel: int, dtype: torch.dtype, like: Tensor) -> Tensor | ScratchMemory:
+    """Allocate memory for the kernels of one call, on the device of ``like``; its values are undefined.
 
     While launches are recorded nothing is allocated, so a wrapper may only hand it to kernels.
     """
     recording = _recording.get()
     if recording is not None:
         return recording.reserve(numel, dtype)
-    return torch.empty(numel, dtype=dtype, device=beside.device)
+    return torch.empty(numel, dtype=dtype, device=like.device)
 
 
 def recorded(wrapper: Callable[..., None], *arguments: Any, start: int = 0) -> Recording:
