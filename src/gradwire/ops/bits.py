@@ -24,7 +24,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
     # Eight values of b bits are exactly b bytes, and fit into one 64-bit word.
     groups = torch.nn.functional.pad(flat, (0, -n % 8)).view(-1, 8).to(torch.int64) & (2**bits - 1)
     words = (groups << _multiples(8, bits, flat.device)).sum(dim=1, keepdim=True)
-    stream = words >> _multiples(bits, 8, flat.device) & 0xFF
+    stream: Tensor = words >> _multiples(bits, 8, flat.device) & 0xFF
     return stream.view(-1)[: -(-n * bits // 8)].to(torch.uint8)
 
 
