@@ -24,7 +24,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
     # Eight values of b bits are exactly b bytes, and fit into one 64-bit word.
     groups = torch.nn.functional.pad(flat, (0, -n % 8)).view(-1, 8).to(torch.int64) & (2**bits - 1)
     words = (groups << _multiples(8, bits, flat.device)).sum(dim=1, keepdim=True)
-    stream = words >> _multiples(bits, 8, flat.device) & 0xFF
+    stream: Tensor = words >> _multiples(bits, 8, flat.device) & 0xFF
     return stream.view(-1)[: -(-n * bits // 8)].to(torch.uint8)
 
 
@@ -43,7 +43,8 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
         groups = torch.nn.functional.pad(flat, (0, -flat.numel() % bits)).view(-1, bits).to(torch.int64)
         words = (groups << _multiples(bits, 8, flat.device)).sum(dim=1, keepdim=True)
         values = (words >> _multiples(8, bits, flat.device) & (2**bits - 1)).view(-1)[:n].to(torch.uint8)
-    return torch.nn.functional.pad(values, (0, n - values.numel()))
+    missing = n - values.numel()
+    return torch.nn.functional.pad(values, (0, missing)) if missing else values
 
 
 def pack_bits(bits: Tensor, out: Tensor) -> None:
