@@ -89,7 +89,7 @@ class SignumOptimizer(torch.optim.Optimizer):
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """What a name of an optimizer stands for.
+    """Meaning of an optimizer's name.
 
     Args:
         torch_class: class of torch's that computes the step; None: the gradient is added as it is, by a rate if given.
@@ -188,7 +188,7 @@ class OptimizerConfig:
 
     @property
     def row(self) -> OptimizerRow:
-        """What the name stands for."""
+        """Return the row of the name."""
         return OPTIMIZERS[self.name]
 
     @property
