@@ -111,7 +111,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout=None):
-        """The output of a process that has ended."""
+        """Wait until the process has ended, and return its output."""
         deadline, told = None if timeout is None else time.monotonic() + timeout, {}
         streams = {"stdout": self.stdout, "stderr": self.stderr}
         readers = [
@@ -130,7 +130,7 @@ class Forked:
 
 
 def destination(wanted, number):
-    """The pipe that this process reads, and the file that the other one writes to."""
+    """The end that this process reads, and the one that the other process writes to."""
     if wanted is None:
         return None, Connection(os.dup(number), readable=False)
     assert wanted == subprocess.PIPE

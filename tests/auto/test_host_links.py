@@ -52,7 +52,7 @@ def test_latencies_are_those_of_the_messages_to_other_hosts_and_inside() -> None
 
 
 def test_the_rate_of_a_link_follows_from_what_is_not_fixed() -> None:
-    """Two links that turn the measurements of a window into a rate."""
+    """The measurements of a window are turned into a rate by ``fixed`` and ``load``."""
     local, hosts = Round("local", 1e6, 1e6), Round("hosts", 1e6, 1e6)
     for each in (local, hosts):
         assert wire().seconds(each) == pytest.approx(wire().fixed(each) + wire().load(each) / 1e6)

@@ -155,7 +155,7 @@ def test_what_has_no_fixed_size_is_not_broadcast() -> None:
 
 @pytest.mark.parametrize("workers", [2, 5])
 def test_hosts_of_one_rank_send_what_the_strategy_between_them_does(workers: int) -> None:
-    """Uncompressed parameters alone have a message of their own, also between two."""
+    """The only difference: uncompressed parameters have a message of their own, also between two."""
     between = "allgather" if workers == 2 else "two_phase"
     (alone, *more), (with_dense, *others) = (rounds_of(TwoBit(), workers, way) for way in ("hierarchical", between))
     carried = 4 * 10 if workers == 2 else 0

@@ -111,7 +111,7 @@ def test_a_device_that_is_full_is_one_line(script):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_an_output_that_is_full_is_one_line(script):
-    """The output comes from a command, or from the options that come before one."""
+    """The line is the same for the output of a command and for that of options before one."""
     code, _, err = script(
         "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
         "for words in (['models'], ['--help'], ['--version'], ['bench', '--help']):",

@@ -140,7 +140,7 @@ def test_what_does_not_fit(outer, inner, message):
     ids=["itself", "composed", "coded"],
 )
 def test_a_draw_inside_a_draw_is_another_one(inner):
-    """One seed for both would choose by the same numbers, so some of the first elements would never be sent."""
+    """One seed for both draws would send only those of the first elements that both choose by the same number."""
     code, x, draws = gradwire.compose(RandomK(0.25, scaled=True), inner), torch.ones(64), 600
     total = torch.zeros(64)
     for step in range(draws):
@@ -151,7 +151,7 @@ def test_a_draw_inside_a_draw_is_another_one(inner):
 
 
 def test_a_vote_on_values_is_refused():
-    """An even vote must not become +1, or all that was not sent would."""
+    """A method that makes +1 of an even vote would make it of all that was not sent."""
     for inner in (SignSGD(), DeMo(), Entropy(SignSGD())):
         with pytest.raises(ConfigError, match=r"Compose\.inner must be a method that hands out the mean and not"):
             gradwire.compose(TopK(), inner)

@@ -47,7 +47,7 @@ UNSAFE = [each for each in COMPRESSORS if each.feedback == "unsafe"]
 
 
 def residual_rms(compressor: Compressor, steps: int = STEPS, size: float = 1.0) -> float:
-    """The norm of one worker's residual after ``steps`` gradients of independent normal elements."""
+    """The root mean square of one worker's residual after ``steps`` gradients of independent normal elements."""
     generator, shape = torch.Generator().manual_seed(11), SHAPE
     residual, status = torch.zeros(shape), torch.zeros(1, dtype=torch.int32)
     layout, state = compressor.layout(shape), compressor.init_state(shape, Key())
@@ -179,7 +179,7 @@ def test_what_the_reference_lists_is_refused_through_the_registry() -> None:
 
 
 def built(text: str) -> Compressor:
-    """The remedy that a message offers, as its reader would write it."""
+    """The method that a message offers, as its reader would write it."""
     names = {cls.__name__: cls for cls in {type(each) for each in COMPRESSORS}}
     compressor: Compressor = eval(text, {"compose": Compose, **names})
     return compressor

@@ -68,7 +68,7 @@ def test_shapes(compressor, shape):
 @together
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_special_inputs(compressor, kind):
-    """Shapes of vectors, and of matrices where a method treats those in another way."""
+    """The inputs are vectors, and matrices too where a method treats those in another way."""
     check_exact(compressor, SPECIAL[kind](333))
     if compressor.layout((330,)) != compressor.layout((11, 30)):
         check_exact(compressor, SPECIAL[kind](330).view(11, 30))

@@ -51,7 +51,7 @@ from tests.contracts.thread_ranks import (
 )
 
 STEPS, PERIODIC_STEPS = 3, 6
-"""The steps of a method, more if it does something else every few steps."""
+"""The number of steps, and that of a method that does something else every few steps."""
 ROTATED = 4
 FLOAT32 = 2.0**-21
 """Rounding of a few operations in float32, as a share of the largest number."""
@@ -107,9 +107,9 @@ Kept = Mapping[str, Tensor]
 
 @dataclass
 class Moved:
-    """The input of one rank in a step, its residual (None: nothing), and the share of the mean that is used.
+    """The tensor that one rank compresses in a step, what it keeps of that (None: nothing), and the fate of the mean.
 
-    That is multiplied by ``unit``, and added to ``base``.
+    The mean is multiplied by ``unit``, and added to ``base``.
     """
 
     x: Tensor

@@ -183,7 +183,7 @@ def test_one_bit_is_not_inverted_as_a_byte() -> None:
 
 
 def test_levels_do_not_wrap() -> None:
-    """An int8 becomes -128 where rounding makes s |x| / |x|_2 a little more than s = 127."""
+    """An int8 would become -128 where rounding makes s |x| / |x|_2 a little more than s = 127."""
     for norm in ("l2", "linf"):
         x = torch.zeros(16 * 4000)
         x[::16] = gaussian(4000).abs() ** 3 + 1e-3
@@ -348,7 +348,8 @@ def test_the_packed_size_is_that_of_the_table() -> None:
 
 @pytest.mark.parametrize("compressor", VARIABLE)
 def test_a_stream_is_no_longer_than_its_length_can_say(compressor: Compressor) -> None:
-    """Tensors of 2^29 elements have sizes in bits beyond 31 bits: bit offsets and sizes wrap around."""
+    """Payloads of 2^29 elements with 4 bytes each have more bits than 31 bits count: bit offsets and sizes wrap
+    around."""
     for shape in ((4096, 4096), (2**15, 2**14), (2**15, 2**16), (2**18, 2**16)):
         if compressor.layout(shape).fields[-1].count >= 2**31:
             assert not compressor.pays_for(shape)

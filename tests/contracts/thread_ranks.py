@@ -52,7 +52,7 @@ COMPRESSORS: list[Compressor] = [
 
 
 def goes(compressor: Compressor, memory: Memory, strategy: str) -> bool:
-    """True if the exchange takes them together."""
+    """Return whether the exchange takes them together."""
     try:
         Exchange(compressor, memory=memory, strategy=strategy)
         if isinstance(compressor, MultiRound):
@@ -133,7 +133,7 @@ class Rank:
     total: Tensor = field(default_factory=lambda: torch.zeros(N, dtype=torch.float64))
 
     def units(self) -> list[Unit]:
-        """The input of the compressor."""
+        """The units that are compressed."""
         return self.exchange.plan(SHAPES).units
 
 

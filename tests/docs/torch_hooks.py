@@ -54,7 +54,7 @@ def batched() -> list[str]:
 
 
 def saved() -> dict[str, Any]:
-    """The entries of a model's checkpoint after compressed steps, and the keys by which residuals are kept."""
+    """The number of tensors that compressed steps add to a checkpoint, and the types of the keys of residuals."""
     model, state = powersgd(powerSGD_hook.powerSGD_hook)
     train(model, 4)
     early = answers({"early": lambda: powersgd(powerSGD_hook.powerSGD_hook, start=1)})["early"]

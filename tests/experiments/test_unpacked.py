@@ -1,4 +1,4 @@
-"""The bytes that packing saves, which the layouts tell alone."""
+"""The bytes that packing saves, of which the layouts alone can tell."""
 
 from __future__ import annotations
 

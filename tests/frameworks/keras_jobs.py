@@ -262,7 +262,7 @@ def refused() -> dict[str, str]:
             keras.config.set_dtype_policy("float32")
 
     def wrapped(inner: Any) -> None:
-        """The optimizer that ``compile`` makes by itself under mixed_float16."""
+        """Train under mixed_float16, where ``compile`` wraps the optimizer by itself."""
         keras.config.set_dtype_policy("mixed_float16")
         try:
             model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(10)])

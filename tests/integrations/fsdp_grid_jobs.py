@@ -159,7 +159,7 @@ def experts(per_parameter: bool) -> tuple[nn.Module, Any]:
     """Experts are cut over one dimension of the mesh and sharded over the other, all else is sharded over both.
 
     Args:
-        per_parameter: true: meshes for single parameters of one module, by ``shard_placement_fn``.
+        per_parameter: true: both ways in one module, by ``shard_placement_fn``.
     """
     (mesh, every), model = two_meshes(), Experts()
     model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh["ep"], [Shard(0)]))

@@ -33,7 +33,7 @@ class Words(nn.Module):
         self.norm, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The gradients of the last layer."""
+        """The hidden states that the last layer gets."""
         hidden: Tensor = self.norm(self.blocks(self.words(tokens)))
         return hidden
 

@@ -41,7 +41,7 @@ def loop(rank: int) -> str:
 
 
 def resumed(rank: int) -> bool:
-    """Load a state on another stream than that of the exchange that takes it over."""
+    """Resume where the state was loaded on another stream than that of the exchange that takes it over."""
 
     def start() -> tuple[DistributedDataParallel, Any]:
         model = DistributedDataParallel(model_of().cuda(), bucket_cap_mb=0.02)

@@ -424,7 +424,7 @@ def test_a_failure_on_one_rank_reaches_the_test() -> None:
 
 
 def _freed(rank: int) -> int:
-    """The number of three states that are still there after their models are gone."""
+    """The number of states, of three, that are still there after their models are gone."""
     alive = []
     for _ in range(3):
         model = DistributedDataParallel(nn.Linear(64, 64))

@@ -30,7 +30,7 @@ def test_the_python_reducer_trains_as_the_other_does(way: str, told: list[dict[s
 
 
 def test_compiled_autograd_did_trace_it(told: list[dict[str, Any]]) -> None:
-    """Compile as one graph, which is said to be whole."""
+    """The backward pass is compiled as one graph, which is said to be whole."""
     for result in told:
         assert result["compiled"]["captures"] >= 1
         assert result["eager"]["captures"] == 0

@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def let_go() -> float:
-    """The update of a step where the state was closed: the rate as it is."""
+    """The change that a step makes where the state was closed: the rate as it is."""
     model = DistributedDataParallel(net())
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     state = gradwire.compress_ddp(model, "qsgd", bits=2, min_numel=64, variance_correction=optimizer)

@@ -148,7 +148,7 @@ def bucket_views(rank: int) -> dict[str, Any]:
 
 @cache
 def bucket_copies(rank: int) -> dict[str, Any]:
-    """The gradients with which those of other ways are compared, too."""
+    """The results with which those of other ways are compared, too."""
     return trained(rank, model_of())
 
 

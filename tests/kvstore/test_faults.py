@@ -276,7 +276,7 @@ def test_a_server_that_stays_away_is_named_within_the_time_of_a_silent_worker(se
 @beside
 @pytest.mark.parametrize("moment", ["between steps", "in a push", "in a pull"])
 def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(moment, servers, cables):
-    """Stop a worker for a second, which is less than what makes it dead."""
+    """The cable is cut for a second, which is less than what makes a worker dead."""
     _, endpoint = servers.start("--dead-after", "60")
     cable = cables(endpoint)
     shape = SHAPE if moment == "between steps" else BIG

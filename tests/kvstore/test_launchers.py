@@ -18,7 +18,7 @@ FOREIGN = ("GRADWIRE_", "DMLC_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "TOR
 
 
 def environment_with(told):
-    """The place that a process finds from what it is given alone."""
+    """The environment of a process that knows nothing of its place but what it is told."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     return own | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in told.items()}
 

@@ -31,7 +31,7 @@ def batches(count=5, size=8, seed=0):
 
 
 def trained(model, epochs, data, lr=0.1):
-    """The same computed by torch: the mean of the loss over a batch."""
+    """Train by torch alone, on the mean of the loss over a batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     for _ in range(epochs):
         for x, y in data:

@@ -109,7 +109,7 @@ def test_a_worker_with_a_key_does_not_speak_to_a_server_without(served, keys):
 
 
 def refused(endpoint, folder, message):
-    """The error has the server's name and a remedy; it is not that of the store's deadline, which has another text."""
+    """Check that the error has the server's name and a remedy; that of the store's deadline has another text."""
     kv = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 1, folder), timeout=60)
     with pytest.raises(ConfigError, match=f"server 0 at {endpoint} .*{message}"):
         kv.init("w", torch.ones(3))

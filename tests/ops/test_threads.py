@@ -31,7 +31,7 @@ ODD = 4 * 65536 + 12_345
 """Elements: no multiple of any chunk or vector, and five segments of marks."""
 
 SMALL = (150 * 1001, {"atomo", "demo", "gradiveq", "sketched_sgd"})
-"""Sizes for methods whose operations take long."""
+"""The size for methods whose operations take long, and these methods."""
 
 FOREIGN = {"atomo", "demo"}
 """Methods that encode with torch's matrix products, whose bits depend on the threads of its BLAS."""

@@ -23,7 +23,7 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("compressed_step", {"compressor": "topk", "ratio": 0.05, "late": True}),
     ("compressed_step", {"compressor": "topk", "ratio": 0.05, "every": 4}),
 )
-"""Rows of figures in the order of the table."""
+"""The optimizers and settings in the order of the table."""
 
 
 def main() -> None:

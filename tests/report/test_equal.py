@@ -17,7 +17,7 @@ from gradwire.report._spent import spendings
 from tests.report.made import HERE, record
 
 STEPS = 10
-"""The seconds of an epoch."""
+"""The number of steps of an epoch."""
 
 
 def ran(method, losses, sent, *, seed=0, local=0.05, codec=0.0, communicate=0.02, **more):

@@ -38,7 +38,7 @@ PARSERS = {module.name for module in pkgutil.iter_modules(parsers.__path__)}
 
 
 def parser_of(name):
-    """The place of a parser: among the others, or beside the tests of a method whose section has its row."""
+    """The parser of a payload: among the others, or beside the tests of a method whose section has its row."""
     module = f"tests.wire.parsers.{name}" if name in PARSERS else f"tests.compressors.test_{name}"
     return importlib.import_module(module).parse
 

@@ -69,7 +69,7 @@ def optimizers(endpoint):
 
 
 def schedulers():
-    """Optimizers over which a server could fall when it looks one up, makes one, or asks it for a rate."""
+    """Schedules over which a server could fall when it looks one up, makes one, or asks it for a rate."""
     factor, steps = {"name": "FactorScheduler", "step": 1}, {"name": "MultiFactorScheduler"}
     poly = {"name": "PolyScheduler", "max_update": 4}
     return [

@@ -155,7 +155,7 @@ def test_a_tie_counts_against_the_held_out_item() -> None:
 
 
 class NaN(nn.Module):
-    """Outputs of a model that diverged."""
+    """A model that diverged: its outputs are NaN."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()

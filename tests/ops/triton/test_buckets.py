@@ -9,7 +9,7 @@ from tests.ops.triton.checks import check, sizes
 
 @sizes
 def test_encode(on, n):
-    """Tensors of elements whose sums are exact in float64, whatever their order."""
+    """The elements have sums that are exact in float64, whatever their order."""
     x = (gradient(n, 3).clamp_(-4, 4) * 2**20).round() * 2**-20
     outputs = {"codes": ((n,), torch.uint8), **OUTPUTS}
     check(Case(bucket_encode, {"x": x, "bucket_of": random_bytes((65536,), 1)}, outputs), on, n % 3)
