@@ -19,7 +19,7 @@ def literal(node):
 
 
 def is_method(node):
-    """Whether a node is the name of a compressor, a memory or a strategy."""
+    """Return whether a node is the name of a compressor, a memory or a strategy."""
     owner = node.value if is_name(node) else None
     return isinstance(owner, ast.Name | ast.Attribute) and (
         (owner.id if isinstance(owner, ast.Name) else owner.attr) in ("compressor", "memory", "strategy")
@@ -48,7 +48,7 @@ def decides(node):
 
 
 def overriding(node):
-    """Whether a node compares what two classes have under a name."""
+    """Return whether a node compares what two classes have under a name."""
     if not (isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)):
         return False
     sides = (node.left, node.comparators[0])

@@ -49,7 +49,7 @@ TOUCHED = (
     "CHANGELOG.md",
     "pyproject.toml",
 )
-"""What the tool reads and writes."""
+"""Paths that the tool reads and writes."""
 FAMILIES = sorted(folder.parent.name for folder in (ROOT / "src" / "gradwire" / "compressors").glob("*/__init__.py"))
 
 
