@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.group.part import Message, Part, Piece, Unit, nonfinite
 from gradwire.memory.residual import Residual
@@ -91,3 +92,16 @@ def test_nonfinite_sees_each_kind_and_nothing_else() -> None:
             assert nonfinite(torch.tensor([0.0, value, 1.0], dtype=dtype))
     assert not nonfinite(torch.tensor([3.4e38, -3.4e38, 1e-45]))
     assert not nonfinite(torch.zeros(0))
+
+
+def test_a_message_of_fixed_size_payloads_has_no_gaps_but_those_of_alignment() -> None:
+    code, x = TopK(ratio=0.5), torch.arange(1.0, 11.0)
+    part = part_of(code, 10)
+    message = Message(part.packing, x.device)
+    part.encode(x.clone(), message, Key())
+    send = torch.zeros_like(message.buffer)
+    row = send[: part.close_gaps(message, send)]
+    assert row.numel() == part.length(part.sizes([]))
+    (payload,) = part.payloads(row)
+    code.add_decoded(payload, out := torch.zeros(10))
+    assert out.tolist() == [0.0] * 5 + [6.0, 7.0, 8.0, 9.0, 10.0]

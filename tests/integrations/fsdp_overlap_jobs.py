@@ -128,10 +128,19 @@ def failed(rank: int) -> dict[str, Any]:
     model.fails = False
     model.reset_iter_state()
     found = steps(model)
+    saved, left = state.state_dict(), list[int]()
+    for call in (lambda: state.load_state_dict(saved), lambda: state.change("blockwise8")):
+        model.fails = True
+        answers({"": lambda: steps(model)})
+        model.fails = False
+        model.reset_iter_state()
+        call()
+        left.append(len(state.background._under_way))
     state.close()
     return {
         "said": said,
         "under way": under_way,
+        "left": left,
         "same": all(torch.equal(*pair) for pair in zip(found, wanted, strict=True)),
     }
 

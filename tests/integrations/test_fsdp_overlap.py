@@ -40,6 +40,11 @@ def test_a_backward_pass_that_fails_leaves_nothing_under_way() -> None:
         assert result["failed"]["same"]
 
 
+def test_nothing_is_under_way_when_a_state_is_loaded_or_the_method_changes() -> None:
+    for result in told():
+        assert result["failed"]["left"] == [0, 0]
+
+
 def test_weights_in_inference_mode() -> None:
     for result in told():
         assert result["watched"]["same"]

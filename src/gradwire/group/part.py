@@ -417,7 +417,9 @@ class Part:
             message: message of one row.
             out: int32, one element for each of ``varying``.
         """
-        torch.cat([used_of(self._payload(message, i)) for i in self.varying], out=out)
+        # Where all payloads are of fixed size there is nothing to join, which torch refuses.
+        if self.varying:
+            torch.cat([used_of(self._payload(message, i)) for i in self.varying], out=out)
 
     def _payload(self, message: Message, i: int) -> Tensor:
         """View the bytes of a payload of a message of one row, up to its capacity."""

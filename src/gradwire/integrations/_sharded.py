@@ -121,6 +121,16 @@ class ShardedState(ExchangeState):
             return state
         return of_shard(state, self.place, self.places, self.tensor_parts)
 
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        # A backward pass that failed has left reductions under way, which would write to what is loaded.
+        self.background.finish()
+        super().load_state_dict(state, on_resize)
+
+    def change(self, compressor: Any, **options: Any) -> None:
+        # As before ``load_state_dict``; and two threads must not talk on one channel.
+        self.background.finish()
+        super().change(compressor, **options)
+
     @property
     def place(self) -> int:
         """The place in a checkpoint of the state of this rank's line of ranks."""
