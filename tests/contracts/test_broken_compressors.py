@@ -81,7 +81,12 @@ class ReadsRubbish(NonZero):
 
 class ScalesTwice(BF16):
     def encode_scaled(self, x, scale, payload, state, key):
-        super().encode_scaled(x.mul_(scale), scale, payload, state, key)
+        super().encode_scaled(x * scale, scale, payload, state, key)
+
+
+class ScalesTheGradient(BF16):
+    def encode_scaled(self, x, scale, payload, state, key):
+        self.encode(x.mul_(scale), payload, state, key)
 
 
 class LooksAtNeighbours(TwoBit):
@@ -164,6 +169,7 @@ BROKEN = [
     (MixesUpRanks(), contract.check_many, "differs from the loop"),
     (ReadsRubbish(least=0.5), contract.check_used, "without the unused bytes"),
     (ScalesTwice(), contract.check_summable, "encode_scaled differs"),
+    (ScalesTheGradient(), contract.check_summable, "encode_scaled changes the gradient"),
     (LooksAtNeighbours(), contract.check_elementwise, "a cut at 48"),
     (TakesAnything(), contract.check_inputs, "accepted torch.int32"),
     (ReadsAnything(), contract.check_bad_bytes, "decoded 27"),

@@ -17,9 +17,10 @@ import importlib
 import importlib.util
 import operator
 import struct
+import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch.autograd import profiler as autograd_profiler
@@ -30,9 +31,11 @@ from gradwire.ops._declared import Declaration
 from gradwire.ops.native import check_environment, kernels, problem, reference_forced
 from gradwire.ops.pieces import Each, Pieces, Places
 
-__all__ = ["OPERATIONS", "Many", "Op", "declared", "find", "operation"]
+__all__ = ["OPERATIONS", "Many", "Op", "cached_table", "declared", "find", "operation"]
 
 P = ParamSpec("P")
+
+T = TypeVar("T")
 
 OPERATIONS: dict[str, "Op[Any]"] = {}
 """Every operation that was made, by its name under ``torch.ops.gradwire``."""
@@ -343,6 +346,22 @@ def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, No
     return lambda reference: Op(schema, reference, checked)
 
 
+def cached_table(make: Callable[P, T]) -> Callable[P, T]:
+    """Cache what a function makes, so that all threads get the same object for the same hashable arguments.
+
+    A kernel gets the address of a table and not the table. ``functools.cache`` lets two threads make one each at their
+    first calls, and that of one of them would be gone before its kernel reads it.
+    """
+    cached, lock = functools.cache(make), threading.Lock()
+
+    @functools.wraps(make)
+    def once(*args: P.args, **kwargs: P.kwargs) -> T:
+        with lock:
+            return cached(*args, **kwargs)  # type: ignore[arg-type]
+
+    return once
+
+
 @overload
 def declared(reference: Callable[P, None], /) -> Op[P]: ...
 @overload
@@ -363,7 +382,7 @@ def declared(
     Args:
         check: function that checks what the annotations cannot say: called in each call with the operation's name and
             with those of its arguments and symbols that it names; raises ``ConfigError``.
-        tables: expressions over what is known of the call: tensors that somebody keeps and that its C++ kernel needs,
+        tables: expressions over what is known of the call: tensors of a ``cached_table`` that its C++ kernel needs,
             too; it is given their addresses after the parameters.
         threads: true: the C++ kernel takes the number of threads as its last argument.
         native: true: the C++ kernel is called as the annotations say; false: ``Op.kernel`` registers another call.

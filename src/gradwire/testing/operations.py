@@ -123,9 +123,16 @@ def _parts() -> dict[str, Any]:
     }
 
 
+_COUNTS_RANKS = {"sums_add_decoded": "codes"}
+"""Tensors whose last element is the number of ranks that were added up, by operation."""
+
+
 def _made(op: Op[Any]) -> dict[str, Any]:
     assert op.declaration is not None
-    return {name: _argument(op, name) for name in op.declaration.types}
+    made = {name: _argument(op, name) for name in op.declaration.types}
+    if op.name in _COUNTS_RANKS:
+        made[_COUNTS_RANKS[op.name]][-1] = 1
+    return made
 
 
 def _values(op: Op[Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.ops.base import cached_table
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.validation import float32
 
@@ -189,7 +190,7 @@ def lookup(bits: int, group: int, device: torch.device) -> Tensor:
     return torch.cat([quantiser(bits, device), *above])
 
 
-@functools.cache
+@cached_table
 def table(bits: int, group: int) -> Tensor:
     """The lookup table of a kernel on a CPU.
 
