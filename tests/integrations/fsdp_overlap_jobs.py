@@ -55,6 +55,32 @@ def trained(rank: int, case: str, awaited: bool) -> tuple[list[Tensor], int]:
     return weights, state.background.begun
 
 
+def prefetched(rank: int) -> dict[str, list[list[Tensor]]]:
+    """The weights after some steps, by case: without prefetching, and with one and two modules of it in each pass."""
+    return {case: [_after(rank, case, *ahead) for ahead in ((0, 0), (1, 0), (0, 1), (2, 2))] for case in CASES}
+
+
+def _after(rank: int, case: str, forward: int, backward: int) -> list[Tensor]:
+    model = sharded(init_device_mesh("cpu", (2,)))
+    chain = [module for module in model.children() if isinstance(module, FSDPModule)]
+    assert len(chain) > 2
+    for i, module in enumerate(chain):
+        module.set_modules_to_forward_prefetch(chain[i + 1 : i + 1 + forward])
+        module.set_modules_to_backward_prefetch(chain[max(0, i - backward) : i][::-1])
+    state = compress_fsdp(model, min_numel=0, **CASES[case])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(x)
+    weights = [param.clone() for param in whole(model).values()]
+    state.close()
+    return weights
+
+
 def overlapped(rank: int) -> dict[str, Any]:
     """Each case, reduced while the backward pass goes on, and where each gradient is awaited."""
     told: dict[str, Any] = {

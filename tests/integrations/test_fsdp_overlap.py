@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_overlap_jobs import CASES, STEPS, alone, overlapped
+from tests.integrations.fsdp_overlap_jobs import CASES, STEPS, alone, overlapped, prefetched
 from tests.once import once
 
 
@@ -43,6 +43,13 @@ def test_a_backward_pass_that_fails_leaves_nothing_under_way() -> None:
 def test_nothing_is_under_way_when_a_state_is_loaded_or_the_method_changes() -> None:
     for result in told():
         assert result["failed"]["left"] == [0, 0]
+
+
+def test_modules_that_are_gathered_ahead_have_the_same_bits() -> None:
+    """FSDP asks for weights in another order then, and for several modules at a time."""
+    for result in run_ranks(2, prefetched):
+        for case, (plain, *ahead) in result.items():
+            assert all(torch.equal(*pair) for other in ahead for pair in zip(plain, other, strict=True)), case
 
 
 def test_weights_in_inference_mode() -> None:
