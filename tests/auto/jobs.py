@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import random
 import re
@@ -27,6 +26,7 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
+from tests.heard import heard
 
 FAST, SLOW = 1e12, 2e7
 """Bytes a second."""
@@ -308,12 +308,7 @@ def resting(rank: int) -> dict[str, Any]:
 
 def told(rank: int) -> list[str]:
     """The messages until a slow link is compressed for."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("gradwire")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    said = heard()
     Training(rank).settle(SLOW, least=2)
     return said
 

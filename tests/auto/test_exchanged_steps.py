@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from gradwire.auto.exchanged_steps import figures
 from gradwire.testing.processes import run_ranks
 from tests.auto import jobs, step_jobs
+from tests.heard import heard
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,12 +69,7 @@ def test_a_mistake_is_named(options: dict[str, Any], said: str) -> None:
 
 
 def _advised(rank: int, optimizer: str, budget: str) -> list[str]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("gradwire")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    said = heard()
     training = jobs.Training(rank, optimizer, budget=budget)
     training.settle(jobs.SLOW / 20)
     return [text for text in said if "CompressedStep" in text]

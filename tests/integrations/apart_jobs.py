@@ -19,6 +19,7 @@ from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import DiLoCo, OneBitAdam
+from tests.heard import heard
 from tests.integrations.jobs import batch, model_of, note, wait_for
 
 TIMEOUT = 200.0
@@ -232,10 +233,7 @@ def patient(rank: int, timeout: float | None) -> float | None:
 
 def alone(rank: int) -> tuple[str, list[str]]:
     """Only rank 0 sets gradwire up; what it raises, and what it has logged until then."""
-    logged: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradwire").addHandler(handler)
+    logged = heard(logging.WARNING)
     failures.PATIENCE = 0.5
     model = DistributedDataParallel(nn.Linear(4, 4))
     if rank:

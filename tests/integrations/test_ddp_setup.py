@@ -27,6 +27,7 @@ from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
 from tests.compressors.methods import OwnMemory
+from tests.heard import heard
 from tests.integrations.jobs import answers, batch, model_of
 
 
@@ -352,10 +353,7 @@ def test_only_the_ranks_of_ddp_average_its_gradients() -> None:
 
 
 def _other_method(rank: int) -> dict[str, list[str]]:
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradwire").addHandler(handler)
+    said = heard(logging.WARNING)
 
     def trained(ratio: float) -> GradwireState:
         model = DistributedDataParallel(model_of())

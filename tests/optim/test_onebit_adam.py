@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from gradwire.optim import OneBitAdam
 from gradwire.testing.processes import run_ranks
+from tests.heard import heard
 from tests.optim.jobs import (
     adamw,
     batch,
@@ -56,12 +56,7 @@ def _settling(rank: int, sizes: list[float], rates: list[float]) -> tuple[list[i
     """The step at which v is frozen, step by step, where the gradients have these root mean squares; and the log."""
     weight = nn.Parameter(torch.zeros(8, 8))
     optimizer = OneBitAdam([weight], betas=(0.9, 0.75), compressor="topk", min_numel=0)
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("gradwire")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    told = heard()
     frozen = []
     for size, rate in zip(sizes, rates, strict=True):
         optimizer.param_groups[0]["lr"] = rate
