@@ -1,5 +1,6 @@
 """Alternating ridge regression: the normal equations, the shrinking, and what it has in common with ACP-SGD."""
 
+import copy
 import math
 import re
 
@@ -25,6 +26,50 @@ def test_each_half_step_solves_its_normal_equations():
         torch.testing.assert_close(held.norm(dim=1), torch.ones(2).double(), rtol=1e-6, atol=0)
         ridge = 0.1 * torch.eye(2).double()
         torch.testing.assert_close((held @ held.mT + ridge) @ solved, held @ right, rtol=1e-5, atol=1e-5)
+
+
+@together
+@pytest.mark.parametrize("padding", [0, 40, 1 << 20])
+@pytest.mark.parametrize("code", [ACPSGD(rank=3), GradZip(rank=3, ridge=0.1)], ids=lambda code: code.name)
+def test_factors_are_prepared_together_as_alone(code, padding):
+    lengths = (20, 5, 64, 5, 18, 300)
+    held = [matrix(3, length, seed) for seed, length in enumerate(lengths)]
+    held.append(torch.outer(torch.tensor([1.0, 2.0, -1.0]), matrix(1, 9).view(-1)))
+    sent, alone = ([torch.full_like(each, math.nan) for each in held] for _ in range(2))
+    before = [each.clone() for each in held]
+    found = code.prepare(held, sent, padding)
+    for i, each in enumerate(held):
+        (expected,) = code.prepare([each], [alone[i]])
+        torch.testing.assert_close(found[i], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(sent[i], alone[i], rtol=1e-5, atol=1e-5)
+        assert torch.equal(each, before[i])
+
+
+@together
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("rank", [2, 17])
+@pytest.mark.parametrize("code", [ACPSGD, GradZip], ids=lambda code: code.name)
+def test_a_bucket_gives_what_each_matrix_gives_alone(code, rank, step):
+    """Beyond a rank of 16 the products are a BLAS's, of several matrices at once where they lie evenly."""
+    code, shapes = code(rank=rank), [(24, 40), (24, 40), (30, 18), (24, 40), (40, 24), (3, 90)]
+    flat = matrix(1, sum(math.prod(shape) for shape in shapes)).view(-1)
+    parts = torch.split(flat, [math.prod(shape) for shape in shapes])
+    xs = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    keys = [Key(tensor=tensor, step=step) for tensor in range(len(xs))]
+    first = [code.init_state(x.shape, key) for x, key in zip(xs, keys, strict=True)]
+    together, alone = copy.deepcopy(first), copy.deepcopy(first)
+    (payloads,) = mean_rounds(code, [xs], [together], [keys])
+    found, own = torch.zeros_like(flat), torch.zeros_like(flat)
+    for out, add in ((found, code.add_decoded_each), (own, code.add_own_each)):
+        outs = torch.split(out, [x.numel() for x in xs])
+        add(payloads, [part.view(x.shape) for part, x in zip(outs, xs, strict=True)], 1.0)
+    expected = [decoded(code, x, state, step) for x, state in zip(xs, alone, strict=True)]
+    torch.testing.assert_close(found, torch.cat([each.view(-1) for each in expected]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own, found)
+    for one, other, start in zip(together, alone, first, strict=True):
+        for name, factor in one.items():
+            torch.testing.assert_close(factor, other[name], rtol=1e-4, atol=1e-4)
+        assert not torch.equal(one["q" if step else "p"], start["q" if step else "p"])
 
 
 def test_the_ridge_shrinks():

@@ -12,9 +12,10 @@ from torch import Tensor
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.lowrank import ops
 from gradwire.compressors.lowrank._products import (
-    add_product,
+    add_factors,
     grouped,
     keep_usable,
+    keep_usable_each,
     matrix_of,
     normal,
     solve_left,
@@ -77,16 +78,18 @@ class Alternating(MultiRound):
         items = [
             self._item(x, payload, state) for x, payload, state in zip(xs, payloads, states, strict=True) if x.numel()
         ]
-        for group in grouped(items, lambda item: item.x.shape):
-            held_factors, left = self.prepare(torch.stack([item.warm[held] for item in group]))
-            torch._foreach_copy_([item.sent[held] for item in group], list(held_factors.unbind()))
-            solve = solve_right if solved else solve_left
-            solve([item.x for item in group], left.unbind(), [item.sent[solved] for item in group])
-            for item in group:
-                torch._foreach_copy_(list(item.own), list(item.sent))
+        if not items:
+            yield solved
+            return
+        factors = self.prepare([item.warm[held] for item in items], [item.sent[held] for item in items])
+        solve = solve_right if solved else solve_left
+        for group in grouped(range(len(items)), lambda i: items[i].sent[held].shape[0]):
+            solve([items[i].x for i in group], [factors[i] for i in group], [items[i].sent[solved] for i in group])
+        torch._foreach_copy_(
+            [own for item in items for own in item.own], [sent for item in items for sent in item.sent]
+        )
         yield solved
-        for item in items:
-            keep_usable(item.sent[solved], item.warm[solved])
+        keep_usable_each([item.sent[solved] for item in items], [item.warm[solved] for item in items])
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
@@ -97,8 +100,7 @@ class Alternating(MultiRound):
             super().encode_feedback(grad, residual, payload, state, key, status)
             return
         item, solved = self._item(residual, payload, state), key.step % 2
-        held_factors, factors = self.prepare(item.warm[1 - solved].unsqueeze(0))
-        item.sent[1 - solved].copy_(held_factors[0])
+        (factors,) = self.prepare([item.warm[1 - solved]], [item.sent[1 - solved]])
         solve = ops.lowrank_right_feedback if solved else ops.lowrank_left_feedback
         x, found = residual.view(-1), item.sent[solved]
         solve(grad.view(-1), x, factors.reshape(-1), found.view(-1), r, status)
@@ -107,23 +109,29 @@ class Alternating(MultiRound):
         ops.lowrank_add_decoded(payload[0], payload[1], x, r, -1.0, status)
 
     @abstractmethod
-    def prepare(self, held: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepare the held factors of a batch, (B, r, a), before the others are solved for.
+    def prepare(self, held: Sequence[Tensor], sent: Sequence[Tensor], padding: int | None = None) -> Sequence[Tensor]:
+        """Prepare the held factors, (r, a) of any shapes, before the others are solved for.
+
+        Args:
+            held: factors, not changed.
+            sent: tensors of the same shapes, to which the factors are written as they are sent.
+            padding: most zeros behind shorter rows that are worked on in one call, as for ``orthonormal_each``.
 
         Returns:
-            The factors as they are sent, and those by which X is multiplied to get the others, both (B, r, a).
+            Factors by which each X is multiplied to get the other one, of the same shapes.
         """
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payload[0], payload[1], out, scale)
+        self.add_decoded_each([payload], [out], scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payload[2], payload[3], out, scale)
+        self.add_own_each([payload], [out], scale)
 
-    def _add(self, p: Tensor, q: Tensor, out: Tensor, scale: float) -> None:
-        m, length, r = matrix_of(out.shape, self.rank)
-        if r:
-            add_product(out.view(m, length), p.view(r, m), q.view(r, length), scale)
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        add_factors([(p, q) for p, q, *_ in payloads], outs, self.rank, scale)
+
+    def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        add_factors([(p, q) for *_, p, q in payloads], outs, self.rank, scale)
 
     def _item(self, x: Tensor, payload: Payload, state: State) -> _Halved:
         m, length, r = matrix_of(x.shape, self.rank)

@@ -18,9 +18,11 @@ from gradwire.ops import Pieces, philox
 from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
+    "add_factors",
     "add_product",
     "add_products",
     "batch_of",
+    "copy_into",
     "evenly_spaced",
     "grouped",
     "keep_usable",
@@ -31,6 +33,8 @@ __all__ = [
     "normal",
     "orthonormal",
     "orthonormal_each",
+    "padded",
+    "similar_lengths",
     "solve_left",
     "solve_right",
     "thin",
@@ -40,6 +44,9 @@ T = TypeVar("T")
 
 _THIN = 16
 """The highest rank of which the kernels are asked."""
+
+_PADDING = 1 << 20
+"""Most zeros behind the shorter rows of one call on an accelerator, where an operation costs more than they do."""
 
 
 def thin(x: Tensor, rank: int) -> bool:
@@ -73,6 +80,25 @@ def add_products(outs: Sequence[Tensor], ps: Sequence[Tensor], qs: Sequence[Tens
         for run in evenly_spaced(lefts, rights, targets):
             p, q, batch = (batch_of(each, run) for each in (lefts, rights, targets))
             batch.baddbmm_(p.mT, q, alpha=scale)
+
+
+def add_factors(pairs: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], rank: int, scale: float) -> None:
+    """Compute ``outs[i] += scale * p^T q`` for each pair of flat factors, (r m) and (r L), of tensors of any shapes.
+
+    Args:
+        pairs: the factors of each tensor.
+        outs: tensors, viewed as matrices as ``matrix_of`` has it.
+        rank: largest rank; r follows from it and the shape.
+        scale: factor of the products.
+    """
+    matrices, ps, qs = [], [], []
+    for (p, q), out in zip(pairs, outs, strict=True):
+        m, length, r = matrix_of(out.shape, rank)
+        if r:
+            matrices.append(out.view(m, length))
+            ps.append(p.view(r, m))
+            qs.append(q.view(r, length))
+    add_products(matrices, ps, qs, scale)
 
 
 def as_pieces(
@@ -125,35 +151,69 @@ def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[
             torch.bmm(left, right, out=out)
 
 
-def orthonormal_each(factors: Sequence[Tensor], stretch: int = 1) -> None:
-    """Make the rows of each factor orthonormal, in place; factors of similar length share a call.
+def orthonormal_each(
+    factors: Sequence[Tensor], outs: Sequence[Tensor] | None = None, padding: int | None = None
+) -> None:
+    """Make the rows of each factor orthonormal; factors of similar length share a call.
 
     Args:
         factors: float32, (r, m) of any shapes.
-        stretch: largest ratio of the longest row to the shortest in one call, >= 1. Behind shorter rows are zeros,
-            which change no product. More: fewer operations on more elements.
+        outs: tensors of these shapes that are written; None: the factors themselves.
+        padding: most zeros behind the shorter rows of one call, >= 0, which change no product. More: fewer operations
+            on more elements. None: none on the CPU, some on an accelerator.
     """
-    for group in _of_similar_length(factors, stretch):
-        lengths = [each.shape[1] for each in group]
-        if lengths[0] == lengths[-1]:
-            rows = torch.stack(group)
-        else:
-            rows = group[0].new_zeros(len(group), group[0].shape[0], lengths[-1])
-            torch._foreach_copy_([row[:, :size] for row, size in zip(rows.unbind(), lengths, strict=True)], group)
-        found = zip(orthonormal(rows).unbind(), lengths, strict=True)
-        torch._foreach_copy_(group, [row[:, :size] for row, size in found])
+    written = factors if outs is None else outs
+    for group in similar_lengths(factors, padding):
+        copy_into([written[i] for i in group], orthonormal(padded([factors[i] for i in group])))
 
 
-def _of_similar_length(factors: Sequence[Tensor], stretch: int) -> list[list[Tensor]]:
-    """Group factors of one rank by similar length, the shortest of each group first."""
-    groups: list[list[Tensor]] = []
-    for each in sorted(factors, key=lambda factor: tuple(factor.shape)):
-        rank, length = each.shape
-        first = groups[-1][0].shape if groups else (0, 0)
-        if first[0] == rank and length <= stretch * first[1]:
-            groups[-1].append(each)
+def copy_into(outs: Sequence[Tensor], rows: Tensor) -> None:
+    """Copy each matrix of a contiguous batch to a tensor that may have shorter rows: (B, r, m) to (r, at most m)."""
+    torch._foreach_copy_([row for out in outs for row in out.unbind()], _rows(rows, outs))
+
+
+def padded(factors: Sequence[Tensor]) -> Tensor:
+    """Copy factors of one rank to a batch, (B, r, the greatest length), with zeros behind shorter rows."""
+    longest = max(each.shape[1] for each in factors)
+    if all(each.shape[1] == longest for each in factors):
+        return torch.stack(list(factors))
+    batch = factors[0].new_zeros(len(factors), factors[0].shape[0], longest)
+    torch._foreach_copy_(_rows(batch, factors), [row for each in factors for row in each.unbind()])
+    return batch
+
+
+def _rows(batch: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
+    """View the rows of a batch as long as those of the factors; a GPU copies lists in one launch only if each is
+    contiguous.
+    """
+    _, rank, longest = batch.shape
+    sizes = [size for each in factors for _ in range(rank) for size in (each.shape[1], longest - each.shape[1])]
+    return list(torch.split(batch.view(-1), sizes)[::2])
+
+
+def similar_lengths(factors: Sequence[Tensor], padding: int | None = None) -> list[list[int]]:
+    """Group the numbers of factors of one rank by similar length, the shortest of each group first.
+
+    Args:
+        factors: (r, m) of any shapes.
+        padding: most zeros behind the shorter rows of a group, as for ``orthonormal_each``.
+
+    >>> similar_lengths([torch.zeros(2, length) for length in (5, 40, 4, 5)], padding=10)
+    [[2, 0, 3], [1]]
+    """
+    if padding is None:
+        padding = 0 if not factors or factors[0].is_cpu else _PADDING
+    groups: list[list[int]] = []
+    filled = 0
+    for i in sorted(range(len(factors)), key=lambda i: tuple(factors[i].shape)):
+        rank, length = factors[i].shape
+        alike = bool(groups) and factors[groups[-1][0]].shape[0] == rank
+        if alike and rank * length * (len(groups[-1]) + 1) - filled - rank * length <= padding:
+            groups[-1].append(i)
+            filled += rank * length
         else:
-            groups.append([each])
+            groups.append([i])
+            filled = rank * length
     return groups
 
 

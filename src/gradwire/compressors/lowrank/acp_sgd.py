@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from gradwire.compressors.lowrank._alternating import Alternating
-from gradwire.compressors.lowrank._products import orthonormal
+from gradwire.compressors.lowrank._products import orthonormal_each
 from gradwire.errors import is_float32, is_int, require
 
 __all__ = ["ACPSGD"]
@@ -68,6 +69,6 @@ class ACPSGD(Alternating):
         ok = is_float32(self.min_compression) and self.min_compression >= 1
         require(ok, "ACPSGD.min_compression", "a finite number >= 1", self.min_compression)
 
-    def prepare(self, held: Tensor) -> tuple[Tensor, Tensor]:
-        rows = orthonormal(held)
-        return rows, rows
+    def prepare(self, held: Sequence[Tensor], sent: Sequence[Tensor], padding: int | None = None) -> Sequence[Tensor]:
+        orthonormal_each(held, sent, padding)
+        return sent

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.lowrank._alternating import Alternating
+from gradwire.compressors.lowrank._products import copy_into, padded, similar_lengths
 from gradwire.errors import is_float32, is_int, require
 
 __all__ = ["GradZip"]
@@ -70,10 +72,19 @@ class GradZip(Alternating):
         ok = is_float32(self.min_compression) and self.min_compression >= 1
         require(ok, "GradZip.min_compression", "a finite number >= 1", self.min_compression)
 
-    def prepare(self, held: Tensor) -> tuple[Tensor, Tensor]:
-        # Only the product of the factors counts, so the rows of the held one may have any length.
-        rows = torch.nn.functional.normalize(held.double(), dim=-1, eps=torch.finfo(torch.float32).tiny)
-        gram = rows @ rows.mT
-        gram.diagonal(dim1=1, dim2=2).add_(self.ridge)
-        lower = torch.linalg.cholesky_ex(gram).L
-        return rows.float(), torch.cholesky_solve(rows, lower).float()
+    def prepare(self, held: Sequence[Tensor], sent: Sequence[Tensor], padding: int | None = None) -> Sequence[Tensor]:
+        # The factors lie as they do in the payload, so that what is evenly spaced there is so here.
+        whole = torch.empty(sum(each.numel() for each in sent), device=sent[0].device)
+        parts = torch.split(whole, [each.numel() for each in sent])
+        found = [part.view(each.shape) for part, each in zip(parts, sent, strict=True)]
+        for group in similar_lengths(held, padding):
+            # Only the product of the factors counts, so the rows of the held one may have any length.
+            rows = padded([held[i] for i in group]).double()
+            rows = torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(torch.float32).tiny)
+            gram = rows @ rows.mT
+            gram.diagonal(dim1=1, dim2=2).add_(self.ridge)
+            lower = torch.linalg.cholesky_ex(gram).L
+            copy_into([sent[i] for i in group], rows.float())
+            solved = torch.cholesky_solve(rows, lower).to(torch.float32, memory_format=torch.contiguous_format)
+            copy_into([found[i] for i in group], solved)
+        return found

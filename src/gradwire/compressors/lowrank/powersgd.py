@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.lowrank._products import (
-    add_product,
-    add_products,
+    add_factors,
     grouped,
     keep_usable_each,
     matrix_of,
@@ -26,9 +25,6 @@ from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["PowerSGD"]
-
-_STRETCH = 4
-"""Largest ratio of the lengths of two rows that are made orthonormal in the same call."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +131,7 @@ class PowerSGD(MultiRound):
             for group in alike:
                 solve_left([item.x for item in group], [item.start for item in group], [item.p for item in group])
             yield 0
-            # An operation costs an accelerator more than the zeros behind a short row.
-            stretch = 1 if items and items[0].p.is_cpu else _STRETCH
-            orthonormal_each([item.p for item in items], stretch)
+            orthonormal_each([item.p for item in items])
             for group in alike:
                 solve_right([i.x for i in group], [i.p for i in group], [i.q for i in group])
             own = [(item.own, item.q) for item in items if item.own is not None]
@@ -148,10 +142,10 @@ class PowerSGD(MultiRound):
             keep_usable_each([item.q for item in items], [item.warm for item in items])
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payload[0], payload[1], out, scale)
+        self._add_each([payload], 1, [out], scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payload[0], payload[-1], out, scale)
+        self._add_each([payload], -1, [out], scale)
 
     def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
         self._add_each(payloads, 1, outs, scale)
@@ -160,22 +154,10 @@ class PowerSGD(MultiRound):
         self._add_each(payloads, -1, outs, scale)
 
     def _add_each(self, payloads: Sequence[Payload], right: int, outs: Sequence[Tensor], scale: float) -> None:
-        matrices, ps, qs = [], [], []
-        for payload, out in zip(payloads, outs, strict=True):
-            m, length, r = matrix_of(out.shape, self.rank)
-            if r:
-                matrices.append(out.view(m, length))
-                ps.append(payload[0].view(r, m))
-                qs.append(payload[right].view(r, length))
-        add_products(matrices, ps, qs, scale)
+        add_factors([(payload[0], payload[right]) for payload in payloads], outs, self.rank, scale)
 
     def in_16_bits(self) -> PowerSGD:
         return replace(self, error="local")
-
-    def _add(self, p: Tensor, q: Tensor, out: Tensor, scale: float) -> None:
-        m, length, r = matrix_of(out.shape, self.rank)
-        if r:
-            add_product(out.view(m, length), p.view(r, m), q.view(r, length), scale)
 
     def _item(self, x: Tensor, payload: Payload, state: State) -> _Factored:
         m, length, r = matrix_of(x.shape, self.rank)
