@@ -76,6 +76,7 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         "global_qsgd": (34, 42),
         "dgc": (34, 104),
         "compose": (32, 80),
+        "demo": (60, 120),
         "powersgd": (205, 90),
         "acp_sgd": (190, 140),
         "gradzip": (160, 140),

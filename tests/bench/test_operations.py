@@ -73,6 +73,17 @@ def test_of_what_pieces_lie_in_only_the_pieces_are_moved() -> None:
     assert count.nbytes == 50 * (3 * 2 + 2 * 4)
 
 
+def test_of_what_is_selected_from_only_that_is_moved() -> None:
+    numbers = torch.empty(10, dtype=torch.int32, device="meta")
+    count = counted(lambda x: x.view(100, 10).index_select(0, numbers))
+    assert count.nbytes == 4 * (10 + 100 + 100)
+    # Windows that overlap.
+    count = counted(lambda x: torch.index_select(x.as_strided((N - 7, 8), (1, 1)), 0, numbers, out=x.new_empty(10, 8)))
+    assert count.nbytes == 4 * (10 + 80 + 80)
+    count = counted(lambda x: x[:5].index_select(0, numbers))
+    assert count.nbytes == 4 * (10 + 5 + 10)
+
+
 def test_what_the_host_does_alone_is_not_the_devices() -> None:
     count = counted(lambda _: torch.ones(5).add(1))
     assert (count.operations, count.host) == (0, 2)

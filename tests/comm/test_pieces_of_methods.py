@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,9 +12,11 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.group.part import Batch, Message, Part, Piece, Unit, nonfinite
 from gradwire.memory.base import Memory, default_memory
+from gradwire.ops.stored import shaped
 from gradwire.types import Key
 
-SIZES = [1000, 37, 256, 4096, 5]
+SHAPES = [(20, 50), (37,), (16, 16), (64, 64), (5,)]
+SIZES = [math.prod(shape) for shape in SHAPES]
 
 FORMS = [
     {"name": "blockwise8", "block": 64},
@@ -24,6 +28,7 @@ FORMS = [
     {"name": "qsgd", "block": None},
     {"name": "qsgd", "bits": 2, "block": None, "scaled": True},
     {"name": "qsgd", "block": 64, "norm": "l2", "scaled": True},
+    {"name": "demo", "sign": False, "ratio": 0.1, "chunk": 7},
     {"name": "compose", "outer": {"name": "randomk", "ratio": 0.1}, "inner": {"name": "blockwise8", "block": 64}},
 ]
 """Others than those that are built without parameters."""
@@ -46,10 +51,10 @@ def part_of(code: Compressor, memory: Memory, *, together: bool, scale: float | 
     grain = memory.form.grain
     rooms = [-(-size // grain) for size in SIZES]
     kept = {name: torch.split(memory.form.zeros(sum(rooms) * grain), rooms) for name in memory.buffers}
-    for number, size in enumerate(SIZES):
-        unit = Unit(((f"p{number}", size),), (size,), lo, code, memory)
-        state = code.init_state((size,), Key())
-        pieces.append(Piece(unit, memory, (size,), lo, 0, state, {name: kept[name][number] for name in kept}))
+    for number, (size, shape) in enumerate(zip(SIZES, SHAPES, strict=True)):
+        unit = Unit(((f"p{number}", size),), shape, lo, code, memory)
+        own = {name: shaped(tensors[number], shape) for name, tensors in kept.items()}
+        pieces.append(Piece(unit, memory, shape, lo, 0, code.init_state(shape, Key()), own))
         lo += size
     part = Part(pieces, scale_of(code) if scale is None else scale)
     if not together:
@@ -103,5 +108,5 @@ def test_a_factor_that_a_method_does_not_take_itself_is_taken_tensor_by_tensor(n
 
 
 def test_many_methods_say_so() -> None:
-    names = "bf16 blockwise8 compose dgc dynamic8 ef21 fp8 loco lpc_svrg natural oktopk onebit_sgd qsgd randomk signsgd"
-    assert {*names.split(), "signum", "terngrad"} <= {code.name for code in methods()}
+    names = "bf16 blockwise8 compose demo dgc dynamic8 ef21 fp8 loco lpc_svrg natural oktopk onebit_sgd qsgd randomk"
+    assert {*names.split(), "signsgd", "signum", "terngrad"} <= {code.name for code in methods()}

@@ -13,6 +13,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.residual import Residual
+from gradwire.ops import Pieces, Places
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from tests.cases import together
@@ -64,6 +65,72 @@ def test_it_helps_where_the_gradient_is_smooth_and_not_in_noise():
     code = DeMo(ratio=1 / 128)
     assert relative_error(smooth(256, 256), decoded(code, smooth(256, 256))) < 0.3
     assert 0.9 < relative_error(matrix(256, 256), decoded(code, matrix(256, 256))) < 0.97
+
+
+def pieces_of(shapes: list[tuple[int, ...]], gap: int = 3) -> Pieces:
+    sizes = [math.prod(shape) for shape in shapes]
+    lows = [sum(sizes[:i]) + gap * (i + 1) for i in range(len(sizes))]
+    length = lows[-1] + sizes[-1]
+    return Pieces(gaussian(length), Places(length, lows, sizes, shapes))
+
+
+def payloads_of(code: DeMo, shapes: list[tuple[int, ...]], ranks: int) -> tuple[Pieces, Pieces]:
+    """Fields of the payloads as pieces, each of one tensor: one row for each rank."""
+    sizes = [code.layout(shape).fields[0].count for shape in shapes]
+    places = Places(sum(sizes), [sum(sizes[:i]) for i in range(len(sizes))], sizes)
+    dtypes = torch.float32, torch.int16
+    return tuple(Pieces(torch.zeros(ranks, sum(sizes), dtype=dtype), places) for dtype in dtypes)
+
+
+SEVERAL = [(64, 64), (100, 130), (130,), (300, 320), (3, 200), (7, 3, 5), (64, 64), (1, 1)]
+"""Tensors with more tiles of one size than are transformed at once, and with short tiles of several sizes."""
+
+
+@pytest.mark.parametrize("code", [DeMo(ratio=0.05), DeMo(ratio=0.3, chunk=7)], ids=repr)
+def test_pieces_are_encoded_and_decoded_together_as_alone(code):
+    """An accelerator encodes them together; on the CPU the tiles of each piece are transformed alone."""
+    x, ranks = pieces_of(SEVERAL), 2
+    before, payloads = x.base.clone(), payloads_of(code, SEVERAL, ranks)
+    for rank in range(ranks):
+        code.encode_together(x, tuple(field.rows(rank) for field in payloads))
+    assert torch.equal(x.base, before)
+    out = Pieces(torch.ones_like(x.base), x.places)
+    code.add_decoded_many(payloads, out, 0.5)
+    for i, (piece, shape, found) in enumerate(zip(x.each(), SEVERAL, out.each(), strict=True)):
+        own = tuple(field.each()[i] for field in payloads)
+        alone = torch.ones(shape)
+        code.add_decoded_many(own, alone, 0.5)
+        assert torch.equal(alone.view(-1), found)
+        buffer = code.compress(piece.view(shape))
+        torch.testing.assert_close(found - 1, code.decompress(buffer, shape).view(-1), rtol=1e-4, atol=1e-5)
+        values, places = code.layout(shape).views(buffer)
+        torch.testing.assert_close(own[0][1], values, rtol=1e-4, atol=1e-5)
+        assert torch.equal(own[1][1], places)
+    gaps = torch.ones_like(out.base, dtype=torch.bool)
+    for lo, size in zip(x.places.offsets, x.places.sizes, strict=True):
+        gaps[lo : lo + size] = False
+    assert bool((out.base[gaps] == 1).all())
+
+
+def test_pieces_with_shapes_that_payloads_do_not_have_are_refused():
+    code, x = DeMo(ratio=0.05), pieces_of(SEVERAL)
+    payload = tuple(field.rows(0) for field in payloads_of(code, SEVERAL, 1))
+    flat = Pieces(x.base, Places(x.places.length, x.places.offsets, x.places.sizes))
+    with pytest.raises(AssertionError, match=r"payloads of a tensor of \(4096,\) have 256 values, not 205"):
+        code.encode_together(flat, payload)
+
+
+def test_the_sign_is_that_of_the_pieces_alone():
+    x = pieces_of([(3, 4), (5,)])
+    x.base[3], x.base[4] = math.nan, 1e-30
+    before = x.base.clone()
+    DeMo(sign=False).settle(x)
+    assert torch.equal(x.base[4:], before[4:])
+    DeMo().settle(x)
+    for piece, was in zip(x.each(), Pieces(before, x.places).each(), strict=True):
+        assert torch.equal(piece, was.sign())
+    assert torch.equal(x.base[:3], before[:3])
+    assert torch.equal(x.base[15:18], before[15:18])
 
 
 def test_the_payload_is_six_bytes_for_each_frequency():

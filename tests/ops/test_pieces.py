@@ -133,6 +133,8 @@ def test_a_wrong_piece_is_refused_by_its_name() -> None:
         ops.swap(short, long)
     with pytest.raises(ConfigError, match=r"Places\.offsets"):
         Places(4, [2], [3])
+    with pytest.raises(ConfigError, match=r"Places\.shapes must be shapes of tensors of \[6\] elements"):
+        Places(6, [0], [6], [(2, 2)])
     with pytest.raises(ConfigError, match=r"Pieces\.base"):
         Pieces(torch.zeros(5), Places(4, [0], [4]))
     with pytest.raises(ConfigError, match=r"beta must be in \[0, 1\)"):
@@ -188,3 +190,14 @@ def test_whole_numbers_serve_where_each_piece_has_a_float_of_its_own():
     x = Pieces(torch.zeros(4), Places(4, [0, 2], [1, 2]))
     ops.fill_where(x, Each([3, -1]))
     assert x.base.tolist() == [3.0, 0.0, -1.0, -1.0]
+
+
+def test_pieces_know_the_shapes_of_what_they_are() -> None:
+    shapes = ((2, 3), (4,), (1, 1, 2))
+    flat = torch.zeros(20)
+    pieces = Pieces(flat, Places(20, [0, 7, 12], [6, 4, 2], shapes))
+    assert pieces.shapes == pieces.fresh().shapes == pieces.at(torch.ones(20)).shapes == shapes
+    assert pieces.unsqueeze(0).rows(0).shapes == shapes
+    views = [flat[0:6], flat[7:11], flat[12:14]]
+    assert Pieces.of(views, shapes=shapes).shapes == shapes
+    assert Pieces.of(views).shapes == ((6,), (4,), (2,))

@@ -13,8 +13,9 @@ launch: what a GPU launches is measured with ``gradwire check gpu``.
 
 Bytes of an operation are the sizes of the tensors that it reads and of those that it writes. What it changes in place
 counts as read and as written, even where it is overwritten (``zero_``, ``copy_``); ``out=`` counts as written; an
-element that an expanded tensor shows several times counts once; of a tensor in which pieces lie only these count. What
-takes a bad step back (``copy_where``, ``fill_where``, ``write_codes``) looks at a flag first, and counts as that flag.
+element that an expanded tensor shows several times counts once; of a tensor in which pieces lie only these count, and
+of one from which rows are selected by their numbers (``index_select``) only the selected ones. What takes a bad step
+back (``copy_where``, ``fill_where``, ``write_codes``) looks at a flag first, and counts as that flag.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ __all__ = ["OperationCount", "WouldWaitError"]
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::_empty")
 _FACTORIES = ("aten::new_", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand", "aten::zeros")
 """Operations that take only the form of a tensor, and read nothing."""
+
+_SELECTS = "aten::index_select"
 
 _VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::lift_fresh", "aten::alias")
 
@@ -130,6 +133,8 @@ class OperationCount(TorchDispatchMode):
             for each in _tensors((value,)):
                 rows = each.itemsize * (each.size(0) if each.dim() == 2 else 1)
                 size = rows * own[argument.name] if argument.name in own else self._size(each)
+                if func._schema.name == _SELECTS and argument.name == "self":
+                    size = min(size, sum(map(self._size, made)))
                 total += size * (2 if written and not argument.is_out else 1)
                 if written:
                     changed.add(id(each))

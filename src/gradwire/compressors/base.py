@@ -165,9 +165,9 @@ class Compressor(Configuration, ABC):
     message."""
 
     takes_pieces: ClassVar[bool] = False
-    """All that encodes, decodes and settles is made of operations, which take ``gradwire.ops.Pieces`` in place of
-    tensors: then the pieces of a message are worked on in one call. A subclass that does any of these in its own way
-    says it anew."""
+    """All that encodes, decodes and settles takes ``gradwire.ops.Pieces`` in place of tensors, as operations do: then
+    the pieces of a message are worked on in one call. They are flat; ``Pieces.shapes`` are the shapes of the tensors. A
+    subclass that does any of these in its own way says it anew."""
 
     tells_nonfinite: ClassVar[bool] = False
     """A payload has an infinity or a NaN where what was encoded has: also the sum of such payloads tells of it."""

@@ -167,7 +167,7 @@ class Batch:
         if self.several:
             names = pieces[0].kept
             blocks = {name: form_of(tensor).block for name, tensor in names.items()}
-            found = {name: Pieces.of([piece.kept[name].view(-1) for piece in pieces], blocks[name]) for name in names}
+            found = {name: self._kept(name, blocks[name]) for name in names}
             states = {name: Pieces.of([piece.state[name].view(-1) for piece in pieces]) for name in pieces[0].state}
             self.whole = None not in [*found.values(), *states.values()]
             self.kept, self.state = cast("dict[str, Tensor]", found), cast(State, states)
@@ -177,6 +177,12 @@ class Batch:
             self.kept, self.state = dict(pieces[0].kept), pieces[0].state
             self._id = pieces[0].id
         self._before: dict[str, Tensor] = {}
+
+    def _kept(self, name: str, block: int) -> Pieces | None:
+        """The kept tensors of this name, flat, with the shapes of the pieces if they are numbers for the elements."""
+        flats = [piece.kept[name].view(-1) for piece in self.pieces]
+        elements = all(flat.numel() == piece.numel for flat, piece in zip(flats, self.pieces, strict=True))
+        return Pieces.of(flats, block, tuple(tuple(piece.shape) for piece in self.pieces) if elements else None)
 
     @property
     def compressor(self) -> Compressor:
@@ -189,7 +195,7 @@ class Batch:
             return self.pieces[0].of(flat)
         if self._places is None or self._places.length != flat.numel():
             lows, sizes = [piece.lo for piece in self.pieces], [piece.numel for piece in self.pieces]
-            self._places = Places(flat.numel(), lows, sizes)
+            self._places = Places(flat.numel(), lows, sizes, [piece.shape for piece in self.pieces])
         return cast(Tensor, Pieces(flat, self._places))
 
     def key(self, key: Key) -> Key:

@@ -11,6 +11,7 @@ So a method whose code is operations and nothing else works on the pieces of a b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -42,25 +43,37 @@ class Places:
         length: number of elements of the flat tensor, or of each row of one with two dimensions.
         offsets: first element of each piece.
         sizes: elements of each piece.
+        shapes: shape of the tensor that each piece is, for methods to which it matters; None: each is flat.
 
     Attributes:
         tables: made by operations for calls whose first pieces lie here.
     """
 
-    def __init__(self, length: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        length: int,
+        offsets: Sequence[int],
+        sizes: Sequence[int],
+        shapes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         inside = all(0 <= lo <= hi <= length for lo, hi in zip(offsets, ends, strict=True))
         require(inside, "Places.offsets", f"pieces inside {length} elements", Verbatim(f"{offsets} of sizes {sizes}"))
         self.length, self.offsets, self.sizes = length, Each(offsets), Each(sizes)
+        self.shapes = tuple(map(tuple, shapes)) if shapes is not None else tuple((size,) for size in sizes)
+        fit = [math.prod(shape) for shape in self.shapes] == list(sizes)
+        require(fit, "Places.shapes", f"shapes of tensors of {list(sizes)} elements", Verbatim(str(shapes)))
         self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
 
 
 @lru_cache(maxsize=4096)
-def places_of(length: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Places:
+def places_of(
+    length: int, offsets: tuple[int, ...], sizes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...] | None = None
+) -> Places:
     """Return the same object for the same places, so that tables are made once for views that are
     made in every step.
     """
-    return Places(length, offsets, sizes)
+    return Places(length, offsets, sizes, shapes)
 
 
 @lru_cache(maxsize=1024)
@@ -98,13 +111,16 @@ class Pieces:
         self.base, self.places, self.block = base, places, block
 
     @classmethod
-    def of(cls, views: Sequence[Tensor], block: int = 0) -> Pieces | None:
+    def of(
+        cls, views: Sequence[Tensor], block: int = 0, shapes: tuple[tuple[int, ...], ...] | None = None
+    ) -> Pieces | None:
         """Make these views pieces of their common tensor; None if they have none, or have gaps.
 
         Args:
             views: contiguous tensors of one dimension; or all of shape (ranks, elements), with contiguous rows that
                 are equally far apart.
             block: elements that share a scale, as for the class.
+            shapes: shapes of what the views are, as for ``Places``; only for views of one dimension.
         """
         first = views[0]
         storage = first.untyped_storage()
@@ -120,7 +136,8 @@ class Pieces:
         whole = first.as_strided((length,), (1,), 0)
         offsets = [int(view.storage_offset()) for view in views]
         if all(view.dim() == 1 and view.is_contiguous() for view in views):
-            return cls(whole, places_of(length, tuple(offsets), tuple(int(view.numel()) for view in views)), block)
+            numels = tuple(int(view.numel()) for view in views)
+            return cls(whole, places_of(length, tuple(offsets), numels, shapes), block)
         if any(view.dim() != 2 or (view.size(1) > 1 and view.stride(1) != 1) for view in views):
             return None
         ranks, sizes = first.size(0), [int(view.size(1)) for view in views]
@@ -166,6 +183,11 @@ class Pieces:
         """Yield the pieces one by one, as views."""
         ends = zip(self.places.offsets, self.places.sizes, strict=True)
         return [self.base[..., lo : lo + size] for lo, size in ends]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors that the pieces are."""
+        return self.places.shapes
 
     @property
     def device(self) -> torch.device:

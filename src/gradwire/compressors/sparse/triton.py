@@ -118,8 +118,9 @@ def _largest_of_tiles(
     k: tl.tensor,
     ROWS: tl.constexpr,
     SPAN: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    tile = blocks(ROWS)
+    tile = blocks(ROWS, program)
     least = tl.zeros((ROWS,), tl.int32)
     for bit in range(31):
         higher = least | (1 << (30 - bit))
@@ -140,6 +141,7 @@ def _largest_of_tiles(
         written += tl.sum(kept.to(tl.int32), axis=1)
 
 
+@mergeable
 def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
     """The operation on a GPU."""
     count = x.numel() // size

@@ -6,24 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse.ops import tile_topk
+from gradwire.compressors.transforms._cosine_tiles import Kind, batches, chunks, kinds, parts, regions, rows_of
 from gradwire.compressors.transforms.ops import waves_add_decoded
 from gradwire.errors import WireError, is_float32, is_int, require
-from gradwire.helpers import count_of
+from gradwire.ops import Pieces
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["DeMo"]
-
-_BATCH, _LARGE_BATCH = 1 << 16, 1 << 24
-"""Elements transformed at once, or one tile if that is more: few enough for a cache of the CPU, and on an accelerator
-enough that it has work.
-"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +73,7 @@ class DeMo(Compressor):
     reference = "B. Peng, J. Quesnelle, D. P. Kingma, DeMo, arXiv:2411.19870, 2024"
     portable = False
     settles = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "DeMo.ratio", "in (0, 1]", self.ratio)
@@ -110,32 +107,70 @@ class DeMo(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         """The layout: the k values of each tile, then their places in it; whole tiles first, each kind row by row."""
-        count = sum(kind.tiles * kind.k for kind in self._kinds(shape))
+        count = sum(kind.tiles * kind.k for kind in kinds(shape, self.chunk, self.ratio))
         return Layout((Field("values", torch.float32, count), Field("places", torch.int16, count)))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        matrix = x.view(_rows(x.shape), -1) if x.numel() else x
+        many: object = x
+        if not isinstance(many, Pieces):
+            self._encode(x, payload)
+        elif x.device.type == "cpu":
+            # Tiles of one tensor fill a cache, and a product of more of them could have other last bits.
+            fields = zip(*(Pieces.each(cast(Pieces, field)) for field in payload), strict=True)
+            for piece, shape, own in zip(many.each(), many.shapes, fields, strict=True):
+                self._encode(piece.view(shape), own)
+        else:
+            self.encode_together(many, cast("tuple[Pieces, Pieces]", payload))
+
+    def _encode(self, x: Tensor, payload: Payload) -> None:
+        matrix = x.view(rows_of(x.shape), -1) if x.numel() else x
         for kind, values, places in self._fields(x.shape, payload):
-            rows, columns = _cosines(kind.a, x.device), _cosines(kind.b, x.device)
-            for tiles, first in _batches(matrix, kind):
-                spectrum = rows @ (tiles.reshape(-1, kind.b) @ columns.mT).view(-1, kind.a, kind.b)
+            for tiles, first in batches(matrix, kind):
+                spectrum = _spectrum(tiles.reshape(-1, kind.b), kind.a)
                 part = slice(first, first + spectrum.shape[0])
                 tile_topk(spectrum.view(-1), values[part].view(-1), places[part].view(-1), kind.a * kind.b)
+
+    def encode_together(self, x: Pieces, payload: tuple[Pieces, Pieces]) -> None:
+        """Encode all pieces: tiles of one size are copied, transformed and chosen from together.
+
+        Args:
+            x: pieces of a flat tensor, with the shapes of what they are.
+            payload: values and places of their payloads.
+        """
+        values, places = payload
+        for chunk in chunks(x.places, (values.places, places.places), self.chunk, self.ratio, x.device):
+            spectrum = _spectrum(chunk.gather(x.base), chunk.a)
+            chosen = Pieces(values.base, chunk.values), Pieces(places.base, chunk.indices)
+            tile_topk(cast(Tensor, Pieces(spectrum.view(-1), chunk.tiles)), *cast(Payload, chosen), chunk.a * chunk.b)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        pitch = out.numel() // max(1, _rows(out.shape))
-        for kind, start, end in self._parts(out.shape):
+        many: object = out
+        if isinstance(many, Pieces):
+            self._add_together(cast("tuple[Pieces, Pieces]", payloads), many, scale)
+            return
+        pitch = out.numel() // max(1, rows_of(out.shape))
+        for kind, start, end in parts(out.shape, self.chunk, self.ratio):
             values, places = (field[:, start:end] for field in payloads)
-            waves = _cosines(kind.a, out.device).view(-1), _cosines(kind.b, out.device).view(-1)
             flat = out.view(-1)[kind.top * pitch + kind.left :]
             sizes = kind.a, kind.b, kind.down, kind.across, pitch
-            waves_add_decoded(values, places, *waves, flat, *sizes, scale)
+            waves_add_decoded(values, places, *_waves(kind.a, kind.b, out.device), flat, *sizes, scale)
+
+    def _add_together(self, payloads: tuple[Pieces, Pieces], out: Pieces, scale: float) -> None:
+        values, places = payloads
+        for region in regions(out.places, (values.places, places.places), self.chunk, self.ratio):
+            found = Pieces(values.base, region.values), Pieces(places.base, region.indices)
+            rest, sizes = cast(Tensor, Pieces(out.base, region.out)), cast("tuple[int, int, int]", region.sizes)
+            waves = _waves(region.a, region.b, out.device)
+            waves_add_decoded(*cast(Payload, found), *waves, rest, region.a, region.b, *sizes, scale)
 
     def settle(self, mean: Tensor) -> None:
-        if self.sign:
+        many: object = mean
+        if self.sign and isinstance(many, Pieces):
+            torch._foreach_sign_(many.each())
+        elif self.sign:
             mean.sign_()
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
@@ -148,72 +183,11 @@ class DeMo(Compressor):
             if bool(((places.int() & 0xFFFF) >= kind.a * kind.b).any()):
                 raise WireError(f"demo places must stay below {kind.a * kind.b}, the elements of their tile")
 
-    def _kinds(self, shape: Sequence[int]) -> list[_Kind]:
-        """The kinds of tiles: whole, cut at the right edge, at the lower edge, and at both."""
-        n, m, c = math.prod(shape), _rows(shape), self.chunk
-        if n == 0:
-            return []
-        downs, acrosses = _cuts(m, c), _cuts(n // m, c)
-        return [
-            _Kind(top, left, down, across, a, b, count_of(self.ratio, a * b))
-            for top, down, a in downs
-            for left, across, b in acrosses
-        ]
-
-    def _parts(self, shape: Sequence[int]) -> Iterator[tuple[_Kind, int, int]]:
-        """Each kind of tile, with the start and end of its part of the fields."""
-        first = 0
-        for kind in self._kinds(shape):
-            last = first + kind.tiles * kind.k
-            yield kind, first, last
-            first = last
-
-    def _fields(self, shape: Sequence[int], payload: Payload) -> Iterator[tuple[_Kind, Tensor, Tensor]]:
+    def _fields(self, shape: Sequence[int], payload: Payload) -> Iterator[tuple[Kind, Tensor, Tensor]]:
         """Each kind of tile with its part of the payload, (tiles, k)."""
-        for kind, first, last in self._parts(shape):
+        for kind, first, last in parts(shape, self.chunk, self.ratio):
             values, places = (field[first:last].view(-1, kind.k) for field in payload)
             yield kind, values, places
-
-
-class _Kind(NamedTuple):
-    """Tiles of one size: ``down`` times ``across`` of a x b, from (``top``, ``left``) on, k sent of each."""
-
-    top: int
-    left: int
-    down: int
-    across: int
-    a: int
-    b: int
-    k: int
-
-    @property
-    def tiles(self) -> int:
-        return self.down * self.across
-
-
-def _rows(shape: Sequence[int]) -> int:
-    return shape[0] if len(shape) > 1 else 1
-
-
-def _cuts(size: int, chunk: int) -> list[tuple[int, int, int]]:
-    """The (start, count, length) of the whole chunks and of the rest, if there are any.
-
-    >>> _cuts(200, 64), _cuts(10, 64)
-    ([(0, 3, 64), (192, 1, 8)], [(0, 1, 10)])
-    """
-    whole, rest = divmod(size, chunk)
-    return [cut for cut in ((0, whole, chunk), (whole * chunk, 1, rest)) if cut[1] * cut[2]]
-
-
-def _batches(matrix: Tensor, kind: _Kind) -> Iterator[tuple[Tensor, int]]:
-    """Yield views of (p, q, a, b), a few tiles each, with the number of the first."""
-    region = matrix[kind.top :, kind.left :][: kind.down * kind.a, : kind.across * kind.b]
-    tiles = region.view(kind.down, kind.a, kind.across, kind.b).transpose(1, 2)
-    many = max(1, (_BATCH if matrix.device.type == "cpu" else _LARGE_BATCH) // (kind.a * kind.b))
-    lines, wide = max(1, many // kind.across), min(many, kind.across)
-    for i in range(0, kind.down, lines):
-        for j in range(0, kind.across, wide):
-            yield tiles[i : i + lines, j : j + wide], i * kind.across + j
 
 
 @cache
@@ -223,3 +197,14 @@ def _cosines(size: int, device: torch.device) -> Tensor:
     waves = torch.cos(math.pi / size * place.unsqueeze(1) * (place + 0.5)) * math.sqrt(2 / size)
     waves[0] *= math.sqrt(0.5)
     return waves.float().to(device)
+
+
+def _waves(a: int, b: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The waves down and across a tile, flat."""
+    return _cosines(a, device).view(-1), _cosines(b, device).view(-1)
+
+
+def _spectrum(tiles: Tensor, a: int) -> Tensor:
+    """Transform the rows of tiles of a x b, one after the other; return (tiles, a, b)."""
+    b = tiles.shape[1]
+    return _cosines(a, tiles.device) @ (tiles @ _cosines(b, tiles.device).mT).view(-1, a, b)

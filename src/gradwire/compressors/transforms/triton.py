@@ -624,8 +624,9 @@ def _waves_add_decoded(
     scale: tl.float32,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    tile = tl.program_id(0).to(tl.int64)
+    tile = number(program)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     at = out + (tile // across * a + row)[:, None] * pitch + (tile % across * b + column)[None, :]
@@ -640,6 +641,7 @@ def _waves_add_decoded(
     tl.store(at, total, mask=inside)
 
 
+@mergeable
 def waves_add_decoded(
     values: Tensor,
     places: Tensor,
