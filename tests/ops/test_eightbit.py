@@ -77,21 +77,23 @@ def test_a_long_range_is_worked_through_in_parts(kind):
 @sweep
 @kinds
 @pytest.mark.parametrize("ranks", [0, 3])
-def test_add_decoded(n, threads, offset, kind, ranks):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_add_decoded(n, threads, offset, kind, ranks, fresh):
     for block in blocks(n):
         scales = gradient(ranks * scale_count(n, block), 4, finite=False).abs().view(ranks, scale_count(n, block))
         inputs = {"scales": scales, "codes": random_bytes((ranks, n), 5)}
-        arguments = {"kind": kind, "block": block, "scale": -1 / 3}
+        arguments = {"kind": kind, "block": block, "scale": -1 / 3, "fresh": fresh}
         case = Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
         check_against_reference(case, threads, offset)
 
 
 @pairwise
 @kinds
-def test_more_ranks_than_have_their_steps_at_once(kind):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_more_ranks_than_have_their_steps_at_once(kind, fresh):
     n, ranks = 5000, 70
     inputs = {"scales": gradient(ranks, 4).abs().view(ranks, 1), "codes": random_bytes((ranks, n), 5)}
-    arguments = {"kind": kind, "block": 0, "scale": -1 / 3}
+    arguments = {"kind": kind, "block": 0, "scale": -1 / 3, "fresh": fresh}
     check_against_reference(Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), 1, 1)
 
 

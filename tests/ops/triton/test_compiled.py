@@ -20,7 +20,7 @@ WIDE, LONG, WHOLE = {"bits": 8}, {"bits": 3, "block": 65536}, {"bits": 2, "block
 VARIANTS = {
     "eden_add_decoded": [{"block": 1024}, {"bits": 3}, {"bits": 8, "group": 16}],
     "eden_encode": [{"block": 1024}, {"bits": 3}, {"bits": 8, "group": 16}],
-    "eightbit_add_decoded": [{"block": 0}, {"block": 0, "kind": "e4m3"}],
+    "eightbit_add_decoded": [{"block": 0}, {"block": 0, "kind": "e4m3", "fresh": True}],
     "eightbit_encode": [{"block": 0}, {"block": 0, "kind": "dynamic"}],
     "eightbit_encode_feedback": [{"block": 0}, {"block": 0, "kind": "dynamic"}, {"block": 0, "status": None}],
     "qsgd_add_decoded": [WIDE, LONG, WHOLE, WHOLE | {"grid": "powers"}],

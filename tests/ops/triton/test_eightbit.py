@@ -45,9 +45,10 @@ def test_encode_feedback(on, n, block, kind, watched):
 @pairwise
 @shapes
 @kinds
-def test_add_decoded(on, n, block, kind):
+@pytest.mark.parametrize("fresh", [True, False])
+def test_add_decoded(on, n, block, kind, fresh):
     for ranks in (0, 1, 3):
         scales = gradient(ranks * scale_count(n, block), 4, finite=False).abs().view(ranks, scale_count(n, block))
         payload = {"scales": scales, "codes": random_bytes((ranks, n), 5)}
-        arguments = {"kind": kind, "block": block, "scale": -1 / 3}
+        arguments = {"kind": kind, "block": block, "scale": -1 / 3, "fresh": fresh}
         check(Case(eightbit_add_decoded, payload, {"out": gradient(n, 6)}, arguments, pitch=3), on, n % 3)

@@ -78,5 +78,11 @@ class EightBit(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         scales, codes = payloads
-        ops.eightbit_add_decoded(scales, codes, out.view(-1), self.codebook, self.span, scale)
+        ops.eightbit_add_decoded(scales, codes, out.view(-1), self.codebook, self.span, scale, fresh)

@@ -44,6 +44,7 @@ struct EightbitAddDecoded {
   Codebook kind;
   std::int64_t block;
   float scale;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(eightbit_add_decoded, EightbitAddDecoded)
 
@@ -368,12 +369,14 @@ struct EightbitPart {
   const std::uint8_t* codes;  // of the first rank
   std::int64_t stride, ranks;
   const float* steps;
+  bool fresh;
 };
 
 template <Codebook kind>
 GRADWIRE_INLINE void eightbit_add_vectors(const EightbitPart& part, std::int64_t i, const EightbitPairs<kind>& pairs) {
   F32 sums[kEightbitSums];
-  for (int v = 0; v < kEightbitSums; ++v) sums[v] = load_ahead(part.out + i + v * kLanes, kLanes);
+  for (int v = 0; v < kEightbitSums; ++v)
+    sums[v] = part.fresh ? set(0.0f) : load_ahead(part.out + i + v * kLanes, kLanes);
   const std::uint8_t* codes = part.codes + i;
   for (std::int64_t w = 0; w < part.ranks; ++w, codes += part.stride) {
     const F32 step = set(part.steps[w]);
@@ -393,7 +396,7 @@ GRADWIRE_INLINE void eightbit_add(const EightbitPart& part, const EightbitPairs<
   for (; count - i >= kEightbitSums * kLanes; i += kEightbitSums * kLanes) eightbit_add_vectors<kind>(part, i, pairs);
   for (; i < count; i += kLanes) {
     const int lanes = count - i < kLanes ? int(count - i) : kLanes;
-    F32 sum = load(part.out + i, lanes);
+    F32 sum = part.fresh ? set(0.0f) : load(part.out + i, lanes);
     for (std::int64_t w = 0; w < part.ranks; ++w)
       sum = sum + set(part.steps[w]) * value_of<kind>(part.codes + w * part.stride + i, pairs.book, lanes);
     store(part.out + i, sum, lanes);
@@ -404,7 +407,8 @@ template <Codebook kind>
 GRADWIRE_INLINE void eightbit_add_block(const EightbitAddDecoded& k, const EightbitPairs<kind>& pairs,
                                         std::int64_t block, std::int64_t begin, std::int64_t end) {
   float steps[kEightbitRanks];
-  for (std::int64_t first = 0; first < k.codes.count; first += kEightbitRanks) {
+  // Without a rank the range is written, too: it may be fresh.
+  for (std::int64_t first = 0; first == 0 || first < k.codes.count; first += kEightbitRanks) {
     const std::int64_t left = k.codes.count - first, ranks = left < kEightbitRanks ? left : kEightbitRanks;
     for (std::int64_t w = 0; w < ranks; ++w) {
       float norm;
@@ -413,7 +417,8 @@ GRADWIRE_INLINE void eightbit_add_block(const EightbitAddDecoded& k, const Eight
       steps[w] = norm / kLargest<kind> * k.scale;
     }
     const std::uint8_t* const codes = k.codes.data + first * k.codes.stride + begin;
-    eightbit_add<kind>({k.out + begin, codes, k.codes.stride, ranks, steps}, pairs, end - begin);
+    const bool fresh = k.fresh && first == 0;
+    eightbit_add<kind>({k.out + begin, codes, k.codes.stride, ranks, steps, fresh}, pairs, end - begin);
   }
 }
 
@@ -493,10 +498,10 @@ void eightbit_encode_feedback(float* grad, float* residual, float* scales, std::
 }
 GRADWIRE_OPERATION(eightbit_encode_feedback)
 
-void eightbit_add_decoded(Column scales, Column codes, float* out, int kind, Size block, double scale,
+void eightbit_add_decoded(Column scales, Column codes, float* out, int kind, Size block, double scale, bool fresh,
                           const float* book, Size ranks, Size n, int threads) {
   run(kernels::eightbit_add_decoded,
-      {scales.rows(ranks), codes.rows(ranks), out, book, codebook(kind, block), block, float(scale)}, n,
+      {scales.rows(ranks), codes.rows(ranks), out, book, codebook(kind, block), block, float(scale), fresh}, n,
       block ? block : 16, threads);
 }
 GRADWIRE_OPERATION(eightbit_add_decoded)
@@ -524,9 +529,10 @@ GRADWIRE_SELFTEST_OF(eightbit) {
         leave_one_nan(x);
         return EightbitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, codes(x)};
       });
-      check(target, "eightbit_add_decoded", kernels::eightbit_add_decoded, [=](Buffers& x, Size n) {
-        return EightbitAddDecoded{x.rows(n), x.rows(n), x.a.data(), book, kind, block, 0.3f};
-      });
+      for (const bool fresh : {false, true})
+        check(target, "eightbit_add_decoded", kernels::eightbit_add_decoded, [=](Buffers& x, Size n) {
+          return EightbitAddDecoded{x.rows(n), x.rows(n), x.a.data(), book, kind, block, 0.3f, fresh};
+        });
     }
 }
 #endif

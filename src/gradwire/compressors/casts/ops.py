@@ -336,6 +336,7 @@ def eightbit_add_decoded(
     kind: Kind,
     block: Block,
     scale: float,
+    fresh: bool = False,
 ) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (scale * (N / F)) * value.
 
@@ -346,6 +347,7 @@ def eightbit_add_decoded(
         kind: "linear", "dynamic", "e4m3" or "e5m2", as encoded.
         block: a multiple of 16 from 16 to 65536, or 0, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
+        fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -357,6 +359,8 @@ def eightbit_add_decoded(
 
     Source: as ``eightbit_encode``.
     """
+    if fresh:
+        out.zero_()
     for row_scales, row_codes in zip(scales, codes, strict=True):
         out += _dequantise(row_scales, row_codes, kind, block, float32(scale))
 

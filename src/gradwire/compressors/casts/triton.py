@@ -409,6 +409,7 @@ def _eightbit_sum(
     n: tl.tensor,
     count: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     KIND: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
@@ -417,7 +418,9 @@ def _eightbit_sum(
 ) -> None:
     block = blocks(ROWS, program)
     i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros_like(i).to(tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         step = _step_of(tl.load(scales + block, mask=block < count, other=0.0), KIND) * scale
         code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
@@ -438,12 +441,15 @@ def _add_with_one_scale(
     book: tl.tensor,
     n: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     i = elements(BLOCK, program)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros_like(i).to(tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         step = _step_of(tl.load(scales + tl.arange(0, 1)), KIND) * scale
         code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
@@ -454,17 +460,19 @@ def _add_with_one_scale(
 
 
 @mergeable
-def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
+def eightbit_add_decoded(
+    scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     rows = scales, scales.stride(0), codes, codes.stride(0), codes.size(0)
     n, count, book = codes.size(1), scales.size(1), codebook(kind, out.device)
     if block == 0:
-        form = {"KIND": KINDS.index(kind), "BLOCK": BLOCK}
+        form = {"FRESH": fresh, "KIND": KINDS.index(kind), "BLOCK": BLOCK}
         launch(_add_with_one_scale, (triton.cdiv(n, BLOCK),), *rows, out, book, n, float32(scale), **form)
         return
-    part = tile(block)
+    part = tile(block) | {"FRESH": fresh, "KIND": KINDS.index(kind)}
     grid = (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
-    launch(_eightbit_sum, grid, *rows, out, book, n, count, float32(scale), KIND=KINDS.index(kind), **part)
+    launch(_eightbit_sum, grid, *rows, out, book, n, count, float32(scale), **part)
 
 
 def inceptionn_encode_feedback(
