@@ -80,6 +80,7 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         "powersgd": (205, 90),
         "acp_sgd": (190, 140),
         "gradzip": (160, 140),
+        "gradiveq": (170, 140),
     }
     plan = ExchangePlan(model, tuple(tuple(shape) for shape in network_shapes(model)), 4, "meta", seconds=0.01)
     for row in exchange_rows(plan, ours(*bounds)):

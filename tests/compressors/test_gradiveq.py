@@ -1,7 +1,9 @@
 """Principal components of slices: the projection, the refresh, one basis for all ranks, and what stays out of it."""
 
+import copy
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +50,31 @@ def test_the_basis_is_that_of_the_principal_components():
     _, _, v = torch.linalg.svd(x.view(50, 12).double(), full_matrices=False)
     torch.testing.assert_close(basis.mT @ basis, (v[:3].mT @ v[:3]).float(), rtol=0, atol=1e-5)
     torch.testing.assert_close(basis @ basis.mT, torch.eye(3), rtol=0, atol=1e-5)
+
+
+def test_a_bucket_gives_what_each_tensor_gives_alone():
+    """Tensors of one shape that lie evenly are multiplied together, with others between them; some are shorter than a
+    slice, and one is zero."""
+    code = GradiVeQ(size=32, components=4, period=10, sampled=2)
+    shapes = [(20, 40), (20, 40), (7, 30), (20, 40), (300,), (20, 40), (5, 5), (20, 40), (6,), (64, 32)]
+    sizes, keys = [math.prod(shape) for shape in shapes], [Key(tensor=tensor) for tensor in range(len(shapes))]
+    first = [code.init_state(shape, key) for shape, key in zip(shapes, keys, strict=True)]
+    together, alone = copy.deepcopy(first), copy.deepcopy(first)
+    for step in range(1, 6):
+        flat = alike(1, sum(sizes), 1, seed=step) + 0.3 * gaussian(sum(sizes), seed=50 + step)
+        flat[-64 * 32 :] = 0.0
+        xs = [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
+        (payloads,) = mean_rounds(code, [xs], [together], [[replace(key, step=step) for key in keys]])
+        found, own = torch.zeros_like(flat), torch.zeros_like(flat)
+        for out, add in ((found, code.add_decoded_each), (own, code.add_own_each)):
+            add(payloads, [part.view(x.shape) for part, x in zip(torch.split(out, sizes), xs, strict=True)], 1.0)
+        expected = [decoded(code, x, state, step) for x, state in zip(xs, alone, strict=True)]
+        torch.testing.assert_close(found, torch.cat([each.view(-1) for each in expected]), rtol=1e-3, atol=1e-3)
+        assert torch.equal(own, found)
+    for one, other, start in zip(together[:-1], alone[:-1], first[:-1], strict=True):
+        torch.testing.assert_close(one["moment"], other["moment"], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one["basis"] @ one["basis"].mT, torch.eye(len(one["basis"])), rtol=0, atol=1e-5)
+        assert not torch.equal(one["basis"], start["basis"])
 
 
 def test_slices_with_few_directions_in_common_arrive():

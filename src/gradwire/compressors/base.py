@@ -512,6 +512,9 @@ class MultiRound(Compressor):
 
     def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
         """Call ``add_own`` for every tensor of a bucket."""
+        if not self.own_share:
+            self.add_decoded_each(payloads, outs, scale)
+            return
         for payload, out in zip(payloads, outs, strict=True):
             self.add_own(payload, out, scale)
 

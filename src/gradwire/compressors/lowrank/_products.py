@@ -19,6 +19,7 @@ from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "add_factors",
+    "add_multiplied",
     "add_product",
     "add_products",
     "batch_of",
@@ -28,6 +29,7 @@ __all__ = [
     "keep_usable",
     "keep_usable_each",
     "matrix_of",
+    "multiply",
     "near_one",
     "near_one_each",
     "normal",
@@ -76,10 +78,8 @@ def add_products(outs: Sequence[Tensor], ps: Sequence[Tensor], qs: Sequence[Tens
             for i in group:
                 add_product(outs[i], ps[i], qs[i], scale)
             continue
-        lefts, rights, targets = ([each[i] for i in group] for each in (ps, qs, outs))
-        for run in evenly_spaced(lefts, rights, targets):
-            p, q, batch = (batch_of(each, run) for each in (lefts, rights, targets))
-            batch.baddbmm_(p.mT, q, alpha=scale)
+        lefts, rights, targets = [ps[i].mT for i in group], [qs[i] for i in group], [outs[i] for i in group]
+        add_multiplied(targets, lefts, rights, scale)
 
 
 def add_factors(pairs: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], rank: int, scale: float) -> None:
@@ -117,7 +117,7 @@ def solve_left(xs: Sequence[Tensor], rights: Sequence[Tensor], lefts: Sequence[T
     """Compute ``lefts[i] = rights[i] @ xs[i]^T``; shapes (r, m), (r, L), (m, L)."""
     rank = lefts[0].shape[0]
     if not thin(xs[0], rank):
-        _multiply(rights, [x.mT for x in xs], lefts)
+        multiply(rights, [x.mT for x in xs], lefts)
         return
     together = as_pieces(xs, rights, lefts, rank)
     if together is not None:
@@ -131,7 +131,7 @@ def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[
     """Compute ``rights[i] = lefts[i] @ xs[i]``; shapes (r, L), (r, m), (m, L)."""
     rank = rights[0].shape[0]
     if not thin(xs[0], rank):
-        _multiply(lefts, xs, rights)
+        multiply(lefts, xs, rights)
         return
     together = as_pieces(xs, lefts, rights, rank)
     if together is not None:
@@ -141,7 +141,17 @@ def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[
         ops.lowrank_right(x.view(-1), left.reshape(-1), right.view(-1), rank)
 
 
-def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+def add_multiplied(outs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor], scale: float) -> None:
+    """Compute ``outs[i] += scale * lefts[i] @ rights[i]``; what ``multiply`` takes in one launch is one here, too."""
+    for run in evenly_spaced(lefts, rights, outs):
+        left, right, out = (batch_of(each, run) for each in (lefts, rights, outs))
+        if len(run) == 1:
+            out[0].addmm_(left[0], right[0], alpha=scale)
+        else:
+            out.baddbmm_(left, right, alpha=scale)
+
+
+def multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
     """Compute ``outs[i] = lefts[i] @ rights[i]``; matrices of one shape at even distances in memory take one launch."""
     for run in evenly_spaced(lefts, rights, outs):
         left, right, out = (batch_of(each, run) for each in (lefts, rights, outs))

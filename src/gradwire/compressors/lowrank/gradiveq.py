@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Feedback, MultiRound
-from gradwire.compressors.lowrank._products import keep_usable, normal, orthonormal
+from gradwire.compressors.lowrank._products import (
+    add_multiplied,
+    batch_of,
+    evenly_spaced,
+    grouped,
+    keep_usable,
+    multiply,
+    normal,
+    orthonormal,
+)
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -120,30 +129,36 @@ class GradiVeQ(MultiRound):
     ) -> Iterator[int]:
         items = [_Sliced(x, *p, **s) for x, p, s in zip(xs, payloads, states, strict=True) if x.numel()]
         index = (keys[0].step - 1) % self.period if keys else 0
+        dense = [item.dense for item in items]
         if index >= self.sampled:
-            for item in items:
-                item.project()
+            _zero(dense)
+            _copy([item.sent for item in items], [item.basis.view(-1) for item in items])
+            slices, directions, rows = _blocks([(item.x, item.y, item.basis) for item in items])
+            multiply(slices, [each.mT for each in directions], rows)
             yield 1
             return
-        for item in items:
-            item.dense.copy_(item.x.view(-1))
-            item.y.zero_()
-            item.sent.zero_()
+        _copy(dense, [item.x.view(-1) for item in items])
+        _zero([field for item in items for field in (item.y, item.sent)])
         yield 0
         if index == 0 and self.sampled > 1:
-            for item in items:
-                item.moment.zero_()
+            _zero([item.moment for item in items])
         else:
             yield from _refresh(items, leads=all(key.rank == 0 for key in keys))
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        if out.numel() == 0:
+        self.add_decoded_each([payload], [out], scale)
+
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        full = [(payload, out) for payload, out in zip(payloads, outs, strict=True) if out.numel()]
+        if not full:
             return
-        dense, y, basis = payload
-        out.view(-1).add_(dense, alpha=scale)
-        width, d = self._extent(out.numel())
-        for slices, directions, rows in _blocks(out, y, basis.view(d, width)):
-            slices.addmm_(rows, directions, alpha=scale)
+        torch._foreach_add_([out.view(-1) for _, out in full], [dense for (dense, _, _), _ in full], alpha=scale)
+        extents = [self._extent(out.numel()) for _, out in full]
+        bases = [basis.view(d, width) for ((_, _, basis), _), (width, d) in zip(full, extents, strict=True)]
+        slices, directions, rows = _blocks(
+            [(out, y, basis) for ((_, y, _), out), basis in zip(full, bases, strict=True)]
+        )
+        add_multiplied(slices, rows, directions, scale)
 
     def _extent(self, n: int) -> tuple[int, int]:
         """The sizes K and d, limited by a tensor of n elements."""
@@ -164,49 +179,77 @@ class _Sliced(NamedTuple):
     moment: Tensor
     """(K, K), from the state."""
 
-    def project(self) -> None:
-        """Fill the payload of a step that is not sampled."""
-        self.dense.zero_()
-        self.sent.copy_(self.basis.view(-1))
-        for slices, directions, rows in _blocks(self.x, self.y, self.basis):
-            torch.mm(slices, directions.mT, out=rows)
+
+def _zero(tensors: Sequence[Tensor]) -> None:
+    if tensors:
+        torch._foreach_zero_(list(tensors))
+
+
+def _copy(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    if outs:
+        torch._foreach_copy_(list(outs), list(tensors))
 
 
 def _refresh(items: Sequence[_Sliced], *, leads: bool) -> Iterator[int]:
-    """Learn the basis from the common gradients in ``dense``, and take it from the leading rank."""
-    moments = [item.moment + _moment(item.dense, item.basis) for item in items]
-    found = [_leading(moment, item.basis.shape[0]) for moment, item in zip(moments, items, strict=True)]
-    for item, basis in zip(items, found, strict=True):
-        if leads:
-            item.sent.copy_(basis.view(-1))
+    """Learn the bases from the common gradients in ``dense``, and take them from the leading rank."""
+    groups = grouped(items, lambda item: tuple(item.basis.shape))
+    moments = [torch.stack([item.moment for item in group]) + _moments(group) for group in groups]
+    found = [_leading(each, group[0].basis.shape[0]) for each, group in zip(moments, groups, strict=True)]
+    if leads:
+        for group, bases in zip(groups, found, strict=True):
+            _copy([item.sent for item in group], list(bases.view(len(group), -1).unbind()))
     yield 2
-    for item, basis, moment in zip(items, found, moments, strict=True):
-        keep_usable(item.sent.view_as(basis), basis)
-        item.basis.copy_(basis)
-        item.moment.copy_(moment)
+    for group, bases, sums in zip(groups, found, moments, strict=True):
+        keep_usable(torch.stack([item.sent for item in group]).view_as(bases), bases)
+        _copy([item.basis for item in group], list(bases.unbind()))
+        _copy([item.moment for item in group], list(sums.unbind()))
 
 
-def _blocks(x: Tensor, y: Tensor, basis: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The slices, the part of the basis that they need, and their rows of y: first the whole
-    slices, then a short one.
+def _blocks(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Cut tensors into slices: of each first the whole ones, then a short one, if there is one.
+
+    Args:
+        parts: tensors of any shape, their y, flat, and their bases, (d, K).
+
+    Returns:
+        Matrices of slices, the directions that belong to them, and their rows of y.
     """
-    flat, (d, width) = x.view(-1), basis.shape
-    whole = flat.numel() // width
-    rest, rows = flat[whole * width :].view(1, -1), y.view(-1, d)
-    yield flat[: whole * width].view(whole, width), basis, rows[:whole]
-    if rest.numel():
-        yield rest, basis[:, : rest.numel()], rows[whole:]
+    slices, directions, rows = [], [], []
+    for x, y, basis in parts:
+        flat, (d, width) = x.view(-1), basis.shape
+        whole, own = flat.numel() // width, y.view(-1, d)
+        slices.append(flat[: whole * width].view(whole, width))
+        directions.append(basis)
+        rows.append(own[:whole])
+        if whole * width < flat.numel():
+            rest = flat[whole * width :].view(1, -1)
+            slices.append(rest)
+            directions.append(basis[:, : rest.numel()])
+            rows.append(own[whole:])
+    return slices, directions, rows
 
 
-def _moment(dense: Tensor, basis: Tensor) -> Tensor:
-    """The sum of s s^T over the whole slices of a gradient scaled to norm 1."""
-    width = basis.shape[1]
-    slices = dense[: dense.numel() // width * width].view(-1, width)
-    scaled = slices / slices.abs().amax().clamp_min_(torch.finfo(torch.float32).tiny)
-    return scaled.mT @ scaled / scaled.square().sum().clamp_min_(1.0)
+def _moments(items: Sequence[_Sliced]) -> Tensor:
+    """The sums of s s^T over the whole slices of gradients scaled to norm 1, for items of one K: (items, K, K)."""
+    width = items[0].basis.shape[1]
+    slices = [item.dense[: item.dense.numel() // width * width].view(-1, width) for item in items]
+    runs = list(evenly_spaced(slices))
+    order, sizes = [i for run in runs for i in run], list(map(len, runs))
+    peaks = torch.stack(torch._foreach_norm([slices[i] for i in order], math.inf))
+    peaks.clamp_min_(torch.finfo(torch.float32).tiny)
+    products = torch.empty(len(items), width, width, device=peaks.device)
+    for run, own, out in zip(runs, peaks.split(sizes), products.split(sizes), strict=True):
+        scaled = batch_of(slices, run) / own.view(-1, 1, 1)
+        torch.bmm(scaled.mT, scaled, out=out)
+    # The trace is the square of the norm.
+    products /= products.diagonal(dim1=1, dim2=2).sum(1).clamp_min_(1.0).view(-1, 1, 1)
+    places = sorted(range(len(items)), key=order.__getitem__)
+    return products if order == sorted(order) else torch.stack([products[place] for place in places])
 
 
-def _leading(moment: Tensor, count: int) -> Tensor:
-    """The leading eigenvectors, in rows; arbitrary ones for a moment that is not finite, whose step will not count."""
-    vectors: Tensor = torch.linalg.eigh(moment.double().nan_to_num_(0.0, 0.0, 0.0)).eigenvectors
-    return vectors.mT.flip(0)[:count].float().contiguous()
+def _leading(moments: Tensor, count: int) -> Tensor:
+    """The leading eigenvectors of each moment, in rows; arbitrary ones of one that is not finite, whose step will not
+    count.
+    """
+    vectors: Tensor = torch.linalg.eigh(moments.double().nan_to_num_(0.0, 0.0, 0.0)).eigenvectors
+    return vectors.mT.flip(1)[:, :count].float().contiguous()
