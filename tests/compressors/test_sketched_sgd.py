@@ -52,6 +52,28 @@ def test_what_is_sent_is_exact():
     assert torch.equal(out[sent], x[sent])
 
 
+def test_a_bucket_gives_the_bits_of_each_tensor_alone():
+    code, ranks, shapes = SketchedSGD(ratio=0.01), 2, [(70_001,), (50, 40), (3,), (0, 4), (131_073,), (17, 5, 3)]
+    sizes = [math.prod(shape) for shape in shapes]
+    flats = [gaussian(sum(sizes), seed=rank) ** 3 for rank in range(ranks)]
+    xs = [[part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)] for flat in flats]
+    keys = [[Key(rank=rank, tensor=tensor, step=3) for tensor in range(len(shapes))] for rank in range(ranks)]
+    payloads = mean_rounds(code, xs, [[{}] * len(shapes)] * ranks, keys)
+    alone = [
+        mean_rounds(code, [[x[i]] for x in xs], [[{}]] * ranks, [[k[i]] for k in keys]) for i in range(len(shapes))
+    ]
+    for add in ("add_decoded", "add_own"):
+        out = torch.ones(sum(sizes))
+        outs = [part.view(shape) for part, shape in zip(torch.split(out, sizes), shapes, strict=True)]
+        getattr(code, f"{add}_each")(payloads[1], outs, -0.5)
+        for i, shape in enumerate(shapes):
+            expected = torch.ones(shape)
+            getattr(code, add)(alone[i][1][0], expected, -0.5)
+            assert torch.equal(outs[i], expected)
+            for one, other in zip(payloads[1][i], alone[i][1][0], strict=True):
+                assert torch.equal(one, other)
+
+
 def test_the_selection_is_that_of_the_mean():
     """An element that is large on every rank with alternating signs is not sent; one that is small on all may be."""
     code, n = SketchedSGD(ratio=0.002, width=100), 1000

@@ -168,6 +168,10 @@ class Pieces:
         """Return the same places of another tensor."""
         return Pieces(base, self.places)
 
+    def as_tensor(self) -> Tensor:
+        """Return the pieces themselves, typed as the tensor in whose place operations take them."""
+        return cast(Tensor, self)
+
     def rows(self, which: int | slice) -> Pieces:
         """Return the pieces of one row, or of several adjacent ones."""
         return Pieces(self.base[which], self.places)

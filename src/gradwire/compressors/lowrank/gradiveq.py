@@ -238,7 +238,7 @@ def _moments(items: Sequence[_Sliced]) -> Tensor:
     peaks = torch.stack(torch._foreach_norm([slices[i] for i in order], math.inf))
     peaks.clamp_min_(torch.finfo(torch.float32).tiny)
     products = torch.empty(len(items), width, width, device=peaks.device)
-    for run, own, out in zip(runs, peaks.split(sizes), products.split(sizes), strict=True):
+    for run, own, out in zip(runs, torch.split(peaks, sizes), torch.split(products, sizes), strict=True):
         scaled = batch_of(slices, run) / own.view(-1, 1, 1)
         torch.bmm(scaled.mT, scaled, out=out)
     # The trace is the square of the norm.

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from gradwire.compressors._together import each_or_one, together
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.sketches import ops
 from gradwire.compressors.sparse.ops import topk_encode
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
+from gradwire.ops import Each, Pieces, fill_where
+from gradwire.ops.pieces import adjacent
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchedSGD"]
@@ -127,28 +131,39 @@ class SketchedSGD(MultiRound):
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int]:
-        work = [(x.view(-1), payload, key) for x, payload, key in zip(xs, payloads, keys, strict=True) if x.numel()]
-        for x, (sketch, *_), key in work:
-            ops.sketch_add(x, sketch.zero_(), self.rows, key.stream(common=True), key.step)
+        work = [
+            (_pieces(x), tuple(map(_pieces, payload)), each_or_one(*(keys[i].stream(common=True) for i in numbers)))
+            for numbers, x, payload in together(xs, payloads)
+        ]
+        for x, (sketch, *_), stream in work:
+            fill_where(sketch.as_tensor(), 0.0)
+            ops.sketch_add(x.as_tensor(), sketch.as_tensor(), self.rows, stream, keys[0].step)
         yield 0
-        places = []
-        for x, (sketch, looked_at, *_), key in work:
-            estimate = torch.empty_like(x)
-            ops.sketch_estimate(sketch, estimate, self.rows, key.stream(common=True), key.step)
-            places.append(_largest(estimate, looked_at.numel()))
-            torch.index_select(x, 0, places[-1], out=looked_at)
+        candidates = []
+        for x, (sketch, looked_at, *_), stream in work:
+            estimate = Pieces.side_by_side(tuple(x.numel()), torch.float32, x.device)
+            ops.sketch_estimate(sketch.as_tensor(), estimate.as_tensor(), self.rows, stream, keys[0].step)
+            candidates.append(_largest(estimate, looked_at.numel()))
+            _write(looked_at, _select(x, candidates[-1], looked_at))
         yield 1
-        for (x, (_, looked_at, values, own, indices), _), where in zip(work, places, strict=True):
+        for (x, (_, looked_at, values, own, indices), _), where in zip(work, candidates, strict=True):
             best = _largest(looked_at, values.numel())
-            torch.index_select(looked_at, 0, best, out=values)
-            indices.copy_(where[best])
-            torch.index_select(x, 0, where[best], out=own)
+            _write(values, _select(looked_at, best, values))
+            chosen = _select(Pieces(where, adjacent(tuple(looked_at.numel()))), best, values)
+            _write(own, _select(x, chosen, values))
+            _write(indices, chosen.int())
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        out.view(-1).index_add_(0, payload[4], payload[2], alpha=scale)
+        self.add_decoded_each([payload], [out], scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        out.view(-1).index_add_(0, payload[4], payload[3], alpha=scale)
+        self.add_own_each([payload], [out], scale)
+
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        _add([(payload[4], payload[2]) for payload in payloads], outs, scale)
+
+    def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        _add([(payload[4], payload[3]) for payload in payloads], outs, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse indices that are not those of different elements.
@@ -161,11 +176,67 @@ class SketchedSGD(MultiRound):
             raise WireError(f"sketched_sgd indices must increase and stay in [0, {n})")
 
 
-def _largest(x: Tensor, k: int) -> Tensor:
-    """Find the increasing indices of the k largest magnitudes, of equal ones the first: the same on every device."""
-    segments = -(-x.numel() // _SEGMENT)
-    counts = torch.empty(segments, dtype=torch.int32, device=x.device)
-    low = torch.empty(k, dtype=torch.int16, device=x.device)
-    topk_encode(x, torch.empty(k, device=x.device), low, counts)
-    start = torch.arange(segments, device=x.device).repeat_interleave(counts, output_size=k) * _SEGMENT
-    return start + (low.long() & (_SEGMENT - 1))
+def _pieces(x: Tensor) -> Pieces:
+    """View a flat tensor as its only piece; pieces stay as they are."""
+    many: object = x
+    return many if isinstance(many, Pieces) else Pieces(x, adjacent((x.numel(),)))
+
+
+def _largest(x: Pieces, counts: Each) -> Tensor:
+    """Find the increasing indices of the largest magnitudes of each piece, of equal ones the first: the same on every
+    device.
+
+    Args:
+        x: pieces.
+        counts: how many of each piece are found.
+
+    Returns:
+        int64, those of one piece after those of another.
+    """
+    many, segments = tuple(counts), tuple(-(-n // _SEGMENT) for n in x.numel())
+    values, low = (Pieces.side_by_side(many, dtype, x.device) for dtype in (torch.float32, torch.int16))
+    found = Pieces.side_by_side(segments, torch.int32, x.device)
+    topk_encode(x.as_tensor(), values.as_tensor(), low.as_tensor(), found.as_tensor())
+    start = _starts(segments, x.device).repeat_interleave(found.base, output_size=sum(many))
+    return start + (low.base.long() & (_SEGMENT - 1))
+
+
+def _select(x: Pieces, indices: Tensor, like: Pieces) -> Tensor:
+    """Select elements of each piece.
+
+    Args:
+        x: pieces.
+        indices: int64, places in the pieces, as many of each as ``like`` has elements, one piece after another.
+    """
+    return x.base.index_select(0, indices + _lows(tuple(x.places.offsets), tuple(like.numel()), x.device))
+
+
+def _write(pieces: Pieces, values: Tensor) -> None:
+    """Copy values to pieces, where they lie one piece after another."""
+    torch._foreach_copy_(pieces.each(), list(torch.split(values, list(pieces.numel()))))
+
+
+def _add(sent: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], scale: float) -> None:
+    """Add values at indices of each tensor.
+
+    Args:
+        sent: indices, int32, and values of each tensor.
+        outs: tensors of any shapes.
+        scale: factor of the values.
+    """
+    for _, out, (indices, values) in together(outs, sent):
+        whole, each, numbers = _pieces(out), _pieces(indices).each(), _pieces(values).each()
+        lows = _lows(tuple(whole.places.offsets), tuple(index.numel() for index in each), whole.device)
+        whole.base.index_add_(0, torch.cat(each) + lows, torch.cat(numbers), alpha=scale)
+
+
+@lru_cache(maxsize=64)
+def _starts(segments: tuple[int, ...], device: torch.device) -> Tensor:
+    """The first element of each segment of pieces, counted from that of its piece."""
+    return torch.cat([torch.arange(count) * _SEGMENT for count in segments]).to(device)
+
+
+@lru_cache(maxsize=256)
+def _lows(offsets: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """The first element of the piece of each of as many numbers."""
+    return torch.tensor(offsets).repeat_interleave(torch.tensor(counts)).to(device)

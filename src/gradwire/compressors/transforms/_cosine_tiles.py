@@ -140,18 +140,18 @@ class Region(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """Tiles of one kind of a piece, a number of them from ``first`` on."""
+    """Tiles of one kind of a piece, ``number`` of them from ``first`` on."""
 
     piece: int
     kind: Kind
     first: int
-    count: int
+    number: int
     field: int
     """The first element of the kind in the fields of the piece's payload."""
 
     def starts(self, lo: int, pitch: int) -> Tensor:
         """The first element of each row of each tile, of a piece that begins at ``lo``."""
-        kind, tile = self.kind, torch.arange(self.first, self.first + self.count)
+        kind, tile = self.kind, torch.arange(self.first, self.first + self.number)
         corner = (kind.top + tile // kind.across * kind.a) * pitch + kind.left + tile % kind.across * kind.b
         return (lo + corner.unsqueeze(1) + torch.arange(kind.a) * pitch).view(-1)
 
@@ -174,9 +174,9 @@ def chunks(
         many, group, room = _at_once(alike[0].kind, device), [], 0
         for tiles in alike:
             first = 0
-            while first < tiles.count:
-                count = min(tiles.count - first, many - room)
-                group.append(tiles._replace(first=first, count=count))
+            while first < tiles.number:
+                count = min(tiles.number - first, many - room)
+                group.append(tiles._replace(first=first, number=count))
                 first, room = first + count, room + count
                 if room == many:
                     found.append(_chunk(group, pieces, fields, device))
@@ -189,7 +189,7 @@ def chunks(
 def _chunk(group: Sequence[_Tiles], pieces: Places, fields: tuple[Places, Places], device: torch.device) -> Chunk:
     kind = group[0].kind
     starts = [each.starts(pieces.offsets[each.piece], _pitch(pieces.shapes[each.piece])) for each in group]
-    sizes = [each.count * kind.a * kind.b for each in group]
+    sizes = [each.number * kind.a * kind.b for each in group]
     lows = [sum(sizes[:i]) for i in range(len(sizes))]
     values, indices = (_inside(field, group) for field in fields)
     return Chunk(kind.a, kind.b, torch.cat(starts).to(device), Places(sum(sizes), lows, sizes), values, indices)
@@ -235,7 +235,7 @@ def _by_size(
 def _inside(field: Places, group: Sequence[_Tiles]) -> Places:
     """The places of what is sent of tiles in a field of the payloads."""
     lows = [field.offsets[each.piece] + each.field + each.first * each.kind.k for each in group]
-    return Places(field.length, lows, [each.count * each.kind.k for each in group])
+    return Places(field.length, lows, [each.number * each.kind.k for each in group])
 
 
 def _pitch(shape: Sequence[int]) -> int:

@@ -140,8 +140,9 @@ class DeMo(Compressor):
         values, places = payload
         for chunk in chunks(x.places, (values.places, places.places), self.chunk, self.ratio, x.device):
             spectrum = _spectrum(chunk.gather(x.base), chunk.a)
-            chosen = Pieces(values.base, chunk.values), Pieces(places.base, chunk.indices)
-            tile_topk(cast(Tensor, Pieces(spectrum.view(-1), chunk.tiles)), *cast(Payload, chosen), chunk.a * chunk.b)
+            largest, where = Pieces(values.base, chunk.values), Pieces(places.base, chunk.indices)
+            tiles = Pieces(spectrum.view(-1), chunk.tiles)
+            tile_topk(tiles.as_tensor(), largest.as_tensor(), where.as_tensor(), chunk.a * chunk.b)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
@@ -161,10 +162,12 @@ class DeMo(Compressor):
     def _add_together(self, payloads: tuple[Pieces, Pieces], out: Pieces, scale: float) -> None:
         values, places = payloads
         for region in regions(out.places, (values.places, places.places), self.chunk, self.ratio):
-            found = Pieces(values.base, region.values), Pieces(places.base, region.indices)
-            rest, sizes = cast(Tensor, Pieces(out.base, region.out)), cast("tuple[int, int, int]", region.sizes)
-            waves = _waves(region.a, region.b, out.device)
-            waves_add_decoded(*cast(Payload, found), *waves, rest, region.a, region.b, *sizes, scale)
+            found, where = Pieces(values.base, region.values), Pieces(places.base, region.indices)
+            tall, wide = _waves(region.a, region.b, out.device)
+            down, across, pitch = cast("tuple[int, int, int]", region.sizes)
+            rest = Pieces(out.base, region.out).as_tensor()
+            sizes = region.a, region.b, down, across, pitch
+            waves_add_decoded(found.as_tensor(), where.as_tensor(), tall, wide, rest, *sizes, scale)
 
     def settle(self, mean: Tensor) -> None:
         many: object = mean
