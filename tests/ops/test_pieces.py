@@ -14,6 +14,7 @@ from gradwire.errors import ConfigError
 from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.base import MOST_TABLES, Op
 from gradwire.testing.operations import example, operations
+from gradwire.testing.sync import synchronisations
 
 OPERATIONS = operations()
 EXAMPLES = {name: partial(example, op) for name, op in OPERATIONS.items()}
@@ -190,6 +191,15 @@ def test_whole_numbers_serve_where_each_piece_has_a_float_of_its_own():
     x = Pieces(torch.zeros(4), Places(4, [0, 2], [1, 2]))
     ops.fill_where(x, Each([3, -1]))
     assert x.base.tolist() == [3.0, 0.0, -1.0, -1.0]
+
+
+def test_what_the_dispatcher_leaves_out_is_as_by_default() -> None:
+    """A function of Python behind the dispatcher, as a GPU's kernels are, is not given what equals a default."""
+    grad, residual = (Pieces(torch.arange(8.0), Places(8, [0, 5], [4, 3])) for _ in range(2))
+    synchronisations(lambda: ops.accumulate(grad, residual))
+    assert residual.base.tolist() == [0.0, 2.0, 4.0, 6.0, 4.0, 10.0, 12.0, 14.0]
+    synchronisations(lambda: ops.fill_where(residual, 0.5))
+    assert residual.base.tolist() == [0.5, 0.5, 0.5, 0.5, 4.0, 0.5, 0.5, 0.5]
 
 
 def test_pieces_know_the_shapes_of_what_they_are() -> None:

@@ -269,6 +269,8 @@ class Many:
 
     def _call(self, table: torch.Tensor, shared: tuple[Any, ...], i: int) -> tuple[Any, ...]:
         """Select the arguments of piece ``i`` from what all share."""
+        # The dispatcher leaves out the last arguments where they are as by default.
+        shared += tuple(self.said.defaults[name] for name in self.said.parameters[len(shared) :])
         form, named = self._forms[table], zip(self.said.parameters, shared, strict=True)
         return tuple(_of_piece(value, i, form.get(name)) for name, value in named)
 
