@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.bench.operations import OperationCount, WouldWaitError
 from gradwire.compressors.casts.ops import cast_add_decoded
+from gradwire.compressors.sketches.ops import sketch_estimate
 from gradwire.compressors.ternary.ops import twobit_encode
 from gradwire.ops import Pieces, Places
 
@@ -71,6 +72,14 @@ def test_of_what_pieces_lie_in_only_the_pieces_are_moved() -> None:
     count = counted(lambda x: cast_add_decoded(Pieces(rows, places), Pieces(x, places), 1.0))
     assert dict(count.names) == {"gradwire::cast_add_decoded_each": 1}
     assert count.nbytes == 50 * (3 * 2 + 2 * 4)
+
+
+def test_the_table_of_pieces_is_not_taken_for_an_argument_of_its_name() -> None:
+    tables = Pieces(torch.empty(64, device="meta"), Places(64, [0, 32], [16, 32]))
+    count = counted(lambda x: sketch_estimate(tables, Pieces(x, Places(N, [0, 600], [300, 200])), 1, 5, 7))
+    assert dict(count.names) == {"gradwire::sketch_estimate_each": 1}
+    # What is overwritten counts as read, too; the table of the pieces is the host's.
+    assert count.nbytes == 4 * (48 + 2 * 500)
 
 
 def test_of_what_is_selected_from_only_that_is_moved() -> None:

@@ -132,7 +132,8 @@ class OperationCount(TorchDispatchMode):
             written = argument.alias_info is not None and argument.alias_info.is_write
             for each in _tensors((value,)):
                 rows = each.itemsize * (each.size(0) if each.dim() == 2 else 1)
-                size = rows * own[argument.name] if argument.name in own else self._size(each)
+                # The first one is the table of the pieces, whatever else has that name.
+                size = rows * own[argument.name] if number and argument.name in own else self._size(each)
                 if func._schema.name == _SELECTS and argument.name == "self":
                     size = min(size, sum(map(self._size, made)))
                 total += size * (2 if written and not argument.is_out else 1)

@@ -40,7 +40,7 @@ KERNELS = _kernels()
 
 LEFT_TO_TORCH = {
     "orders of a small sample": {"auto_threshold"},
-    "sums in a fixed order": {"sketch_add", "sketch_estimate"},
+    "sums in a fixed order": {"sketch_add"},
     "products of matrices": {
         "lowrank_add_decoded",
         "lowrank_left",
