@@ -64,15 +64,8 @@ def train(compressor: str, seed: int = 0, steps: int = 30) -> tuple[float, float
     Returns:
         This worker's loss on the text that comes next, and how many times fewer bytes the gradients took.
     """
-    spec, states = get_train_spec(), []
-
-    def parallelize(*args: object, **options: object) -> nn.Module:
-        model = spec.parallelize_fn(*args, **options)
-        states.append(gradwire.compress_fsdp(model, compressor))
-        return model
-
     name = f"llama3 with {compressor}, seed {seed}"
-    register_train_spec(name, replace(spec, parallelize_fn=parallelize, build_tokenizer_fn=lambda _: Letters()))
+    register_train_spec(name, replace(get_train_spec(), build_tokenizer_fn=lambda _: Letters()))
     DATASETS["python"] = DatasetConfig(sysconfig.get_paths()["stdlib"], read, lambda sample: sample["text"])
     config = JobConfig()
     config.model.name, config.model.flavor = name, "debugmodel"
@@ -81,6 +74,7 @@ def train(compressor: str, seed: int = 0, steps: int = 30) -> tuple[float, float
     config.training.mixed_precision_param = "float32"
     config.lr_scheduler.warmup_steps = steps // 5
     trainer = Trainer(config)
+    states = [gradwire.compress_fsdp(part, compressor) for part in trainer.model_parts]
     trainer.train()
     ratio, (model,) = states[0].metrics()["ratio"], trainer.model_parts
     with torch.no_grad():

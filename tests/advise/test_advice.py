@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from gradwire import registry
 from gradwire.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire.advise.cluster import Cluster, worlds
-from gradwire.advise.consult import Question, _notes, _reached, given_codec
+from gradwire.advise.consult import UNKNOWN_OPTIMIZER, Question, _notes, _reached, answer, everything, given_codec
 from gradwire.advise.gauge import Wanted
 from gradwire.advise.quality import quality, table
 from gradwire.auto.codec import Codec, CodecTimes
@@ -23,6 +24,7 @@ from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.thc import THC
+from gradwire.errors import ConfigError
 from gradwire.experiments.recommended import labels, recommended
 from gradwire.netlab import Link
 from tests.house.source import ROOT
@@ -64,6 +66,32 @@ def test_rows_are_in_order_and_ready_for_json() -> None:
     assert [row["label"] for row in json.loads(json.dumps(advice.as_dict()))["candidates"]] == [
         row.label for row in advice.rows
     ]
+
+
+@pytest.mark.parametrize(("optimizer", "left_out"), [("adamw", True), ("rmsprop", True), ("sgd", False)])
+def test_what_keeps_a_residual_is_no_answer_under_adam(optimizer: str, left_out: bool) -> None:
+    """A codec that takes no time on a slow link: whatever sends the fewest bytes would win."""
+    asked = Question("gpt2", compute=0.25, link=Link.parse("100mbit"), codec=(0.0, 0.0), optimizer=optimizer)
+    advice, facts = answer(replace(asked, methods=everything()))
+    skipped = {row.label for row in advice.rows if row.skipped}
+    assert ({"topk", "powersgd", "efsignsgd", "twobit"} <= skipped) == left_out
+    assert {"bf16", "qsgd", "eden"}.isdisjoint(skipped)
+    assert advice.best is not None
+    assert (advice.best.label == "eden") == left_out
+    assert facts["optimizer"] == optimizer
+    assert any("variance_correction" in note for note in facts["notes"]) == left_out
+
+
+def test_without_a_word_the_optimizer_is_that_of_the_models_recipe() -> None:
+    """GPT-2 is trained with AdamW, ResNet-50 with SGD."""
+    methods = {"topk": TopK()}
+    for model, left_out in (("gpt2", True), ("resnet50", False)):
+        advice, _ = answer(Question(model, compute=0.25, codec=(0.0, 0.0), methods=methods))
+        assert bool(advice.rows[0].skipped) == left_out
+        assert advice.compress is not left_out
+    assert UNKNOWN_OPTIMIZER in _notes(Question("gpt2"), [], None)
+    with pytest.raises(ConfigError, match=r"^--optimizer must be one of adam, adamw, rmsprop, sgd, got 'lion'"):
+        Question("gpt2", optimizer="lion")
 
 
 def test_what_needs_another_recipe_is_shown_and_not_advised() -> None:
@@ -151,7 +179,7 @@ def test_given_seconds_of_an_element_count_what_each_strategy_encodes_and_decode
 def test_what_lies_on_a_line_is_noted(method: str, workers: int, noted: bool) -> None:
     asked = Question(model="resnet9", workers=workers)
     candidates = [Candidate(method, recommended(method).compressor)]
-    assert any("extrapolated on a line" in note for note in _notes(asked, candidates)) == noted
+    assert any("extrapolated on a line" in note for note in _notes(asked, candidates, None)) == noted
 
 
 def test_the_slowest_worker_counts_in_each_repeat() -> None:

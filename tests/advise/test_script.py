@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.advise.script import _complaint, profile_script
 from gradwire.errors import ConfigError
 
@@ -14,7 +15,8 @@ SCRIPT = Path(__file__).with_name("trained.py")
 
 @pytest.mark.timeout(400)
 def test_a_scripts_buckets_and_times_are_found() -> None:
-    profile = profile_script(SCRIPT, ["1000"], steps=3, deadline=300)
+    profile, optimizer = profile_script(SCRIPT, ["1000"], steps=3, deadline=300)
+    assert optimizer == RunOptimizer("SGD", False, "the script's own")
     assert profile.busy
     (bucket,) = profile.buckets
     # Out of order, as DDP sorts a bucket: by when gradients came.

@@ -103,6 +103,8 @@ def fsdp2(rank: int) -> dict[str, tuple[str, bool]]:
         "native, elsewhere": outcome(apart(sharded(mesh), rank), lambda m: compress_fsdp(m, "qsgd", replicate=False)),
         "replicas alone": outcome(replicate(model_of(), mesh=every), lambda m: compress_fsdp(m, "qsgd")),
         "hook": outcome(hooked(model()), lambda m: compress_fsdp(m, "topk", **right)),
+        "strategy": outcome(sharded(every), lambda m: compress_fsdp(m, "qsgd", strategy="two_phase")),
+        "memory": outcome(sharded(every), lambda m: compress_fsdp(m, "eden", memory="preconditioned")),
         "scatter": outcome(scattered(model()), lambda m: compress_fsdp(m, "topk", **right)),
         "process_group": outcome(model(), lambda m: compress_fsdp(m, process_group=dist.group.WORLD, **right)),
         "swapped": outcome(model(), lambda m: compress_fsdp("topk", m, **right)),

@@ -133,7 +133,7 @@ REFUSED = {
     "not sharded": "model must be a module after fully_shard, got Sequential; call fully_shard on it first",
     "rounds": "got 'powersgd', which is averaged in rounds; with hybrid sharding",
     "size": "got 'strom', which has a variable size",
-    "memory": "memory must be one that keeps nothing of the mean for a reduce-scatter, got 'ef21'",
+    "memory": "memory must be one that keeps nothing of the mean .*; with replicate= every memory .* got 'ef21'",
     "change": "got 'strom', which has a variable size",
     "replicas": r"state must be of a model without replicate=, got \['parts', 'shards', 'step', 'version', 'world'\]",
 }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gradwire.errors import ConfigError
+from gradwire.integrations.fsdp import parameter_groups
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_mistakes_jobs import closed, fsdp1, fsdp2, smaller
 from tests.once import once
@@ -33,6 +36,9 @@ FSDP2 = {
     "native, elsewhere": "ConfigError: replicate must be left out: the mesh of the model has its replicas, got False",
     "replicas alone": r"ConfigError: mesh of .* must be one with shards, .*; gradwire\.wrap_group compresses",
     "hook": ALONE + "'one with the all-reduce hook hook'",
+    "strategy": "ConfigError: strategy must be left out: .* only between replicas can it be chosen, got 'two_phase'",
+    "memory": r"ConfigError: memory must be one that keeps nothing of the mean .*; with replicate= every memory can be "
+    "used, got 'preconditioned'",
     "scatter": ALONE + "'one with the reduce-scatter Theirs'",
     "process_group": "ConfigError: process_group must be left out: the ranks are those of the model's mesh",
     "swapped": "ConfigError: model must be a module after fully_shard, got str; they are the other way round",
@@ -111,3 +117,10 @@ def test_after_close_another_state_takes_the_place() -> None:
         for name in ("replicas", "alone", "fsdp1"):
             assert re.match(r"ConfigError: state of the model must be open when gradients are reduced", result[name])
             assert result[name, "steps"] == 1
+
+
+def test_another_torch_is_named() -> None:
+    """The modules of torch 2.6 have one group of parameters, by another name."""
+    module: Any = SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_fsdp_param_group=None))
+    with pytest.raises(ConfigError, match=r"^torch must have an FSDP2 like that of 2\.13, .* got 2\.\d+"):
+        parameter_groups(module)

@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from gradwire.adaptive import is_adaptive
 from gradwire.advise.profile import StepProfiler, shortest
 
 __all__ = ["BUILT", "WARM_UP", "profile_ddp"]
@@ -31,15 +33,20 @@ BUILT = {"built": True}
 WARM_UP = 2
 
 
-def profile_ddp(done: Callable[[StepProfiler, bool], None], steps: int, built: Callable[[], None]) -> None:
+def profile_ddp(
+    done: Callable[[StepProfiler, bool, Optimizer | None], None], steps: int, built: Callable[[], None]
+) -> None:
     """Profile the first DistributedDataParallel that is made.
 
     Args:
-        done: function that gets the profiler, and whether the model computes on the processor.
+        done: function that gets the profiler, whether the model computes on the processor, and the first optimizer
+            that made a step, if there is one.
         steps: number of steps after which ``done`` is called, besides those that warm up.
         built: called when it was made.
     """
     profilers: dict[int, StepProfiler] = {}
+    stepped: list[Optimizer] = []
+    register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer) if not stepped else None)
     patched: Any = DistributedDataParallel
     init, forward, register = patched.__init__, patched.forward, patched.register_comm_hook
 
@@ -62,7 +69,7 @@ def profile_ddp(done: Callable[[StepProfiler, bool], None], steps: int, built: C
         ):
             profiler.end()
             if len(profiler.steps) >= steps + WARM_UP:
-                done(profiler, next(self.parameters()).device.type == "cpu")
+                done(profiler, next(self.parameters()).device.type == "cpu", next(iter(stepped), None))
             profiler.begin()
         return forward(self, *args, **options)
 
@@ -78,8 +85,11 @@ def main() -> None:
     file, steps, script, *arguments = sys.argv[1:]
     where = Path(file)
 
-    def done(profiler: StepProfiler, busy: bool) -> None:
-        where.write_text(json.dumps(profiler.profile(WARM_UP, busy=busy, typical=shortest).as_dict()), encoding="utf-8")
+    def done(profiler: StepProfiler, busy: bool, optimizer: Optimizer | None) -> None:
+        told = profiler.profile(WARM_UP, busy=busy, typical=shortest).as_dict()
+        if optimizer is not None:
+            told["optimizer"] = {"name": type(optimizer).__name__, "adaptive": is_adaptive(optimizer)}
+        where.write_text(json.dumps(told), encoding="utf-8")
         sys.exit(0)
 
     profile_ddp(done, int(steps), lambda: print(json.dumps(BUILT), file=where.open("w", encoding="utf-8")))

@@ -54,11 +54,13 @@ class Candidate:
         label: name in ``gradwire.experiments.recommended``, or the method as the command line has it.
         compressor: compressor with its parameters.
         strategy: registered name; None: the default for the number of workers.
+        refusal: reason why the method does not suit the run; empty: it does.
     """
 
     label: str
     compressor: Compressor
     strategy: str | None = None
+    refusal: str = ""
 
     def strategy_for(self, workers: int) -> str:
         """The strategy by which a method's payloads travel among so many workers."""
@@ -204,7 +206,9 @@ def advisable(row: AdviceRow) -> bool:
 
 
 def reachable(profile: Profile, cluster: Cluster, each: Candidate) -> float:
-    """The speed-up of a candidate over no compression if its codec took no time; 0 if so many workers cannot use it."""
+    """The speed-up of a candidate over no compression if its codec took no time; 0 if this run cannot use it."""
+    if each.refusal:
+        return 0.0
     try:
         each.compressor.check_world(cluster.meeting)
     except ConfigError:
@@ -240,8 +244,8 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
     except ConfigError as error:
         return AdviceRow(*told, None, 0.0, 0.0, *known, skipped=str(error))
     reach = reachable(profile, cluster, each)
-    if isinstance(codec, str):
-        return AdviceRow(*told, None, 0.0, 0.0, *known, reach, skipped=codec)
+    if each.refusal or isinstance(codec, str):
+        return AdviceRow(*told, None, 0.0, 0.0, *known, reach, skipped=each.refusal or str(codec))
 
     jobs = cluster.jobs(profile, compressor, codec, strategy)
     predicted = cluster.compressed(profile, jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gradwire.advise.advice import Advice, Candidate, advisable, advise, plausib
 from gradwire.advise.cluster import Cluster, worlds
 from gradwire.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
 from gradwire.advise.profile import assigned
+from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.advise.script import profile_script
 from gradwire.auto.codec import SAMPLE, Codec, sample
 from gradwire.auto.profile import BucketProfile, Profile
@@ -29,6 +30,7 @@ from gradwire.netlab import Link, Netlab
 __all__ = ["Question", "answer", "everything", "named"]
 
 BASELINE = "none"
+GIVEN = "--optimizer"
 MEASURED_WORKERS = 4
 """Most workers between which a link is measured."""
 
@@ -46,6 +48,11 @@ _STEPS = 3
 
 DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
 """Payloads that a worker decodes, where it is not one of each worker."""
+
+UNKNOWN_OPTIMIZER = (
+    "The optimizer is not known: under Adam and its kin leave out every method that keeps a residual, as --optimizer "
+    "adam does."
+)
 
 ENCODED_ONCE = ("allgather", "broadcast")
 """Strategies under which a worker encodes its gradients once, whole, and nothing else."""
@@ -77,6 +84,7 @@ class Question:
     codec: tuple[float, float] | None = None
     budget: float = 6.0
     within: float = 40.0
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.script is None):
@@ -93,6 +101,8 @@ class Question:
         if self.nodes is not None:
             right = self.workers % self.nodes == 0 and self.nodes < self.workers
             require(right, "--nodes", f"a divisor of the {self.workers} workers, and fewer", self.nodes)
+        if self.optimizer is not None:
+            RunOptimizer.named(self.optimizer, GIVEN)
         require(self.together <= self.workers, "--together", f"at most the {self.workers} workers", self.together)
 
     @property
@@ -133,7 +143,9 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
     for each in candidates:
         registry.build("comm", each.strategy_for(asked.meeting)).check(each.compressor)
     begun = time.time()
-    profile = profile_of(asked, progress, begun)
+    profile, optimizer = profile_of(asked, progress, begun)
+    if optimizer is not None:
+        candidates = [replace(each, refusal=optimizer.refusal(each.compressor)) for each in candidates]
     # A script has a deadline of its own.
     begun = begun if asked.script is None else time.time()
     cluster = cluster_of(asked, progress, begun)
@@ -141,7 +153,7 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
     advice = advise(profile, cluster, candidates, codecs)
     facts = {
         "title": _title(asked, profile),
-        "notes": [*_scaled(advice, profile), *_notes(asked, candidates)],
+        "notes": [*_scaled(advice, profile), *_notes(asked, candidates, optimizer)],
         "workers": asked.workers,
         "nodes": asked.nodes,
         "link": str(asked.link),
@@ -149,35 +161,43 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
         "latency": cluster.wire.latency,
         "message": cluster.wire.message,
         "compute": profile.seconds,
+        "optimizer": None if optimizer is None else optimizer.name,
         "parameters": profile.numel,
         "buckets": [{"elements": each.numel, "ready": each.ready} for each in profile.buckets],
     }
     return advice, facts | environment() | {"threads": asked.threads}
 
 
-def profile_of(asked: Question, progress: Callable[[str], object], begun: float) -> Profile:
-    """Measure or read the step without an exchange.
+def profile_of(asked: Question, progress: Callable[[str], object], begun: float) -> tuple[Profile, RunOptimizer | None]:
+    """Measure or read the step without an exchange, and find the optimizer; None: the script has made no step of one.
 
     Raises:
         ConfigError: the step takes too long, or its time is not known.
     """
     if asked.script is not None:
         progress(f"running {asked.script} with one worker")
-        found = profile_script(asked.script, asked.arguments, deadline=asked.deadline)
-        return found if asked.compute is None else found.lasting(asked.compute)
+        found, optimizer = profile_script(asked.script, asked.arguments, deadline=asked.deadline)
+        if asked.optimizer is not None:
+            optimizer = RunOptimizer.named(asked.optimizer, GIVEN)
+        return found if asked.compute is None else found.lasting(asked.compute), optimizer
     name = str(asked.model)
+    if asked.optimizer is not None:
+        optimizer = RunOptimizer.named(asked.optimizer, GIVEN)
+    else:
+        optimizer = RunOptimizer.of_model(name, small=asked.small)
     if asked.compute is not None:
-        return assigned(list(models.facts(name, small=asked.small).shapes.items()), asked.compute)
+        return assigned(list(models.facts(name, small=asked.small).shapes.items()), asked.compute), optimizer
     progress(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
     budget, until = STEPS_SHARE * asked.within, begun + MODEL_SHARE * asked.within
     try:
-        return gauge_model(name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until)
+        profile = gauge_model(name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until)
     except OutOfTimeError:
         raise ConfigError(
             f"cannot tell: two steps of {name} on {asked.batch} examples take more than "
             f"{MODEL_SHARE * asked.within:.3g} s here. Give the seconds of a step (--compute), a smaller --batch, or "
             f"more time than --within {asked.within:g}"
         ) from None
+    return profile, optimizer
 
 
 def cluster_of(asked: Question, progress: Callable[[str], object], begun: float) -> Cluster:
@@ -221,12 +241,12 @@ def codecs_of(
         return [given_codec(profile, *asked.codec, name, asked.meeting) for name in strategies]
     bucket = sample(profile.buckets)
     exact = profile.numel <= SAMPLE
-    order = plausible(profile, cluster, candidates)
+    order = [i for i in plausible(profile, cluster, candidates) if not candidates[i].refusal]
     progress(f"timing {len(order)} methods" + ("" if exact else f" with {bucket.numel:,} elements each"))
     until = begun + (1.0 if exact else SAMPLE_SHARE) * asked.within
     chosen = [candidates[i] for i in order]
     found = dict(zip(order, _timed(asked, profile.buckets if exact else [bucket], chosen, until), strict=True))
-    codecs = [found[i] for i in range(len(candidates))]
+    codecs = [found.get(i, each.refusal) for i, each in enumerate(candidates)]
     if exact:
         return codecs
     codecs = [each if isinstance(each, str) else each.scaled(bucket, profile.buckets) for each in codecs]
@@ -303,8 +323,15 @@ def _scaled(advice: Advice, profile: Profile) -> Sequence[str]:
     ]
 
 
-def _notes(asked: Question, candidates: Sequence[Candidate]) -> Sequence[str]:
+def _notes(asked: Question, candidates: Sequence[Candidate], optimizer: RunOptimizer | None) -> Sequence[str]:
     notes = []
+    if optimizer is None:
+        notes.append(UNKNOWN_OPTIMIZER)
+    elif optimizer.adaptive:
+        notes.append(
+            f"Points are those of training under SGD, and the optimizer is {optimizer.name} ({optimizer.source}): with "
+            "fewer than 4 bits an element give variance_correction=optimizer (docs/adaptive.md)."
+        )
     if asked.nodes is not None:
         notes.append(
             "Two levels are what strategy='hierarchical' does, and compress_fsdp(replicate=...): dense inside a node, "

@@ -14,20 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from gradwire.advise._probe import WARM_UP
+from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.auto.profile import Profile
 from gradwire.errors import ConfigError, is_int, require
 
 __all__ = ["profile_script"]
 
 
-def profile_script(script: Path, arguments: Sequence[str] = (), *, steps: int = 5, deadline: float = 120.0) -> Profile:
-    """Measure how long a step of a script takes without an exchange, and when its buckets are ready.
+def profile_script(
+    script: Path, arguments: Sequence[str] = (), *, steps: int = 5, deadline: float = 120.0
+) -> tuple[Profile, RunOptimizer | None]:
+    """Measure how long a step of a script takes without an exchange, and when its buckets are ready; and find its
+    optimizer.
 
     Args:
         script: one that ``torchrun`` can run, which wraps its model into DistributedDataParallel.
         arguments: arguments of the script.
         steps: number of steps that count, after two others, >= 1.
         deadline: seconds for all of it, > 0.
+
+    Returns:
+        The profile, and the first optimizer that made a step; None: none did.
 
     Raises:
         ConfigError: no such file; it failed, ended too early, or did not end in time: the text says which.
@@ -40,7 +47,9 @@ def profile_script(script: Path, arguments: Sequence[str] = (), *, steps: int = 
         code, said = _run(script, arguments, file, steps, deadline)
         told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     if told is not None and "buckets" in told:
-        return Profile.from_dict(told)
+        found = told.pop("optimizer", None)
+        optimizer = None if found is None else RunOptimizer(**found, source="the script's own")
+        return Profile.from_dict(told), optimizer
     raise ConfigError(f"--script {script} {_complaint(told is not None, code, said, steps, deadline)}")
 
 

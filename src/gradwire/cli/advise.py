@@ -13,6 +13,7 @@ from rich.table import Table
 from gradwire.advise import consult
 from gradwire.advise.advice import Advice, AdviceRow
 from gradwire.advise.consult import Question
+from gradwire.advise.run_optimizer import NAMES
 from gradwire.cli._command_group import Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError
@@ -63,6 +64,11 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
     multiple=True,
     metavar="METHOD",
     help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(NAMES),
+    help="Methods that it does not bear are left out. Default: the script's, or that of the model's recipe.",
 )
 @click.option("--strategy", metavar="NAME", help="Of all methods. Default: each one's own.")
 @click.option(
@@ -125,6 +131,7 @@ def question(given: dict[str, Any]) -> Question:
         "strategy",
         "budget",
         "within",
+        "optimizer",
     )
     return Question(
         **{name: given[name] for name in names},

@@ -393,11 +393,16 @@ def site_of(exchange: Exchange, channel: Channel) -> Site:
 
 
 def check_scatter(exchange: Exchange) -> None:
-    """Refuse methods that cannot work in one message to each owner.
+    """Refuse methods that cannot work in one message to each owner, and a strategy, which would have no effect.
 
     Raises:
         ConfigError
     """
+    named = exchange.strategy.name if exchange.strategy is not None else None
+    allowed = (
+        "left out: gradients are reduced to their owners, in one message each; only between replicas can it be chosen"
+    )
+    require(named is None, "strategy", allowed, named)
     for each in (exchange.compressor, *exchange.policy.overrides.values()):
         check_method(exchange, each)
 
@@ -410,7 +415,8 @@ def check_method(exchange: Exchange, compressor: Compressor) -> None:
             f"{why}; with hybrid sharding and replicate= every method can be used"
         )
     memory = exchange.memory_for(compressor)
-    require(not memory.keeps_mean, "memory", "one that keeps nothing of the mean for a reduce-scatter", memory.name)
+    allowed = "one that keeps nothing of the mean for a reduce-scatter; with replicate= every memory can be used"
+    require(not memory.keeps_mean, "memory", allowed, memory.name)
 
 
 def check_size(tensor: Tensor, numel: int) -> None:

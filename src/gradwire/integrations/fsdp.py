@@ -460,11 +460,26 @@ def managed(model: object) -> list[tuple[FSDPModule, Any]]:
         return []
     found: dict[int, tuple[FSDPModule, Any]] = {}
     for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
-        for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups:
+        for group in parameter_groups(module):
             for each in group.fsdp_params if group.is_sharded else ():
                 each.reset_sharded_param()  # After load_state_dict(assign=True) they are others.
             found.setdefault(id(group), (module, group))
     return list(found.values())
+
+
+def parameter_groups(module: FSDPModule) -> Sequence[Any]:
+    """The groups of parameters of one module of FSDP.
+
+    Raises:
+        ConfigError: this torch has another FSDP2.
+    """
+    groups = getattr(cast(Any, module)._get_fsdp_state(), "_fsdp_param_groups", None)
+    if groups is None or not hasattr(module, "set_custom_reduce_scatter"):
+        raise ConfigError(
+            f"torch must have an FSDP2 like that of 2.13, the one that was tested, got {torch.__version__}: "
+            "take a newer torch, or compress_fsdp1, or gradwire.wrap_group for the process group"
+        )
+    return cast(Sequence[Any], groups)
 
 
 def check_model(
