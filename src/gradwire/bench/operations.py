@@ -39,6 +39,7 @@ _FACTORIES = ("aten::new_", "aten::zeros_like", "aten::ones_like", "aten::full_l
 """Operations that take only the form of a tensor, and read nothing."""
 
 _SELECTS = "aten::index_select"
+"""Operations that read of their first tensor what the result has."""
 
 _VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::lift_fresh", "aten::alias")
 
@@ -126,7 +127,7 @@ class OperationCount(TorchDispatchMode):
             return 1
         if func._schema.name.startswith(_FACTORIES):
             return sum(map(self._size, made))
-        own = _elements_of_pieces(func._schema.name, args)
+        own, selects = _elements_of_pieces(func._schema.name, args), func._schema.name.startswith(_SELECTS)
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else given.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -134,7 +135,7 @@ class OperationCount(TorchDispatchMode):
                 rows = each.itemsize * (each.size(0) if each.dim() == 2 else 1)
                 # The first one is the table of the pieces, whatever else has that name.
                 size = rows * own[argument.name] if number and argument.name in own else self._size(each)
-                if func._schema.name == _SELECTS and argument.name == "self":
+                if selects and not number:
                     size = min(size, sum(map(self._size, made)))
                 total += size * (2 if written and not argument.is_out else 1)
                 if written:

@@ -188,7 +188,7 @@ def _largest(x: Pieces, counts: Each) -> Tensor:
 
     Args:
         x: pieces.
-        counts: how many of each piece are found.
+        counts: number of elements to find in each piece.
 
     Returns:
         int64, those of one piece after those of another.
