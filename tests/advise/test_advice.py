@@ -18,6 +18,7 @@ from gradwire.advise.cluster import Cluster, worlds
 from gradwire.advise.consult import UNKNOWN_OPTIMIZER, Question, _notes, _reached, answer, everything, given_codec
 from gradwire.advise.gauge import Wanted
 from gradwire.advise.quality import quality, table
+from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.auto.codec import Codec, CodecTimes
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.wire import Round, Wire
@@ -89,7 +90,10 @@ def test_without_a_word_the_optimizer_is_that_of_the_models_recipe() -> None:
         advice, _ = answer(Question(model, compute=0.25, codec=(0.0, 0.0), methods=methods))
         assert bool(advice.rows[0].skipped) == left_out
         assert advice.compress is not left_out
-    assert UNKNOWN_OPTIMIZER in _notes(Question("gpt2"), [], None)
+    assert UNKNOWN_OPTIMIZER.format("The optimizer") in _notes(Question("gpt2"), [], None)
+    lion = RunOptimizer("Lion", None, "")
+    assert not lion.refusal(TopK())
+    assert UNKNOWN_OPTIMIZER.format("Lion") in _notes(Question("gpt2"), [], lion)
     with pytest.raises(ConfigError, match=r"^--optimizer must be one of adam, adamw, rmsprop, sgd, got 'lion'"):
         Question("gpt2", optimizer="lion")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from gradwire.advise._probe import kind_of, optimizers_of
 from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.advise.script import _complaint, profile_script
 from gradwire.errors import ConfigError
@@ -51,3 +54,17 @@ def test_arguments_are_checked_first(tmp_path: Path) -> None:
         profile_script(SCRIPT, steps=0)
     with pytest.raises(ConfigError, match="--deadline must be seconds > 0, got 0"):
         profile_script(SCRIPT, deadline=0)
+
+
+def test_all_optimizers_of_a_model_count() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    weight, bias = model.parameters()
+    elsewhere = torch.optim.SGD(other.parameters(), 0.1)
+    assert kind_of(optimizers_of(model)) is None
+    some = [torch.optim.SGD([weight], 0.1)]
+    assert kind_of(optimizers_of(model)) == {"name": "SGD", "adaptive": False}
+    some.append(torch.optim.AdamW([bias]))
+    assert kind_of(optimizers_of(model)) == {"name": "AdamW and SGD", "adaptive": True}
+    some[1:] = [torch.optim.Rprop([bias])]
+    assert kind_of(optimizers_of(model)) == {"name": "Rprop and SGD", "adaptive": None}
+    assert kind_of([elsewhere]) == {"name": "SGD", "adaptive": False}

@@ -36,7 +36,7 @@ FSDP2 = {
     "native, elsewhere": "ConfigError: replicate must be left out: the mesh of the model has its replicas, got False",
     "replicas alone": r"ConfigError: mesh of .* must be one with shards, .*; gradwire\.wrap_group compresses",
     "hook": ALONE + "'one with the all-reduce hook hook'",
-    "strategy": "ConfigError: strategy must be left out: .* only between replicas can it be chosen, got 'two_phase'",
+    "strategy": "ConfigError: strategy must be left out, .* only between replicas can it be chosen, got 'two_phase'",
     "memory": r"ConfigError: memory must be one that keeps nothing of the mean .*; with replicate= every memory can be "
     "used, got 'preconditioned'",
     "scatter": ALONE + "'one with the reduce-scatter Theirs'",

@@ -10,17 +10,19 @@ as if it had called ``sys.exit()``.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim import ASGD, SGD, Optimizer
 
 from gradwire.adaptive import is_adaptive
 from gradwire.advise.profile import StepProfiler, shortest
@@ -34,19 +36,17 @@ WARM_UP = 2
 
 
 def profile_ddp(
-    done: Callable[[StepProfiler, bool, Optimizer | None], None], steps: int, built: Callable[[], None]
+    done: Callable[[StepProfiler, bool, Sequence[Optimizer]], None], steps: int, built: Callable[[], None]
 ) -> None:
     """Profile the first DistributedDataParallel that is made.
 
     Args:
-        done: function that gets the profiler, whether the model computes on the processor, and the first optimizer
-            that made a step, if there is one.
+        done: function that gets the profiler, whether the model computes on the processor, and the optimizers of its
+            parameters.
         steps: number of steps after which ``done`` is called, besides those that warm up.
         built: called when it was made.
     """
     profilers: dict[int, StepProfiler] = {}
-    stepped: list[Optimizer] = []
-    register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer) if not stepped else None)
     patched: Any = DistributedDataParallel
     init, forward, register = patched.__init__, patched.forward, patched.register_comm_hook
 
@@ -69,7 +69,7 @@ def profile_ddp(
         ):
             profiler.end()
             if len(profiler.steps) >= steps + WARM_UP:
-                done(profiler, next(self.parameters()).device.type == "cpu", next(iter(stepped), None))
+                done(profiler, next(self.parameters()).device.type == "cpu", optimizers_of(self))
             profiler.begin()
         return forward(self, *args, **options)
 
@@ -80,15 +80,35 @@ def profile_ddp(
     patched.__init__, patched.forward, patched.register_comm_hook = make, step, ignore
 
 
+def optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Find the optimizers that have parameters of a model, whether or not they have made a step."""
+    gc.collect()
+    trained = set(map(id, model.parameters()))
+    found = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+    return [each for each in found if any(id(p) in trained for group in each.param_groups for p in group["params"])]
+
+
+def kind_of(optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
+    """Describe the optimizers of a model as ``RunOptimizer`` does; None: there are none.
+
+    Nobody knows whether a class that is neither Adam's kin nor SGD bears a residual.
+    """
+    if not optimizers:
+        return None
+    names = sorted({type(each).__name__ for each in optimizers})
+    adaptive = any(map(is_adaptive, optimizers)) or any("adam" in name.lower() for name in names)
+    plain = all(isinstance(each, SGD | ASGD) for each in optimizers)
+    return {"name": " and ".join(names), "adaptive": adaptive if adaptive or plain else None}
+
+
 def main() -> None:
     """Read the command line, and run the script."""
     file, steps, script, *arguments = sys.argv[1:]
     where = Path(file)
 
-    def done(profiler: StepProfiler, busy: bool, optimizer: Optimizer | None) -> None:
+    def done(profiler: StepProfiler, busy: bool, optimizers: Sequence[Optimizer]) -> None:
         told = profiler.profile(WARM_UP, busy=busy, typical=shortest).as_dict()
-        if optimizer is not None:
-            told["optimizer"] = {"name": type(optimizer).__name__, "adaptive": is_adaptive(optimizer)}
+        told["optimizer"] = kind_of(optimizers)
         where.write_text(json.dumps(told), encoding="utf-8")
         sys.exit(0)
 

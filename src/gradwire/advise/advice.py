@@ -161,6 +161,8 @@ class Advice:
     @property
     def _reason(self) -> str:
         able = [row for row in self.rows if row.step is not None and advisable(row)]
+        if all(row.step is None for row in self.rows):
+            return "; ".join(sorted({row.skipped for row in self.rows}))
         if not able:
             return "no candidate is known to train as well, with the loss and the optimizer as they are"
         best = max(able, key=lambda row: row.speedup)

@@ -50,8 +50,7 @@ DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
 """Payloads that a worker decodes, where it is not one of each worker."""
 
 UNKNOWN_OPTIMIZER = (
-    "The optimizer is not known: under Adam and its kin leave out every method that keeps a residual, as --optimizer "
-    "adam does."
+    "{} is not known: under Adam and its kin leave out every method that keeps a residual, as --optimizer adam does."
 )
 
 ENCODED_ONCE = ("allgather", "broadcast")
@@ -169,7 +168,7 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
 
 
 def profile_of(asked: Question, progress: Callable[[str], object], begun: float) -> tuple[Profile, RunOptimizer | None]:
-    """Measure or read the step without an exchange, and find the optimizer; None: the script has made no step of one.
+    """Measure or read the step without an exchange, and find the optimizer; None: the model of the script has none.
 
     Raises:
         ConfigError: the step takes too long, or its time is not known.
@@ -325,8 +324,8 @@ def _scaled(advice: Advice, profile: Profile) -> Sequence[str]:
 
 def _notes(asked: Question, candidates: Sequence[Candidate], optimizer: RunOptimizer | None) -> Sequence[str]:
     notes = []
-    if optimizer is None:
-        notes.append(UNKNOWN_OPTIMIZER)
+    if optimizer is None or optimizer.adaptive is None:
+        notes.append(UNKNOWN_OPTIMIZER.format("The optimizer" if optimizer is None else optimizer.name))
     elif optimizer.adaptive:
         notes.append(
             f"Points are those of training under SGD, and the optimizer is {optimizer.name} ({optimizer.source}): with "

@@ -32,12 +32,12 @@ class RunOptimizer:
 
     Args:
         name: name of the optimizer, or of its class.
-        adaptive: true: it divides gradients by the size of earlier ones.
+        adaptive: true: it divides gradients by the size of earlier ones; None: nobody knows.
         source: the origin of the name, in words.
     """
 
     name: str
-    adaptive: bool
+    adaptive: bool | None
     source: str
 
     @classmethod

@@ -34,7 +34,7 @@ def profile_script(
         deadline: seconds for all of it, > 0.
 
     Returns:
-        The profile, and the first optimizer that made a step; None: none did.
+        The profile, and the optimizers of the model together; None: it has none.
 
     Raises:
         ConfigError: no such file; it failed, ended too early, or did not end in time: the text says which.

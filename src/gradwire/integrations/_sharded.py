@@ -398,13 +398,14 @@ def check_scatter(exchange: Exchange) -> None:
     Raises:
         ConfigError
     """
-    named = exchange.strategy.name if exchange.strategy is not None else None
-    allowed = (
-        "left out: gradients are reduced to their owners, in one message each; only between replicas can it be chosen"
-    )
-    require(named is None, "strategy", allowed, named)
     for each in (exchange.compressor, *exchange.policy.overrides.values()):
         check_method(exchange, each)
+    named = exchange.strategy.name if exchange.strategy is not None else None
+    allowed = (
+        "left out, as the communicator of a recipe: gradients are reduced to their owners, in one message each; only "
+        "between replicas can it be chosen"
+    )
+    require(named is None, "strategy", allowed, named)
 
 
 def check_method(exchange: Exchange, compressor: Compressor) -> None:

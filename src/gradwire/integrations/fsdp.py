@@ -473,11 +473,12 @@ def parameter_groups(module: FSDPModule) -> Sequence[Any]:
     Raises:
         ConfigError: this torch has another FSDP2.
     """
-    groups = getattr(cast(Any, module)._get_fsdp_state(), "_fsdp_param_groups", None)
+    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None or not hasattr(module, "set_custom_reduce_scatter"):
         raise ConfigError(
             f"torch must have an FSDP2 like that of 2.13, the one that was tested, got {torch.__version__}: "
-            "take a newer torch, or compress_fsdp1, or gradwire.wrap_group for the process group"
+            "take that torch, or compress_fsdp1, or gradwire.wrap_group for the process group"
         )
     return cast(Sequence[Any], groups)
 
