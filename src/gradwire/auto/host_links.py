@@ -158,7 +158,7 @@ def _times(channel: Channel, device: torch.device, some: SubsetChannel, nbytes: 
     """The seconds of several exchanges of so many bytes a rank, each of which all ranks begin together."""
     share = max(1, nbytes // (some.world - 1))
     sends = torch.zeros(some.world, share, dtype=torch.uint8, device=device)
-    receives, together = torch.empty_like(sends), torch.zeros(1, device=device)
+    receives, together = torch.empty_like(sends), torch.zeros(1, dtype=torch.float32, device=device)
     found = []
     for _ in range(1 + RUNS):
         channel.all_reduce(together)

@@ -495,7 +495,7 @@ class AutoPilot:
         world = exchange.channel.world
         if world == 1:
             return LATENCY
-        number, found = torch.zeros(1, device=exchange.device), []
+        number, found = torch.zeros(1, dtype=torch.float32, device=exchange.device), []
         for _ in range(1 + PINGS):
             start = moment(exchange.device)
             exchange.channel.all_reduce(number)

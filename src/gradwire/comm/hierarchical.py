@@ -168,10 +168,11 @@ class HostLanes:
         sizes = [sum(hi - lo for lo, hi in each) for each in ranges]
         # A single range is sent and received in place, without a buffer.
         self.buffers = [
-            torch.zeros(size if len(each) > 1 else 0, device=device) for size, each in zip(sizes, ranges, strict=True)
+            torch.zeros(size if len(each) > 1 else 0, dtype=torch.float32, device=device)
+            for size, each in zip(sizes, ranges, strict=True)
         ]
         others = [0 if rank == channel.rank else sizes[channel.rank] for rank in range(channel.world)]
-        self.received = [torch.zeros(size, device=device) for size in others]
+        self.received = [torch.zeros(size, dtype=torch.float32, device=device) for size in others]
         self.flags = torch.zeros(channel.world, 1, dtype=torch.uint8, device=device)
 
     def _view(self, rank: int, flat: Tensor) -> Tensor:
@@ -267,7 +268,7 @@ def move_kept(cuts: Sequence[Sequence[Piece]], channel: Channel) -> None:
     channel.all_gather(told)
     if not bool(told.any()):
         return
-    empty = torch.zeros(0, device=device)
+    empty = torch.zeros(0, dtype=torch.float32, device=device)
     sends = [torch.cat([empty, *(read(each, numel) for each, numel in lane)]) for lane in kept]
     total = sends[channel.rank].clone()
     received = [torch.empty_like(total) for _ in sends]

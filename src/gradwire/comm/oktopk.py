@@ -139,7 +139,7 @@ class OkTopkSession(Session):
         if self.age % self.period:
             return self.thresholds
         reported = [min(k, 2 * -(-k // self.channel.world) + _SPARE) for k in self.wanted]
-        rows = torch.zeros(self.channel.world, sum(reported), device=self.thresholds.device)
+        rows = torch.zeros(self.channel.world, sum(reported), dtype=torch.float32, device=self.thresholds.device)
         for room, each in zip(torch.split(rows[self.channel.rank], reported), sums, strict=True):
             k = min(room.numel(), each.values.numel())
             room[:k] = each.values.abs().topk(k).values
@@ -183,7 +183,7 @@ def _entries(payload: tuple[Tensor, ...]) -> PlacedValues:
 
 def _added(lists: Sequence[PlacedValues], lo: int, hi: int) -> PlacedValues:
     """Add lists with indices in [lo, hi), in the order of the lists; zeros are left out."""
-    total = torch.zeros(hi - lo, device=lists[0].values.device)
+    total = torch.zeros(hi - lo, dtype=torch.float32, device=lists[0].values.device)
     for entries in lists:
         total.index_add_(0, entries.places - lo, entries.values)
     index = total.nonzero().view(-1)

@@ -69,7 +69,7 @@ class TwoPhaseSession(Session):
         self.receives = Message(self.parts[rank].packing, site.device, rows=world)
         self.means = [Message(part.packing, site.device) for part in self.parts]
         self.owned = Part(own_pieces(shards[rank], site))
-        self.sum = torch.zeros(sum(piece.numel for piece in self.owned.pieces), device=site.device)
+        self.sum = torch.zeros(sum(piece.numel for piece in self.owned.pieces), dtype=torch.float32, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         with self.channel.metrics.timed("encode"):

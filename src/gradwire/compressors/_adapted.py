@@ -196,7 +196,9 @@ class Adapted(Compressor):
     def _probe(self, shape: torch.Size, device: torch.device) -> Probe:
         """Learn the form of a payload once for each shape, from a copy of the method whose state is thrown away."""
         if (shape, device) not in self._probes:
-            tensors, ctx = pair(self.name, self._try(self._copy(), torch.zeros(shape, device=device)))
+            tensors, ctx = pair(
+                self.name, self._try(self._copy(), torch.zeros(shape, dtype=torch.float32, device=device))
+            )
             forms = forms_of(tensors)
             if self.method.summable and (len(forms) != 1 or forms[0][0] not in SUMMABLE):
                 raise ConfigError(

@@ -63,8 +63,8 @@ def state_of(threshold: Threshold, device: torch.device | None) -> State:
     if threshold != AUTO:
         return {}
     return {
-        "advice": torch.zeros(WISHES, device=device),
-        "agreed": torch.full((WISHES,), math.nan, device=device),
+        "advice": torch.zeros(WISHES, dtype=torch.float32, device=device),
+        "agreed": torch.full((WISHES,), math.nan, dtype=torch.float32, device=device),
         "turn": torch.zeros(1, dtype=torch.int64, device=device),
     }
 
@@ -84,7 +84,7 @@ def least_of(
     """The value that elements are compared with: a threshold, or, if that is "auto", a level."""
     if threshold != AUTO:
         return threshold, None
-    return 0.0, choose(x, torch.empty(1, device=x.device), state, target, residual)
+    return 0.0, choose(x, torch.empty(1, dtype=torch.float32, device=x.device), state, target, residual)
 
 
 def steps_of(threshold: Threshold, payloads: Payload) -> tuple[float, Tensor | None]:

@@ -83,7 +83,7 @@ class ResidualStore:
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
         """Return, for pieces that this rank compresses a second time, flat float32 tensors under the given names."""
         total = sum(align(piece.numel, APART) * len(buffers) for piece, buffers in pieces)
-        whole, end, found = torch.zeros(total, device=self.device), 0, list[Mapping[str, Tensor]]()
+        whole, end, found = torch.zeros(total, dtype=torch.float32, device=self.device), 0, list[Mapping[str, Tensor]]()
         for piece, buffers in pieces:
             kept = {}
             for buffer in buffers:

@@ -82,7 +82,7 @@ class Carrier:
         self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
         self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
         self.step = 0
-        self.nothing = DenseMean(torch.zeros(0, device=device), lambda: None)
+        self.nothing = DenseMean(torch.zeros(0, dtype=torch.float32, device=device), lambda: None)
         self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
     def start(self, job: Callable[[], list[Tensor]]) -> dist.Work:

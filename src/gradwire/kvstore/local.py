@@ -182,7 +182,7 @@ def averaged(compressor: MultiRound, senders: Sequence[Sender], grads: Sequence[
     for told in zip(*running, strict=True):
         payload, _, how = told[0]
         reduce_fields([theirs[field] for theirs, field, _ in told], how)
-    mean = torch.zeros(senders[0].shape, device=senders[0].device)
+    mean = torch.zeros(senders[0].shape, dtype=torch.float32, device=senders[0].device)
     compressor.add_decoded(payload, mean)
     compressor.settle(mean)
     return mean

@@ -164,7 +164,7 @@ def read(tensor: Tensor, numel: int | None = None) -> Tensor:
     if not form_of(tensor).block:
         return tensor.view(-1).float()
     room = len(tensor) * form_of(tensor).block
-    out = torch.empty(room if numel is None else numel, device=tensor.device)
+    out = torch.empty(room if numel is None else numel, dtype=torch.float32, device=tensor.device)
     read_into(tensor, out)
     return out
 

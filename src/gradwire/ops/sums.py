@@ -22,7 +22,7 @@ def block_sums(x: Tensor, block: int) -> Tensor:
 
 def mean_of_sums(sums: Tensor, n: int) -> Tensor:
     """Compute the sum of ``sums`` as a tree, divided by ``n``."""
-    return sum_of_sums(sums).div(torch.full((1,), float(max(n, 1)), device=sums.device))
+    return sum_of_sums(sums).div(torch.full((1,), float(max(n, 1)), dtype=torch.float32, device=sums.device))
 
 
 def sum_of_sums(sums: Tensor) -> Tensor:

@@ -46,7 +46,9 @@ class AveragedMoments:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
         # The last slot has a 1 for each parameter of which this rank has a moment, and one if it has any state.
-        self.flat = FlatParameters([*self.params, torch.empty(len(self.params) + 1, device=self.params[0].device)])
+        self.flat = FlatParameters(
+            [*self.params, torch.empty(len(self.params) + 1, dtype=torch.float32, device=self.params[0].device)]
+        )
 
     @torch.no_grad()
     def average(self, inner: Optimizer, exchange: Exchange) -> None:

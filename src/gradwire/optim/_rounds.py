@@ -54,7 +54,7 @@ class Rounds:
         check_methods(exchange)
         self.description = exchange.describe(self.named, **facts)
         numel = sum(torch.Size(shape).numel() for _, shape in named)
-        self.late = torch.zeros(numel, device=exchange.device)
+        self.late = torch.zeros(numel, dtype=torch.float32, device=exchange.device)
         self.flat = torch.zeros_like(self.late)
         self.rank = int(meeting.name) if meeting.name.isdecimal() else tensor_id(meeting.name)
         self.attendance: Attendance | None = None

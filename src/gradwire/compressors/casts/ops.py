@@ -210,7 +210,7 @@ def _float8(y: Tensor, kind: str) -> Tensor:
     word = magnitude.view(torch.int32)
     normal = (word + (1 << shift - 1) - 1 + (word >> shift & 1) >> shift) - (127 - _BIAS[kind] << _FRACTION[kind])
     # One unit of a float32 near ``unit`` is the smallest float8.
-    unit = torch.full((), 2.0 ** (24 - _BIAS[kind] - _FRACTION[kind]), device=y.device)
+    unit = torch.full((), 2.0 ** (24 - _BIAS[kind] - _FRACTION[kind]), dtype=torch.float32, device=y.device)
     subnormal = (magnitude + unit).view(torch.int32) - unit.view(torch.int32)
     code = torch.where(magnitude < 2.0 ** (1 - _BIAS[kind]), subnormal, normal)
     return code | bits >> 24 & 0x80
@@ -219,12 +219,12 @@ def _float8(y: Tensor, kind: str) -> Tensor:
 def _dynamic_values() -> Tensor:
     """The signed dynamic map of bitsandbytes: the middles of equal parts of [0.1, 1] in each decade, 0, and 1."""
     rising = torch.cat([_middles(1 << d) * 10.0 ** (d - _DECADES + 1) for d in range(_DECADES)])
-    return torch.cat([-rising.flip(0), torch.zeros(1), rising, torch.ones(1)])
+    return torch.cat([-rising.flip(0), rising.new_zeros(1), rising, rising.new_ones(1)])
 
 
 def _middles(parts: int) -> Tensor:
     # torch.linspace with its multiply-add in one rounding, which not every machine has: in float64, rounded once.
-    low, high = torch.tensor([0.1, 1.0])
+    low, high = torch.tensor([0.1, 1.0], dtype=torch.float32)
     step, i = ((high - low) / parts).double(), torch.arange(parts + 1).double()
     below = low.double() + step * i
     above = high.double() - step * (parts - i)
@@ -239,11 +239,11 @@ def _dynamic_ladder() -> Tensor:
     values = _dynamic_values()[127:]
     first = [1 << d for d in range(_DECADES + 1)]
     borders = torch.stack([(values[i - 1] + values[i]) / 2.0 for i in first])
-    slopes = torch.tensor([10.0 ** (_DECADES - 1 - d) * 2**d / 0.9 for d in range(_DECADES)])
+    slopes = borders.new_tensor([10.0 ** (_DECADES - 1 - d) * 2**d / 0.9 for d in range(_DECADES)])
     return torch.cat([borders, slopes])
 
 
-_AHEAD = float(torch.tensor(8 / 9))
+_AHEAD = float(torch.tensor(8 / 9, dtype=torch.float32))
 """The lowest code of a decade is 2**d, and a y of 0 lies 2**d / 9 codes below it."""
 
 

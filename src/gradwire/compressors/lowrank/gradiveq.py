@@ -122,7 +122,7 @@ class GradiVeQ(MultiRound):
             return {}
         width, d = self._extent(n)
         basis = normal(d * width, key.stream(common=True), device).view(1, d, width)
-        return {"basis": orthonormal(basis)[0], "moment": torch.zeros(width, width, device=device)}
+        return {"basis": orthonormal(basis)[0], "moment": torch.zeros(width, width, dtype=torch.float32, device=device)}
 
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
@@ -237,7 +237,7 @@ def _moments(items: Sequence[_Sliced]) -> Tensor:
     order, sizes = [i for run in runs for i in run], list(map(len, runs))
     peaks = torch.stack(torch._foreach_norm([slices[i] for i in order], math.inf))
     peaks.clamp_min_(torch.finfo(torch.float32).tiny)
-    products = torch.empty(len(items), width, width, device=peaks.device)
+    products = torch.empty(len(items), width, width, dtype=torch.float32, device=peaks.device)
     for run, own, out in zip(runs, torch.split(peaks, sizes), torch.split(products, sizes), strict=True):
         scaled = batch_of(slices, run) / own.view(-1, 1, 1)
         torch.bmm(scaled.mT, scaled, out=out)

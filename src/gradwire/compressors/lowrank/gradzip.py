@@ -74,7 +74,7 @@ class GradZip(Alternating):
 
     def prepare(self, held: Sequence[Tensor], sent: Sequence[Tensor], padding: int | None = None) -> Sequence[Tensor]:
         # The factors lie as they do in the payload, so that what is evenly spaced there is so here.
-        whole = torch.empty(sum(each.numel() for each in sent), device=sent[0].device)
+        whole = torch.empty(sum(each.numel() for each in sent), dtype=torch.float32, device=sent[0].device)
         parts = torch.split(whole, [each.numel() for each in sent])
         found = [part.view(each.shape) for part, each in zip(parts, sent, strict=True)]
         for group in similar_lengths(held, padding):

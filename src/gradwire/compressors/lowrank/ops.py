@@ -63,7 +63,7 @@ def _right_of(x: Tensor, left: Tensor) -> Tensor:
 def _lane_sums(x: Tensor, right: Tensor) -> Tensor:
     missing = -x.shape[1] % LANES
     values, factors = (torch.nn.functional.pad(t, (0, missing)).view(len(t), -1, LANES) for t in (x, right))
-    sums = torch.zeros(len(right), len(x), LANES, device=x.device)
+    sums = torch.zeros(len(right), len(x), LANES, dtype=torch.float32, device=x.device)
     for j in range(values.shape[1]):
         sums = sums + values[:, j] * factors[:, j].unsqueeze(1)
     while sums.shape[-1] > 1:
@@ -73,7 +73,7 @@ def _lane_sums(x: Tensor, right: Tensor) -> Tensor:
 
 
 def _row_sums(x: Tensor, left: Tensor) -> Tensor:
-    sums = torch.zeros(len(left), x.shape[1], device=x.device)
+    sums = torch.zeros(len(left), x.shape[1], dtype=torch.float32, device=x.device)
     for row, factors in zip(x, left.T, strict=True):
         sums = sums + factors.unsqueeze(1) * row
     return sums

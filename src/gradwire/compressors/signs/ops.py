@@ -198,7 +198,7 @@ MeansOfRanks = Annotated[Tensor, Rows(torch.float32, "2 * -(-n // block)")]
 
 
 def _counts(n: int, block: int, device: torch.device) -> Tensor:
-    counts = torch.full((-(-n // block),), float(block), device=device)
+    counts = torch.full((-(-n // block),), float(block), dtype=torch.float32, device=device)
     counts[-1:] = float(n - (counts.numel() - 1) * block)
     return counts
 
@@ -506,7 +506,7 @@ def onebit_add_decoded(
     Source: as ``onebit_encode``.
     """
     if steps is None:
-        steps = torch.ones(codes.size(0), 1, device=out.device)
+        steps = torch.ones(codes.size(0), 1, dtype=torch.float32, device=out.device)
     if fresh:
         out.zero_()
     for row, step in zip(codes, steps * float32(scale), strict=True):

@@ -597,6 +597,6 @@ def _magnitudes(
 def mean_magnitude(x: Tensor, mean: Tensor, residual: Tensor | None = None) -> None:
     """The operation on a GPU."""
     n, count = x.numel(), triton.cdiv(x.numel(), SUM_BLOCK)
-    sums = torch.empty(count, device=x.device)
+    sums = torch.empty(count, dtype=torch.float32, device=x.device)
     launch(_magnitudes, _grid_of_blocks(count), x, residual, sums, n, count, SIZE=SUM_BLOCK, LANES=LANES, ROWS=ROWS)
     mean.copy_(mean_of_sums(sums, n))

@@ -230,13 +230,13 @@ def _add(sent: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], scale: f
         whole.base.index_add_(0, torch.cat(each) + lows, torch.cat(numbers), alpha=scale)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def _starts(segments: tuple[int, ...], device: torch.device) -> Tensor:
     """The first element of each segment of pieces, counted from that of its piece."""
     return torch.cat([torch.arange(count) * _SEGMENT for count in segments]).to(device)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _lows(offsets: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> Tensor:
     """The first element of the piece of each of as many numbers."""
     return torch.tensor(offsets).repeat_interleave(torch.tensor(counts)).to(device)

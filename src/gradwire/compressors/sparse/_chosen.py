@@ -26,7 +26,7 @@ AddDense: TypeAlias = Callable[[Payload, Tensor, float], None]
 
 def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate the values and the low 16 bits of their indices."""
-    return torch.empty(count, device=x.device), torch.empty(count, dtype=torch.int16, device=x.device)
+    return x.new_empty(count), torch.empty(count, dtype=torch.int16, device=x.device)
 
 
 def first_guess(x: Tensor) -> int:

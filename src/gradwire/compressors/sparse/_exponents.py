@@ -34,9 +34,10 @@ def codes_of(x: Tensor, top: int) -> Tensor:
 def values_of(codes: Tensor, top: int) -> Tensor:
     """Decode integer codes to float32; ``top`` is taken as one in 0 to 255."""
     if top >= INFINITE:
-        return torch.full(codes.shape, math.nan, device=codes.device)
+        return torch.full(codes.shape, math.nan, dtype=torch.float32, device=codes.device)
     bits = (max(top, 0) - (codes & _DEPTH).int()).clamp_(min=0) << 23
-    return torch.where(codes >= _SIGN, -1.0, 1.0) * bits.view(torch.float32)
+    values = bits.view(torch.float32)
+    return torch.where(codes >= _SIGN, -values, values)
 
 
 def unpack_stream(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def measure(x: Tensor, low: float = 0.0, high: float = math.inf, unit: float = 1
     """
     if x.numel() == 0:
         return MagnitudeMoments(0, 0.0, 0.0, 0.0)
-    table = torch.empty(4 * tail_segments(x.numel()), device=x.device)
+    table = torch.empty(4 * tail_segments(x.numel()), dtype=torch.float32, device=x.device)
     tail_moments(x, table, low, high, unit)
     rows = table.view(-1, 4)
     # The magnitudes are compared as integers, of which that of a NaN is the largest.

@@ -108,7 +108,7 @@ class Threshold(Compressor):
                 threshold.
         """
         used, stream = payload
-        said = torch.zeros(math.prod(shape), device=stream.device)
+        said = torch.zeros(math.prod(shape), dtype=torch.float32, device=stream.device)
         ops.threshold_add_decoded(stream.unsqueeze(0), said, 1.0)
         size, again = torch.empty_like(used), torch.empty_like(stream)
         # The threshold of "auto" is not in the payload; that no zero is sent is all that can be checked.

@@ -81,7 +81,7 @@ class Variance(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, head, stream = payload
         flat = x.view(-1)
-        top = int(rounded(torch.tensor(measure(flat).largest)))
+        top = int(rounded(torch.tensor(measure(flat).largest, dtype=torch.float32)))
         # If an element is not finite the largest exponent is 255, and only such elements are sent.
         least = _least(max(1, top - _DEPTH) if top < INFINITE else INFINITE)
         bitmap = stream[: -(-flat.numel() // 8)]

@@ -68,7 +68,7 @@ def check_stream(name: str, payload: Payload, shape: Sequence[int], words: bool 
     """
     n = math.prod(shape)
     used, *_, stream = payload
-    said = torch.zeros(n, device=stream.device)
+    said = torch.zeros(n, dtype=torch.float32, device=stream.device)
     ops.ternary_add_decoded(stream.unsqueeze(0), said, 1.0, 1.0)
     codes, again = codes_for(said), (torch.empty_like(used), stream.new_empty(capacity(n)))
     ops.twobit_encode(said, codes, 0.5)

@@ -411,7 +411,7 @@ def three_lc_capacity(n: int, block: int) -> int:
 def _scales_of(x: Tensor, block: int, sparsity: float) -> Tensor:
     """Compute M of each block; a vanishing one is zero."""
     magnitudes = _blocks(x, block).view(torch.int32) & 0x7FFFFFFF
-    scales = magnitudes.amax(1).view(torch.float32) * torch.tensor(sparsity, device=x.device)
+    scales = magnitudes.amax(1).view(torch.float32) * torch.tensor(sparsity, dtype=torch.float32, device=x.device)
     return scales.masked_fill_(scales < TINY, 0.0)
 
 

@@ -156,7 +156,7 @@ class _Tiles(NamedTuple):
         return (lo + corner.unsqueeze(1) + torch.arange(kind.a) * pitch).view(-1)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def chunks(
     pieces: Places, fields: tuple[Places, Places], chunk: int, ratio: float, device: torch.device
 ) -> tuple[Chunk, ...]:
@@ -195,7 +195,7 @@ def _chunk(group: Sequence[_Tiles], pieces: Places, fields: tuple[Places, Places
     return Chunk(kind.a, kind.b, torch.cat(starts).to(device), Places(sum(sizes), lows, sizes), values, indices)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def regions(pieces: Places, fields: tuple[Places, Places], chunk: int, ratio: float) -> tuple[Region, ...]:
     """Group the tiles of all pieces by their size, for a decoder.
 

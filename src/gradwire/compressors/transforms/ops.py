@@ -372,7 +372,7 @@ def _decoded(
     """Decode the n > 0 elements of a rank."""
     decoded = []
     blocks = _eden.parts(n, block, sent, group)
-    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, device=codes.device)
+    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, dtype=torch.float32, device=codes.device)
     first, second = _eden.flip(signs, seed, 0), _eden.flip(signs, seed, 1)
     for part in blocks:
         count, first_byte = _eden.kept(part.size, block, sent, group), part.code // group * bits // 8

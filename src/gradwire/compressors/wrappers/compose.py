@@ -159,7 +159,7 @@ class Compose(Compressor):
         like = self._values(out)
         slots = Pieces.within(like).numel()
         for ranks in groups(Pieces.within(payloads[0]).shape[0], 4 * slots):
-            values = torch.zeros(len(ranks), slots, device=out.device)
+            values = torch.zeros(len(ranks), slots, dtype=torch.float32, device=out.device)
             for rank, own in zip(ranks, values, strict=True):
                 self.inner.add_decoded(tuple(_rows(field, rank) for field in coded), _placed(own, like))
             own_places = tuple(_rows(field, slice(ranks.start, ranks.stop)) for field in places)

@@ -105,4 +105,8 @@ def lease(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
 
 def lease_zeros(shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Make a float32 tensor of zeros: leased on the CPU, allocated on any other device."""
-    return lease(shape).zero_() if torch.device(device).type == "cpu" else torch.zeros(tuple(shape), device=device)
+    return (
+        lease(shape).zero_()
+        if torch.device(device).type == "cpu"
+        else torch.zeros(tuple(shape), dtype=torch.float32, device=device)
+    )

@@ -77,7 +77,7 @@ class Merger:
         out = lease_zeros(self.shape, self.device)
         for payload, mine in zip(payloads, rows, strict=True):
             shape = (len(mine), *self.shape[1:])
-            decoded = torch.zeros(shape, device=self.device)
+            decoded = torch.zeros(shape, dtype=torch.float32, device=self.device)
             compressor.add_decoded(compressor.layout(shape).views(payload.to(self.device)), decoded)
             out.index_add_(0, mine.to(self.device), decoded)
         return out

@@ -54,7 +54,7 @@ class Sender:
         self.seed, self.rank = seed, rank
         self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), phase=phase, rank=rank)
         self.compression = Compression()
-        self._scratch = torch.empty(0, device=self.device)
+        self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
 
     def use(self, compression: Compression) -> None:
         """Use a compression from now on. Kept tensors of the same name stay, so a new threshold loses nothing."""
@@ -91,7 +91,7 @@ class Sender:
     def room(self) -> Tensor:
         """Return a float32 buffer of the key's shape, for the next gradient to encode."""
         if self._scratch.shape != self.shape:
-            self._scratch = torch.empty(self.shape, device=self.device)
+            self._scratch = torch.empty(self.shape, dtype=torch.float32, device=self.device)
         return self._scratch
 
     def rounds(self, grad: Tensor) -> Iterator[tuple[tuple[Tensor, ...], int, str]]:
