@@ -13,6 +13,7 @@ from gradwire.compressors.casts.ops import cast_add_decoded
 from gradwire.errors import ConfigError
 from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.base import MOST_TABLES, Op
+from gradwire.ops.pieces import MOST_DERIVED
 from gradwire.testing.operations import example, operations
 from gradwire.testing.sync import synchronisations
 
@@ -211,3 +212,22 @@ def test_pieces_know_the_shapes_of_what_they_are() -> None:
     views = [flat[0:6], flat[7:11], flat[12:14]]
     assert Pieces.of(views, shapes=shapes).shapes == shapes
     assert Pieces.of(views).shapes == ((6,), (4,), (2,))
+
+
+def test_what_is_derived_of_places_is_made_once_however_many_there_are():
+    made = []
+
+    def ends(places, count):
+        made.append(count)
+        return [places.length + count]
+
+    several = [Places(8, [0], [8]) for _ in range(3 * MOST_DERIVED)]
+    first = [places.derive(ends, 1) for places in several]
+    assert all(places.derive(ends, 1) is found for places, found in zip(several, first, strict=True))
+    assert len(made) == len(several)
+    # A schedule may change a number in every step: what was made for earlier ones is let go.
+    places = several[0]
+    assert [places.derive(ends, count) for count in range(3 * MOST_DERIVED)] == [
+        [8 + i] for i in range(3 * MOST_DERIVED)
+    ]
+    assert len(places._derived) <= MOST_DERIVED + 1

@@ -12,10 +12,10 @@ So a method whose code is operations and nothing else works on the pieces of a b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ from torch import Tensor
 from gradwire.errors import Verbatim, require
 
 __all__ = ["Each", "Pieces", "Places", "adjacent"]
+
+T = TypeVar("T")
+
+MOST_DERIVED = 64
+"""Most objects that places keep: a schedule may change in every step what one is made from."""
 
 
 class Each(tuple[Any, ...]):
@@ -64,6 +69,19 @@ class Places:
         fit = [math.prod(shape) for shape in self.shapes] == list(sizes)
         require(fit, "Places.shapes", f"shapes of tensors of {list(sizes)} elements", Verbatim(str(shapes)))
         self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
+        self._derived: dict[tuple[object, ...], Any] = {}
+
+    def derive(self, make: Callable[..., T], *arguments: Hashable) -> T:
+        """Return ``make(self, *arguments)``, which is made once and lives as long as these places, however many
+        others there are.
+        """
+        known = (make, *arguments)
+        found: T | None = self._derived.get(known)
+        if found is None:
+            if len(self._derived) > MOST_DERIVED:
+                self._derived.clear()
+            found = self._derived[known] = make(self, *arguments)
+        return found
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from gradwire.compressors.sparse.ops import topk_encode
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
 from gradwire.ops import Each, Pieces, fill_where
-from gradwire.ops.pieces import adjacent
+from gradwire.ops.pieces import Places, adjacent
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchedSGD"]
@@ -193,11 +192,11 @@ def _largest(x: Pieces, counts: Each) -> Tensor:
     Returns:
         int64, those of one piece after those of another.
     """
-    many, segments = tuple(counts), tuple(-(-n // _SEGMENT) for n in x.numel())
+    many, segments = tuple(counts), tuple(map(_segments, x.numel()))
     values, low = (Pieces.side_by_side(many, dtype, x.device) for dtype in (torch.float32, torch.int16))
     found = Pieces.side_by_side(segments, torch.int32, x.device)
     topk_encode(x.as_tensor(), values.as_tensor(), low.as_tensor(), found.as_tensor())
-    start = _starts(segments, x.device).repeat_interleave(found.base, output_size=sum(many))
+    start = x.places.derive(_starts, x.device).repeat_interleave(found.base, output_size=sum(many))
     return start + (low.base.long() & (_SEGMENT - 1))
 
 
@@ -208,7 +207,7 @@ def _select(x: Pieces, indices: Tensor, like: Pieces) -> Tensor:
         x: pieces.
         indices: int64, places in the pieces, as many of each as ``like`` has elements, one piece after another.
     """
-    return x.base.index_select(0, indices + _lows(tuple(x.places.offsets), tuple(like.numel()), x.device))
+    return x.base.index_select(0, indices + x.places.derive(_lows, tuple(like.numel()), x.device))
 
 
 def _write(pieces: Pieces, values: Tensor) -> None:
@@ -226,17 +225,19 @@ def _add(sent: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], scale: f
     """
     for _, out, (indices, values) in together(outs, sent):
         whole, each, numbers = _pieces(out), _pieces(indices).each(), _pieces(values).each()
-        lows = _lows(tuple(whole.places.offsets), tuple(index.numel() for index in each), whole.device)
+        lows = whole.places.derive(_lows, tuple(index.numel() for index in each), whole.device)
         whole.base.index_add_(0, torch.cat(each) + lows, torch.cat(numbers), alpha=scale)
 
 
-@lru_cache(maxsize=4096)
-def _starts(segments: tuple[int, ...], device: torch.device) -> Tensor:
+def _segments(n: int) -> int:
+    return -(-n // _SEGMENT)
+
+
+def _starts(places: Places, device: torch.device) -> Tensor:
     """The first element of each segment of pieces, counted from that of its piece."""
-    return torch.cat([torch.arange(count) * _SEGMENT for count in segments]).to(device)
+    return torch.cat([torch.arange(_segments(n)) * _SEGMENT for n in places.sizes]).to(device)
 
 
-@lru_cache(maxsize=4096)
-def _lows(offsets: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> Tensor:
+def _lows(places: Places, counts: tuple[int, ...], device: torch.device) -> Tensor:
     """The first element of the piece of each of as many numbers."""
-    return torch.tensor(offsets).repeat_interleave(torch.tensor(counts)).to(device)
+    return torch.tensor(tuple(places.offsets)).repeat_interleave(torch.tensor(counts)).to(device)

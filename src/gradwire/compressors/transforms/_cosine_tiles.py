@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -156,11 +155,10 @@ class _Tiles(NamedTuple):
         return (lo + corner.unsqueeze(1) + torch.arange(kind.a) * pitch).view(-1)
 
 
-@lru_cache(maxsize=4096)
 def chunks(
     pieces: Places, fields: tuple[Places, Places], chunk: int, ratio: float, device: torch.device
 ) -> tuple[Chunk, ...]:
-    """Divide the tiles of all pieces into those that are transformed at once.
+    """Divide the tiles of all pieces into those that are transformed at once; for ``Places.derive``.
 
     Args:
         pieces: places of the pieces, with their shapes.
@@ -195,9 +193,8 @@ def _chunk(group: Sequence[_Tiles], pieces: Places, fields: tuple[Places, Places
     return Chunk(kind.a, kind.b, torch.cat(starts).to(device), Places(sum(sizes), lows, sizes), values, indices)
 
 
-@lru_cache(maxsize=4096)
 def regions(pieces: Places, fields: tuple[Places, Places], chunk: int, ratio: float) -> tuple[Region, ...]:
-    """Group the tiles of all pieces by their size, for a decoder.
+    """Group the tiles of all pieces by their size, for a decoder; for ``Places.derive``.
 
     Args:
         pieces: places of the pieces, with their shapes.

@@ -138,7 +138,8 @@ class DeMo(Compressor):
             payload: values and places of their payloads.
         """
         values, places = payload
-        for chunk in chunks(x.places, (values.places, places.places), self.chunk, self.ratio, x.device):
+        fields = values.places, places.places
+        for chunk in x.places.derive(chunks, fields, self.chunk, self.ratio, x.device):
             spectrum = _spectrum(chunk.gather(x.base), chunk.a)
             largest, where = Pieces(values.base, chunk.values), Pieces(places.base, chunk.indices)
             tiles = Pieces(spectrum.view(-1), chunk.tiles)
@@ -161,7 +162,7 @@ class DeMo(Compressor):
 
     def _add_together(self, payloads: tuple[Pieces, Pieces], out: Pieces, scale: float) -> None:
         values, places = payloads
-        for region in regions(out.places, (values.places, places.places), self.chunk, self.ratio):
+        for region in out.places.derive(regions, (values.places, places.places), self.chunk, self.ratio):
             found, where = Pieces(values.base, region.values), Pieces(places.base, region.indices)
             tall, wide = _waves(region.a, region.b, out.device)
             down, across, pitch = cast("tuple[int, int, int]", region.sizes)
