@@ -35,8 +35,8 @@ _NAMES = (
 _CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
 """The optimizers by these names that this version of torch has."""
 
-_STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg"})
-"""Names of the second moments in optimizers of other packages, and in torch's."""
+_STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg", "state2"})
+"""Names of the second moments in torch's optimizers, and in those of other packages: ``state2`` in bitsandbytes."""
 
 _HARMFUL = (
     "%s keeps back what it does not send, and %s divides gradients by the size of recent ones: what arrives late "

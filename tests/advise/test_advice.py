@@ -90,6 +90,7 @@ def test_without_a_word_the_optimizer_is_that_of_the_models_recipe() -> None:
         advice, _ = answer(Question(model, compute=0.25, codec=(0.0, 0.0), methods=methods))
         assert bool(advice.rows[0].skipped) == left_out
         assert advice.compress is not left_out
+        assert left_out == advice.verdict.startswith("do not compress: training ends worse with what a residual sends")
     assert UNKNOWN_OPTIMIZER.format("The optimizer") in _notes(Question("gpt2"), [], None)
     lion = RunOptimizer("Lion", None, "")
     assert not lion.refusal(TopK())

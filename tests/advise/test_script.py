@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.advise._probe import kind_of, optimizers_of
+from gradwire.advise._probe import described, optimizers_of
 from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.advise.script import _complaint, profile_script
 from gradwire.errors import ConfigError
@@ -60,11 +60,29 @@ def test_all_optimizers_of_a_model_count() -> None:
     model, other = nn.Linear(4, 4), nn.Linear(4, 4)
     weight, bias = model.parameters()
     elsewhere = torch.optim.SGD(other.parameters(), 0.1)
-    assert kind_of(optimizers_of(model)) is None
+    assert described(optimizers_of(model)) is None
     some = [torch.optim.SGD([weight], 0.1)]
-    assert kind_of(optimizers_of(model)) == {"name": "SGD", "adaptive": False}
+    assert described(optimizers_of(model)) == {"name": "SGD", "adaptive": False}
     some.append(torch.optim.AdamW([bias]))
-    assert kind_of(optimizers_of(model)) == {"name": "AdamW and SGD", "adaptive": True}
+    assert described(optimizers_of(model)) == {"name": "AdamW and SGD", "adaptive": True}
     some[1:] = [torch.optim.Rprop([bias])]
-    assert kind_of(optimizers_of(model)) == {"name": "Rprop and SGD", "adaptive": None}
-    assert kind_of([elsewhere]) == {"name": "SGD", "adaptive": False}
+    assert described(optimizers_of(model)) == {"name": "Rprop and SGD", "adaptive": None}
+    assert described([elsewhere]) == {"name": "SGD", "adaptive": False}
+
+
+class Adam8bit(torch.optim.Optimizer):
+    """An optimizer with the state of bitsandbytes."""
+
+    def __init__(self, params: list[torch.Tensor]) -> None:
+        super().__init__(params, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            self.state[group["params"][0]] = {"step": 1, "state1": torch.zeros(1), "state2": torch.zeros(1)}
+
+
+def test_an_optimizer_of_another_package_shows_itself_after_a_step() -> None:
+    optimizer = Adam8bit([torch.zeros(1, requires_grad=True)])
+    assert described([optimizer]) == {"name": "Adam8bit", "adaptive": None}
+    optimizer.step()
+    assert described([optimizer]) == {"name": "Adam8bit", "adaptive": True}

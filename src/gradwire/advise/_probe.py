@@ -88,7 +88,7 @@ def optimizers_of(model: nn.Module) -> list[Optimizer]:
     return [each for each in found if any(id(p) in trained for group in each.param_groups for p in group["params"])]
 
 
-def kind_of(optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
+def described(optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
     """Describe the optimizers of a model as ``RunOptimizer`` does; None: there are none.
 
     Nobody knows whether a class that is neither Adam's kin nor SGD bears a residual.
@@ -96,7 +96,7 @@ def kind_of(optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
     if not optimizers:
         return None
     names = sorted({type(each).__name__ for each in optimizers})
-    adaptive = any(map(is_adaptive, optimizers)) or any("adam" in name.lower() for name in names)
+    adaptive = any(map(is_adaptive, optimizers))
     plain = all(isinstance(each, SGD | ASGD) for each in optimizers)
     return {"name": " and ".join(names), "adaptive": adaptive if adaptive or plain else None}
 
@@ -108,7 +108,7 @@ def main() -> None:
 
     def done(profiler: StepProfiler, busy: bool, optimizers: Sequence[Optimizer]) -> None:
         told = profiler.profile(WARM_UP, busy=busy, typical=shortest).as_dict()
-        told["optimizer"] = kind_of(optimizers)
+        told["optimizer"] = described(optimizers)
         where.write_text(json.dumps(told), encoding="utf-8")
         sys.exit(0)
 

@@ -161,8 +161,10 @@ class Advice:
     @property
     def _reason(self) -> str:
         able = [row for row in self.rows if row.step is not None and advisable(row)]
-        if all(row.step is None for row in self.rows):
+        if all(row.step is None and row.reachable == 0 for row in self.rows):
             return "; ".join(sorted({row.skipped for row in self.rows}))
+        if not able and (possible := [row.reachable for row in self.rows if advisable(row) and row.reachable > 0]):
+            return f"with whatever codec, no method to advise makes a step more than {max(possible):.2f} times as fast"
         if not able:
             return "no candidate is known to train as well, with the loss and the optimizer as they are"
         best = max(able, key=lambda row: row.speedup)

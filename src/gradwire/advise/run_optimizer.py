@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from gradwire import registry
-from gradwire.adaptive import keeps_much
+from gradwire.adaptive import is_adaptive, keeps_much
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.experiments import models
-from gradwire.experiments.recipe import Recipe
+from gradwire.experiments.recipe import OPTIMIZERS, Recipe
 from gradwire.memory.base import default_memory
 
-__all__ = ["ADAPTIVE", "NAMES", "RunOptimizer"]
+__all__ = ["NAMES", "RunOptimizer"]
 
-ADAPTIVE = ("adam", "adamw", "rmsprop")
-"""The optimizers of ``--optimizer`` that divide by a mean of squares."""
-
-NAMES = (*ADAPTIVE, "sgd")
+NAMES = tuple(sorted(OPTIMIZERS))
+"""The optimizers that ``--optimizer`` may name."""
 
 MOST_NOISE = 1.0
 """The variance, in units of the squared gradient, that unbiased methods may add: AdamW trained as well with 0.57, and
 half a percent worse with 1.35 (docs/adaptive.md)."""
 
 NUMEL = 2**20
+"""Elements of a tensor for which that variance is asked."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class RunOptimizer:
             ConfigError: there is no such name.
         """
         require(name in NAMES, "--optimizer", f"one of {', '.join(NAMES)}", name)
-        return cls(name, name in ADAPTIVE, source)
+        made = Recipe(optimizer=name).build([torch.zeros(1, requires_grad=True)])
+        return cls(name, is_adaptive(made), source)
 
     @classmethod
     def of_model(cls, model: str, *, small: bool = False) -> RunOptimizer:
