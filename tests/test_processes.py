@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -52,3 +54,25 @@ def test_a_group_that_can_never_be_connected_is_told_without_waiting_for_the_oth
         run_ranks(2, _sum, _LosesConnections(tmp_path, 1000), timeout=300.0)
     assert time.monotonic() - began < 100
     assert processes.CONNECTS <= len(list(tmp_path.iterdir())) <= 2 * processes.CONNECTS
+
+
+def _die(rank: int, how: int) -> None:
+    if rank == 1:
+        signal.raise_signal(how)
+
+
+def _leave(rank: int) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
+def test_a_rank_that_dies_is_told_with_its_signal_and_where_it_was(how: signal.Signals) -> None:
+    with pytest.raises(RankFailedError, match=f"died without a word: {how.name}") as failed:
+        run_ranks(2, _die, how)
+    assert [*failed.value.errors] == [1]
+    assert ("in _die" in failed.value.errors[1]) == (how == signal.SIGABRT)
+
+
+def test_a_rank_that_exits_is_told_with_its_exit_code() -> None:
+    with pytest.raises(RankFailedError, match="died without a word: exit code 3"):
+        run_ranks(1, _leave)

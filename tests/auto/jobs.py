@@ -7,6 +7,7 @@ import math
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -304,6 +305,41 @@ def resting(rank: int) -> dict[str, Any]:
         "choices": training.choices,
         "digest": digest(training.model),
     }
+
+
+def looking_for_unused(rank: int, steps: int) -> list[bool]:
+    """Steps left to a DDP that looks for unused parameters; one rank's thread is quick, the others' is not.
+
+    After the hook of the last bucket such a DDP starts one more collective on its group.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-4, find_unused_parameters=True)
+    state = gradwire.compress_ddp(model, "auto")
+    submit = state._submit
+
+    def submit_and_wait(*job: Any) -> Future[Tensor]:
+        future = submit(*job)
+        if rank == 0:
+            time.sleep(0.05)
+        return future
+
+    state._submit = submit_and_wait  # type: ignore[method-assign]
+    equal = []
+    for step in range(steps):
+        inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(steps * rank + step))
+        model.zero_grad()
+        with model.no_sync():
+            model(inputs).square().mean().backward()
+        wanted = [param.grad.clone() for param in model.parameters()]
+        for grad in wanted:
+            dist.all_reduce(grad, op=dist.ReduceOp.SUM)
+            grad.div_(dist.get_world_size())
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+        got = [param.grad for param in model.parameters()]
+        equal.append(all(torch.allclose(*pair) for pair in zip(got, wanted, strict=True)))
+    return equal
 
 
 def told(rank: int) -> list[str]:

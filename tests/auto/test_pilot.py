@@ -69,6 +69,10 @@ def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums()
         assert set(found["choices"]) != {"dense"}
 
 
+def test_ddp_may_look_for_unused_parameters_in_steps_that_are_left_to_it() -> None:
+    assert run_ranks(2, jobs.looking_for_unused, 5) == [[True] * 5] * 2
+
+
 def test_a_line_of_the_log_says_what_was_chosen_for_which_bucket_and_why() -> None:
     said, others = run_ranks(2, jobs.told)
     assert [text for text in others if text.startswith("auto: step")] == []

@@ -80,7 +80,7 @@ def test_a_replica_that_is_killed_and_comes_back_has_the_weights_of_the_others(
         ]
         with pytest.raises(RankFailedError) as killed:
             jobs[last].result()
-        assert killed.value.errors == dict.fromkeys(range(size), "died without a word")
+        assert killed.value.errors == dict.fromkeys(range(size), "died without a word: SIGKILL")
         jobs[last] = pool.submit(run_ranks, size, live, *place, last, replicas, True, method, asynchronous)
         results = [job.result() for job in jobs]
     lighthouse.shutdown()

@@ -186,11 +186,13 @@ class GradwireState(ExchangeState):
             self._first(names, buffer.device)
         self._buckets.append(names)
         if self._direct is not None:
-            if self._glancing and bucket.is_last():
-                # On the thread, so that the step does not end before the glance has.
-                return self._submit(buffer.device, lambda: self._reduce(buffer, params).wait())
+            # It is started here and not on the thread, because after the last bucket DDP may start one more collective
+            # on the same group, of which parameters were used.
             future = self._direct(self, buffer, params)
             if bucket.is_last():
+                if self._glancing:
+                    # The step must not end before the glance, which is on the thread, has.
+                    return self._submit(buffer.device, future.wait)
                 self.exchange.channel.settle()
             return future
         if self._regroup is None:

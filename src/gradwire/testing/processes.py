@@ -6,13 +6,16 @@ rank starts in milliseconds.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing as mp
 import pickle
+import signal
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
@@ -93,7 +96,7 @@ def _run(
             process.start()
             send.close()
         try:
-            results = _collect([receive for receive, _ in pipes], deadline)
+            results = _collect([receive for receive, _ in pipes], deadline, partial(_death, processes, folder))
             if end:
                 _check_ends(processes)
             return results
@@ -114,6 +117,7 @@ def _rank(
     args: Any,
 ) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable(open(_crash_file(folder, rank), "w"))
     connected = False
     try:
         if backend == "nccl":
@@ -143,7 +147,21 @@ def _check_ends(processes: list[BaseProcess]) -> None:
         raise RankFailedError(ends)
 
 
-def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
+def _crash_file(folder: str, rank: int) -> str:
+    return f"{folder}/crash{rank}"
+
+
+def _death(processes: list[BaseProcess], folder: str, rank: int) -> str:
+    """How a rank that sent nothing ended: its signal or exit code, and where each of its threads was if it crashed."""
+    process = processes[rank]
+    process.join(20.0)
+    code = process.exitcode
+    reason = "no exit code yet" if code is None else f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    with open(_crash_file(folder, rank)) as file:
+        return f"died without a word: {reason}\n{file.read()}".rstrip()
+
+
+def _collect(pipes: list[Connection], deadline: float, death: Callable[[int], str]) -> list[Any]:
     results: dict[int, Any] = {}
     errors: dict[int, str] = {}
     open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
@@ -157,7 +175,7 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
             try:
                 kind, value = pipe.recv()
             except EOFError:
-                kind, value = "error", "died without a word"
+                kind, value = "error", death(rank)
             if kind == "not connected":  # The others would wait for this rank until the deadline.
                 raise _NotConnectedError({rank: value})
             if kind == "ok":
