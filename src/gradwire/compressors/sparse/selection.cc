@@ -214,6 +214,10 @@ struct Span {
 constexpr int kDigit = 11;
 constexpr std::uint32_t kBins = 1u << kDigit;
 
+// Of few keys the places of a long digit take longer than the keys themselves.
+constexpr int kShortDigit = 8;
+constexpr std::int64_t kFewKeys = 32768;
+
 // Neighbours are counted in different places: equal keys in a row would otherwise wait for each other's sum.
 constexpr int kWays = 4;
 
@@ -223,11 +227,15 @@ std::uint32_t key_in(const Span& span, std::int64_t i) {
   return word & 0x7fffffff;
 }
 
-// How many keys have each digit; the last bin is for keys outside.
+// How many keys have each digit; the bin behind those of a digit is for keys outside.
 struct Histogram {
   std::uint32_t ways[kWays][kBins + 1];
 
-  void clear() { std::memset(ways, 0, sizeof ways); }
+  Histogram() {}  // clear() comes first, as a digit may have few bins
+
+  void clear(std::uint32_t bins) {
+    for (auto& way : ways) std::fill_n(way, bins + 1, 0u);
+  }
 
   void add(const Span& span, std::uint32_t low, int shift, std::uint32_t bins) {
     const auto count = [&](std::uint32_t* way, std::int64_t i) {
@@ -246,12 +254,16 @@ struct Histogram {
   }
 };
 
-// The k-th largest, 1 <= k, of the keys from `low` to `low + 2^bits - 1`, exactly, by counting: 11 bits at a time, from
+// The k-th largest, 1 <= k, of the keys from `low` to `low + 2^bits - 1`, exactly, by counting: a digit at a time, from
 // the top. Others are not counted.
 class RadixSelect {
  public:
-  RadixSelect(std::int64_t k, std::uint32_t low, int bits) : k_(k), key_(low), shift_(bits) { begin_digit(); }
+  RadixSelect(std::int64_t k, std::uint32_t low, int bits, int digit = kDigit)
+      : k_(k), key_(low), digit_(digit), shift_(bits) {
+    begin_digit();
+  }
 
+  void clear(Histogram& one) const { one.clear(bins_); }
   void count(const Span& span, Histogram& to) const { to.add(span, key_, shift_, bins_); }
 
   // One digit more is known. Returns whether all are.
@@ -274,13 +286,13 @@ class RadixSelect {
 
  private:
   void begin_digit() {
-    bins_ = 1u << std::min(kDigit, shift_);
-    shift_ = std::max(0, shift_ - kDigit);
+    bins_ = 1u << std::min(digit_, shift_);
+    shift_ = std::max(0, shift_ - digit_);
   }
 
   std::int64_t k_;
   std::uint32_t key_, bins_ = 0;
-  int shift_;
+  int digit_, shift_;
 };
 
 // The k largest magnitudes of a tensor, exactly, and with no scratch memory of the tensor's size.
@@ -306,11 +318,11 @@ struct Topk : Feedback {  // without feedback grad and residual are null
 constexpr std::int64_t kSegment = 65536;
 constexpr std::int64_t kLine = 16;            // elements of a cache line, sampled together
 constexpr std::int64_t kSample = 16384;       // the bracket then holds a percent of the elements
-constexpr std::int64_t kSampleShare = 16;     // of fewer elements than are worth so large a sample
+constexpr std::int64_t kSampleShare = 32;     // of fewer elements than are worth so large a sample
 constexpr std::int64_t kTooSmall = 4096;      // to be sampled
 constexpr std::int64_t kOpenBelow = 32;       // the bracket is open above where k is at most n by this
 constexpr std::int64_t kMostCollected = 4;    // of the tensor a thread collects at most a part
-constexpr std::int64_t kSelectAlone = 32768;  // of so few keys one thread finds the k-th while others would wake up
+constexpr std::int64_t kSelectAlone = kFewKeys;  // of so few keys one thread finds the k-th while others would wake up
 constexpr std::int64_t kGroupsEach = 2;       // histograms for each thread
 constexpr int kSampleDigits = 2;              // more precisely the bracket need not be known
 constexpr std::uint32_t kLargest = 0x7fffffff;
@@ -323,16 +335,15 @@ constexpr double kSlack = 5;
 std::vector<std::uint32_t> sample(const Topk& t) {
   const std::int64_t lines = std::max(std::min(kSample, t.n / kSampleShare), kTooSmall / 4) / kLine;
   const std::int64_t stretch = t.n / lines;
-  std::vector<std::uint32_t> keys;
-  keys.reserve(std::size_t(lines * kLine));
+  std::vector<std::uint32_t> keys(std::size_t(lines * kLine));
   for (std::int64_t line = 0; line < lines; ++line) {
     const std::uint64_t hash = std::uint64_t(line) * 0x9e3779b97f4a7c15 >> 33;
     const std::int64_t first = line * stretch + std::int64_t(hash) % (stretch - kLine + 1);
-    for (std::int64_t i = first; i < first + kLine; ++i) {
-      const float value = t.grad ? t.residual[i] + t.grad[i] : t.x[i];
-      std::uint32_t word;
-      std::memcpy(&word, &value, sizeof word);
-      keys.push_back(word & kLargest);
+    std::uint32_t* const to = keys.data() + line * kLine;
+    for (std::int64_t i = 0; i < kLine; ++i) {
+      const float value = t.grad ? t.residual[first + i] + t.grad[first + i] : t.x[first + i];
+      std::memcpy(to + i, &value, sizeof value);
+      to[i] &= kLargest;
     }
   }
   return keys;
@@ -348,15 +359,15 @@ Ends ends_of(const std::vector<std::uint32_t>& keys, double share) {
   std::vector<Histogram> found(1);
   // All digits that were not looked at are 0.
   const auto key_of_rank = [&](double rank) {
-    RadixSelect select(std::int64_t(rank), 0, 31);
+    RadixSelect select(std::int64_t(rank), 0, 31, kShortDigit);
     for (int digit = 0; digit < kSampleDigits; ++digit) {
-      found[0].clear();
+      select.clear(found[0]);
       select.count({keys.data(), std::int64_t(keys.size())}, found[0]);
       select.choose(found);
     }
     return select.key();
   };
-  constexpr std::uint32_t kUnknown = (1u << (31 - kSampleDigits * kDigit)) - 1;
+  constexpr std::uint32_t kUnknown = (1u << (31 - kSampleDigits * kShortDigit)) - 1;
   return {expected + slack > size ? 0 : key_of_rank(expected + slack),
           share * kOpenBelow <= 1 || expected - slack < 1 ? kLargest : key_of_rank(expected - slack) | kUnknown};
 }
@@ -476,8 +487,9 @@ class TopkSearch {
     for (const Part& p : parts_) above += p.tally.above, inside += p.tally.inside;
     among_found_ = complete_.load(std::memory_order_relaxed) && above < t_.k && t_.k <= above + inside;
     if (among_found_) {
+      if (inside <= kSelectAlone) return select_alone(t_.k - above);
       select_ = RadixSelect(t_.k - above, ends_.low, width(ends_.high - ends_.low));
-      return inside <= kSelectAlone ? select_alone() : begin_digit();
+      return begin_digit();
     }
     // Many elements may equal the lower end.
     if (t_.k > above + inside) return begin_count(ends_.low);
@@ -503,12 +515,16 @@ class TopkSearch {
   // Of a group of neighbouring parts.
   void count_digits(std::int64_t group) {
     const std::size_t groups = histograms_.size(), i = std::size_t(group);
-    histograms_[i].clear();
+    select_.clear(histograms_[i]);
     for (std::size_t p = parts_.size() * i / groups; p < parts_.size() * (i + 1) / groups; ++p)
       select_.count(span(parts_[p]), histograms_[i]);
   }
 
-  std::int64_t select_alone() {
+  std::int64_t select_alone(std::int64_t k) {
+    std::uint32_t largest = ends_.low;
+    for (const Part& p : parts_)
+      for (std::int64_t i = 0; i < p.tally.inside; ++i) largest = std::max(largest, key_in(span(p), i));
+    select_ = RadixSelect(k, ends_.low, width(largest - ends_.low), kShortDigit);
     do {
       histograms_.resize(1);
       count_digits(0);
