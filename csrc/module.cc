@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "operation.h"
+#include "tensors.h"
 
 using namespace gradwire;
 
@@ -24,5 +25,6 @@ NB_MODULE(_kernels, m) {
   m.def("chunks_taken", &chunks_taken);
   m.def("hold_thread", &hold_thread, nanobind::arg("number"));
   m.def("set_retreat", &set_retreat, nanobind::arg("retreat"));
+  define_tensors(m);
   for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
 }

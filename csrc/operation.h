@@ -10,7 +10,7 @@
 // After them come the addresses of the tables of the declaration, its symbols, n as the last, and where the work is shared
 // out the number of threads.
 // Each has a second form, NAME_each, that does the same to all rows of a table in one call.
-// What a tensor is has been checked in Python; here only what would make C++ itself undefined.
+// What a tensor is has been checked in Python, or read (tensors.h); here only what would make C++ itself undefined.
 #pragma once
 
 #include <algorithm>

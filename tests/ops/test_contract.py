@@ -3,11 +3,13 @@
 import doctest
 import importlib
 import inspect
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from gradwire.errors import ConfigError
@@ -15,13 +17,28 @@ from gradwire.testing.operations import example, modules, operations
 from tests.cases import together
 
 OPS = operations()
+
+
+def _mark(name: str, key: str) -> object:
+    declaration = OPS[name].declaration
+    return None if declaration is None else declaration.marks.get(key)
+
+
 EXAMPLES = {name: partial(example, op) for name, op in OPS.items()}
 
 TENSORS = [(name, key) for name, make in EXAMPLES.items() for key, value in make().items() if isinstance(value, Tensor)]
 
 
+SHAPED = {(name, key) for name, key in TENSORS if getattr(_mark(name, key), "shaped", False)}
+"""Tensors that may have any shape."""
+
+
 def _longer(x: Tensor) -> Tensor:
     return torch.cat([x, x.narrow(-1, 0, 1)], dim=-1)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
 
 
 def _strided(x: Tensor) -> Tensor:
@@ -108,9 +125,34 @@ def test_a_wrong_tensor_is_named(name, key, wrong):
     arguments = EXAMPLES[name]()
     if arguments[key].shape[-1] == 1 and wrong == "strides":
         return
+    if wrong == "dimensions" and (name, key) in SHAPED:
+        return
     arguments[key] = WRONG[wrong](arguments[key])
     with pytest.raises(ConfigError, match=rf"^{name}\.{key} must "):
         OPS[name](**arguments)
+
+
+class Watching(TorchDispatchMode):
+    """Sees the operators, so that they are dispatched."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@together
+@pytest.mark.parametrize("watches", [False, True])
+@pytest.mark.parametrize("name", sorted({name for name, _ in SHAPED}))
+def test_what_may_have_any_shape_is_taken_as_flat(name, watches):
+    flat, shaped = EXAMPLES[name](), EXAMPLES[name]()
+    for key, value in shaped.items():
+        if (name, key) in SHAPED:
+            shaped[key] = value.view(1, -1, 1)
+    with Watching() if watches else nullcontext():
+        OPS[name](**shaped)
+        OPS[name](**flat)
+    for key, value in flat.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(_bytes(shaped[key].view(value.shape)), _bytes(value)), key
 
 
 @together

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradwire.compressors.casts.ops import cast_encode
 from gradwire.errors import ConfigError
 from gradwire.ops import accumulate
-from gradwire.ops.base import watched
 from gradwire.ops.native import kernels
 
-pytestmark = pytest.mark.skipif(kernels is None, reason="there is no other way than the dispatcher")
+DIRECT = kernels is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+pytestmark = pytest.mark.skipif(not DIRECT, reason="there is no other way than the dispatcher")
 
 NAME = "gradwire::cast_encode"
 
@@ -61,14 +62,83 @@ def test_a_view_with_the_negative_bit_is_read_with_its_sign() -> None:
     assert out.tolist() == [-0.5, -1.0, -1.5]
 
 
+def form(letter: str, *dtypes: torch.dtype) -> bytes:
+    codes = b"".join(kernels.dtype_code(torch.empty(0, dtype=dtype)) for dtype in dtypes)
+    return letter.encode() + bytes([len(dtypes)]) + codes
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 def test_who_watches_is_noticed() -> None:
-    assert not watched()
+    asked, x = form("f", torch.float32), torch.ones(2)
     noticed = []
+
+    def look(y: torch.Tensor) -> torch.Tensor:
+        noticed.append(kernels.read(asked, x) is None)
+        return y
+
+    look(x)
     for mode in (Seen(), TorchFunctionMode(), torch.profiler.profile()):
         with mode:
-            noticed.append(watched())
-    torch.vmap(lambda x: noticed.append(watched()) or x)(torch.ones(2))
-    assert noticed == [True] * 4
+            look(x)
+    torch.vmap(look)(torch.ones(2))
+    torch.jit.trace(look, torch.ones(2), check_trace=False)
+    assert noticed == [False] + [True] * 5
+
+
+def test_the_numbers_of_all_tensors_are_read_at_once() -> None:
+    x, rows = torch.zeros(2, 3), torch.zeros(4, 6, dtype=torch.int16)[:, :5]
+    half, none = torch.zeros(7, dtype=torch.float16), torch.zeros(0)
+    asked = form("s", torch.float32) + form("r", torch.int16) + form("f", torch.float32, torch.float16)
+    asked += form("F", torch.int32) + form("R", torch.uint8) + form("f", torch.float32)
+    expected = (x.data_ptr(), 6, rows.data_ptr(), 4, 5, 12, half.data_ptr(), 7, 1, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert kernels.read(asked, x, rows, half, None, None, none) == expected
+
+
+@pytest.mark.parametrize(
+    ("letter", "x"),
+    [
+        ("f", torch.ones(2, 3)),
+        ("s", torch.ones(2, 3).t()),
+        ("s", torch.ones(6)[::2]),
+        ("r", torch.ones(6)),
+        ("r", torch.ones(2, 6)[:, ::2]),
+        ("f", torch.ones(3, dtype=torch.float64)),
+        ("f", torch.ones(3, device="meta")),
+        ("f", torch.ones(3).to_sparse()),
+        ("f", torch.ones(3, requires_grad=True)),
+        ("f", torch.nn.Parameter(torch.ones(3), requires_grad=False)),
+        ("f", torch._neg_view(torch.ones(3))),
+        ("f", torch.tensor([1 + 2j]).conj().imag),
+        ("f", None),
+        ("f", "x"),
+    ],
+)
+def test_what_is_not_a_plain_tensor_of_the_form_is_not_read(letter: str, x: object) -> None:
+    asked = form("f", torch.int32) + form(letter, torch.float32)
+    assert kernels.read(asked, torch.zeros(1, dtype=torch.int32), x) is None
+    with torch.no_grad():
+        may = isinstance(x, torch.Tensor) and x.requires_grad
+        assert (kernels.read(form(letter, torch.float32), x) is None) != may
+
+
+def test_a_compiler_sees_the_operators() -> None:
+    def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        total, out = y + 1, torch.empty(x.numel(), dtype=torch.bfloat16)
+        accumulate(x, total)
+        cast_encode(total, out, 0.5)
+        return out
+
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return both(x, y)
+
+    x, y = torch.ones(2, 3), torch.full((2, 3), 2.0)
+    assert torch.equal(torch.compile(both, fullgraph=True, backend="aot_eager")(x, y), both(x, y))
+    for strict in (True, False):
+        exported = torch.export.export(Both(), (x, y), strict=strict)
+        assert NAME in {
+            str(getattr(node.target, "name", lambda: "")()) for node in exported.graph.nodes if callable(node.target)
+        }
 
 
 def test_nothing_is_dispatched_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ accumulator (acc, 1). Four more entries exist for speed, with defaults that foll
                                                               error = share error + x - D(p), stored in any form
     add_decoded_many(payloads, out, scale)                    one payload of each rank, in rank order
 
-Tensors are contiguous float32 in the parameter's shape (a method that does not care flattens them). Payload fields
+Tensors are contiguous float32 in the parameter's shape (operations take them as flat). Payload fields
 are typed views in the order of ``layout(shape).fields``; ``add_decoded_many`` gets the same fields with a leading
 rank dimension. Nothing here allocates memory of the gradient's size.
 
@@ -287,7 +287,7 @@ class Compressor(Configuration, ABC):
                 was before, and bit 0 is set when any element of x or of the new residual is not finite (a code may
                 overflow where x did not). It is never cleared here.
         """
-        ops.accumulate(grad.view(-1), residual.view(-1), status)
+        ops.accumulate(grad, residual, status)
         self.encode(residual, payload, state, key)
         self.add_decoded(payload, residual, -1.0)
         if status is not None and self.overflows:
@@ -312,7 +312,7 @@ class Compressor(Configuration, ABC):
             beta: weight of the old momentum, in [0, 1).
             status: int32, 1 element, or None, as in ``encode_feedback``; ``grad`` receives the old momentum.
         """
-        ops.momentum_update(grad.view(-1), momentum.view(-1), beta, status)
+        ops.momentum_update(grad, momentum, beta, status)
         self.encode(momentum, payload, state, key)
 
     def encode_averaged(
@@ -368,7 +368,7 @@ class Compressor(Configuration, ABC):
         """Compute ``out = scale * sum_w D(payloads[w])``, whatever ``out`` was; this is faster if
         it need not be read.
         """
-        ops.fill_where(out.view(-1), 0.0)
+        ops.fill_where(out, 0.0)
         self.add_decoded_many(payloads, out, scale)
 
     def same_method(self, other: Compressor) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -29,6 +29,14 @@ __all__ = ["Declaration"]
 
 _SCALARS = {int: "int", float: "float", bool: "bool", str: "str"}
 _SEVERAL = Sequence[Tensor]
+
+# How the size of a tensor is asked for, and the name of what ``kernels.read`` read of it.
+_ELEMENTS, _RANKS, _LENGTH = (
+    "{0}.numel()",
+    "{0}.size(0) if {0}.dim() == 2 else 0",
+    "{0}.size(1) if {0}.dim() == 2 else 0",
+)
+_READ = {_ELEMENTS: "{0}_size", _RANKS: "{0}_ranks", _LENGTH: "{0}_length"}
 
 
 class Declaration:
@@ -108,13 +116,13 @@ class Declaration:
                 continue
             if isinstance(mark, Rows) and "ranks" not in found:
                 found.add("ranks")
-                yield "ranks", f"{name}.size(0) if {name}.dim() == 2 else 0"
+                yield "ranks", _RANKS.format(name)
             rows = isinstance(mark, Rows)
             if rows and size in flat:
                 continue
             if size and size.isidentifier() and size not in {*found, *self._known, *self._parameters}:
                 found.add(size)
-                yield size, f"{name}.size(1) if {name}.dim() == 2 else 0" if rows else f"{name}.numel()"
+                yield size, (_LENGTH if rows else _ELEMENTS).format(name)
 
     @property
     def schema(self) -> str:
@@ -160,23 +168,25 @@ class Declaration:
 
     def _given_to_kernel(self) -> list[str]:
         """List what the kernel is given of one tensor, without the threads."""
-        given = [argument for name in self._parameters for argument in self._given(name)]
-        given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
+        return self._completed(argument for name in self._parameters for argument in self._given(name))
+
+    def _completed(self, arguments: Iterable[str]) -> list[str]:
+        """Append what a kernel is given after the parameters, without the threads."""
+        given = [*arguments, *(f"{self._expression(table)}.data_ptr()" for table in self._tables)]
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
         return [*given, *symbols, *(["n"] if "n" in self._parameters else [])]
 
-    def direct(
-        self, kernels: Any, threads: bool, watched: Callable[[], bool], dispatch: Callable[..., None]
-    ) -> Callable[..., None] | None:
-        """Make a function that calls the kernel of this name where torch's dispatcher would do so and nothing else.
+    def direct(self, kernels: Any, threads: bool) -> Callable[..., None] | None:
+        """Make a method that calls the kernel of this name where torch's dispatcher would do so and nothing else.
 
-        That is so for plain tensors on the CPU which no gradient is asked of; everything else is left to ``dispatch``.
+        That is so for plain tensors on the CPU which no gradient is asked of, where nobody sees the operators that are
+        called. ``kernels.read`` says so and reads all tensors at once, as csrc/tensors.h describes it: to ask torch for
+        each of their properties takes longer than the kernel of a small tensor. Everything else is left to
+        the method ``call``, also what is wrong: there the error names it.
 
         Args:
             kernels: object that has the kernel as an attribute, as in ``kernel``.
             threads: true where the kernel takes a number of threads, as in ``kernel``.
-            watched: returns whether somebody sees the calls that the dispatcher is given.
-            dispatch: the operator, of the same parameters.
 
         Returns:
             None if a list of tensors is given to the operation.
@@ -184,25 +194,52 @@ class Declaration:
         tensors = dict(self._tensors())
         if len(tensors) < sum(kind not in _SCALARS for kind in self.types.values()):
             return None
-        required = [name for name in tensors if name not in self.optional]
-        first = required[0]
-        plain = [f"type({name}) is Tensor" for name in required]
-        plain += [f"({name} is None or type({name}) is Tensor)" for name in tensors if name in self.optional]
-        asked = [f"{name}.requires_grad" for name in required]
-        asked += [f"({name} is not None and {name}.requires_grad)" for name in tensors if name in self.optional]
-        # Such a view has the memory of its opposite; the dispatcher makes the values first.
-        negative = [f"{name}.is_neg()" for name in required]
-        negative += [f"({name} is not None and {name}.is_neg())" for name in tensors if name in self.optional]
-        given = ", ".join(self._parameters)
+        form = b"".join(self._form(name, mark, kernels.dtype_code) for name, mark in tensors.items())
+        numbers = [number for name, mark in tensors.items() for number in self._numbers(name, mark)]
+        given = self._completed(argument for name in self._parameters for argument in self._given_of_numbers(name))
+        leave = f"return self.call({', '.join(self._parameters)})"
+        read = {code.format(name): number.format(name) for code, number in _READ.items() for name in tensors}
         lines = [
-            f"if watched() or not ({' and '.join(plain)} and {first}.is_cpu):",
-            f"    return dispatch({given})",
-            f"if is_grad_enabled() and ({' or '.join(asked)}): return dispatch({given})",
-            f"if {' or '.join(negative)}: return dispatch({given})",
-            *self._guarded(self._kernel_lines(threads)),
+            f"if self.is_compiling(): {leave}",
+            f"numbers = read({self._constant(form)}, {', '.join(tensors)})",
+            f"if numbers is None: {leave}",
+            f"{', '.join(numbers)}, = numbers",
+            *(f"{symbol} = {read[expression]}" for symbol, expression in self._symbols.items()),
+            *(f"if not ({condition}): {leave}" for condition in self._conditions()),
+            *self._extra_check(),
+            *(f"if {wrong}: {leave}" for name, mark in tensors.items() for wrong in self._wrong_sizes(name, mark)),
+            f"kernels.{self.name}({', '.join([*given, *(['get_num_threads()'] if threads else [])])})",
         ]
-        names = {"kernels": kernels, "watched": watched, "dispatch": dispatch, "Tensor": Tensor}
-        return self._function(lines, is_grad_enabled=torch.is_grad_enabled, **names)
+        return self._function(lines, first="self", kernels=kernels, read=kernels.read)
+
+    def _form(self, name: str, mark: Flat | Rows, code: Callable[[Tensor], bytes]) -> bytes:
+        """Say to ``kernels.read`` what a tensor must be."""
+        dtypes = mark.dtype if isinstance(mark.dtype, tuple) else (mark.dtype,)
+        letter = b"r" if isinstance(mark, Rows) else b"s" if mark.shaped else b"f"
+        codes = b"".join(code(torch.empty(0, dtype=dtype)) for dtype in dtypes)
+        return (letter.upper() if name in self.optional else letter) + bytes([len(dtypes)]) + codes
+
+    @staticmethod
+    def _numbers(name: str, mark: Flat | Rows) -> list[str]:
+        """Name the numbers that ``kernels.read`` reads of a tensor, in their order."""
+        kinds = ("at", "ranks", "length", "stride") if isinstance(mark, Rows) else ("at", "size")
+        return [f"{name}_{kind}" for kind in (*kinds, *(("type",) if isinstance(mark.dtype, tuple) else ()))]
+
+    def _given_of_numbers(self, name: str) -> list[str]:
+        """List what a kernel is given of a parameter whose numbers were read."""
+        mark = self.marks.get(name)
+        if not isinstance(mark, Flat | Rows):
+            return list(self._given(name))
+        sizes = {f"{name}_{kind}" for kind in ("size", "ranks", "length")}
+        return [number for number in self._numbers(name, mark) if number not in sizes]
+
+    def _wrong_sizes(self, name: str, mark: Flat | Rows) -> Iterator[str]:
+        """Yield conditions under which a tensor, whose numbers were read, has not the size that it must have."""
+        some = f"{name} is not None and " if name in self.optional else ""
+        if isinstance(mark, Rows):
+            yield f"{some}({name}_ranks != ranks or {name}_length != {self._expression(mark.length)})"
+        elif mark.size is not None and self._symbols.get(mark.size) != _ELEMENTS.format(name):
+            yield f"{some}{name}_size != {self._expression(mark.size)}"
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -292,6 +329,11 @@ class Declaration:
                 yield f"{self._constant(mark.dtype)}.index({name}.dtype)"
 
     def _checks(self) -> Iterator[str]:
+        """Yield what takes shaped tensors as flat, finds the symbols, and refuses what is wrong."""
+        for name, mark in self._tensors():
+            if isinstance(mark, Flat) and mark.shaped:
+                some = f"{name} is not None and " if name in self.optional else ""
+                yield f"if {some}{name}.dim() != 1 and {name}.is_contiguous(): {name} = {name}.view(-1)"
         yield from (f"{symbol} = {expression}" for symbol, expression in self._symbols.items())
         for name, mark in self.marks.items():
             if isinstance(mark, Where):
@@ -299,9 +341,7 @@ class Declaration:
             elif isinstance(mark, Names):
                 allowed = " or ".join(map(repr, mark.known))
                 yield f"if {name} not in {mark.known!r}: refuse({self._label(name)}, {allowed!r}, {name})"
-        if self._check is not None:
-            named = list(inspect.signature(self._check).parameters)[1:]
-            yield f"extra_check({self.name!r}, {', '.join(named)})"
+        yield from self._extra_check()
         tensors = dict(self._tensors())
         like = next((name for name, mark in tensors.items() if isinstance(mark, Flat) and mark.size == "n"), None)
         like = like or next(iter(tensors))
@@ -311,6 +351,19 @@ class Declaration:
             if isinstance(mark, Flats):
                 one = self._tensor_check("each", Flat(mark.dtype), like, self._label(name))
                 yield f"for each in {name}:\n        {one}"
+
+    def _conditions(self) -> Iterator[str]:
+        """Yield what must be true of the numbers and words."""
+        for name, mark in self.marks.items():
+            if isinstance(mark, Where):
+                yield mark.condition
+            elif isinstance(mark, Names):
+                yield f"{name} in {mark.known!r}"
+
+    def _extra_check(self) -> Iterator[str]:
+        if self._check is not None:
+            named = list(inspect.signature(self._check).parameters)[1:]
+            yield f"extra_check({self.name!r}, {', '.join(named)})"
 
     def _guarded(self, lines: list[str]) -> list[str]:
         """Yield lines that name a tensor that is None when they fail; they cost other calls nothing."""
@@ -328,7 +381,7 @@ class Declaration:
             wrong.append(f"{name}.device != {like}.device")
         if isinstance(mark, Flat):
             wrong += [f"{name}.dim() != 1", f"not {name}.is_contiguous()"]
-            if mark.size is not None and self._symbols.get(mark.size) != f"{name}.numel()":
+            if mark.size is not None and self._symbols.get(mark.size) != _ELEMENTS.format(name):
                 wrong.append(f"{name}.numel() != {self._expression(mark.size)}")
             free = mark.size is None or (mark.size in self._symbols and mark.size != "n")
             error = f"refuse_flat({label}, {name}, {listed}, {None if free else mark.size}, {like})"

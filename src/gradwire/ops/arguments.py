@@ -45,11 +45,14 @@ class Flat:
         dtype: dtype of the tensor; a tuple: any of these.
         size: expression for the number of elements; None: any.
         written: true: the operation changes the tensor.
+        shaped: true: the tensor may have any number of dimensions, and is taken as flat: a view of a gradient's shape
+            would cost more than the rest of a call.
     """
 
     dtype: torch.dtype | tuple[torch.dtype, ...]
     size: str | None = None
     written: bool = False
+    shaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,11 @@ class Where:
     allowed: str
 
 
-Floats = Annotated[Tensor, Flat(torch.float32, "n")]
-"""n elements that are read."""
+Floats = Annotated[Tensor, Flat(torch.float32, "n", shaped=True)]
+"""n elements of a gradient's shape, or flat, that are read."""
 
-Written = Annotated[Tensor, Flat(torch.float32, "n", written=True)]
-"""n elements that are changed."""
+Written = Annotated[Tensor, Flat(torch.float32, "n", written=True, shaped=True)]
+"""n elements of a gradient's shape, or flat, that are changed."""
 
 Status = Annotated[Tensor | None, Flat(torch.int32, "1", written=True)]
 """Bit 0 is set where something is not finite; None: nobody asks."""

@@ -1,13 +1,15 @@
 """Operations: each has its annotated signature, its plain-torch reference and its kernels.
 
-1. It works on flat tensors, writes into the ones its schema marks ``(a!)``, and returns None.
+1. It works on flat tensors, or takes those of a gradient's shape as flat, writes into the ones its schema marks
+   ``(a!)``, and returns None.
 2. The reference runs on any device and defines the bits: a kernel agrees with it on every one of them.
 3. It is declared once: the operator's schema, the check of its arguments and the call of its C++ kernel follow from
    the annotations (``gradwire.ops.arguments``). A wrong argument is a ``ConfigError`` that names it, before a kernel
    sees an address.
 4. The call goes through ``torch.ops.gradwire.<name>``, so ``torch.compile`` and autograd see an ordinary operator. Only
    where nobody watches, and the tensors are plain ones on the CPU, does it go straight to the C++ kernel: the way
-   through the dispatcher takes longer than a kernel does for 2^16 elements.
+   through the dispatcher takes longer than a kernel does for 2^16 elements. It needs torch 2.10, which lets the
+   extension read tensors.
 5. On the CPU the C++ kernel runs where the extension is loaded, on a GPU the Triton kernel of the same name, imported
    on first use; everywhere else, and where these are missing, the reference.
 """
@@ -55,8 +57,10 @@ class Op(Generic[P]):
         declaration: content of the annotations; None where there are none.
         triton: the module that has its GPU kernel, if there is one.
         kernel_of_many: the call of its C++ kernel for many pieces, if there is one.
-        direct: its call without the dispatcher where that would do nothing else, if there is a C++ kernel.
     """
+
+    # Of the object: what a compiler traces must not name what is in no module.
+    is_compiling = staticmethod(torch.compiler.is_dynamo_compiling)
 
     def __init__(
         self, schema: str, reference: Callable[P, None], checked: Checked[P], declaration: Declaration | None = None
@@ -69,11 +73,10 @@ class Op(Generic[P]):
         # Once, here: whether the environment is right is no question of each call.
         self._checked = checked if problem is None else _refused
         self.kernel_of_many: Callable[..., None] | None = None
-        self.direct: Callable[..., None] | None = None
         functools.update_wrapper(self, reference)
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._checked(reference), "CompositeExplicitAutograd")
-        _library.impl(self.name, lambda *_args, **_kwargs: None, "Meta")
+        _library.impl(self.name, self._on_meta, "Meta")
         if not reference_forced:
             _library.impl(self.name, self._checked(self.on_gpu), "CUDA")
         self._dispatch: Any = getattr(torch.ops.gradwire, self.name).default
@@ -81,17 +84,22 @@ class Op(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Check the arguments and run the kernel of their device; once for all where the first is ``Pieces``."""
+        self.call(*args, **kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do so through the dispatcher."""
         if args and type(args[0]) is Pieces:
             self.many(*args, **kwargs)
-        elif torch.compiler.is_compiling() or self.direct is None:
-            self._dispatch(*args, **kwargs)
         else:
-            self.direct(*args, **kwargs)
+            self._dispatch(*args, **kwargs)
 
     def go_direct(self, kernels: Any, threads: bool) -> None:
         """Call the C++ kernel without the dispatcher from now on, where that would do nothing else."""
-        if self.declaration is not None:
-            self.direct = self.declaration.direct(kernels, threads, watched, self._dispatch)
+        direct = self.declaration.direct(kernels, threads) if self.declaration is not None else None
+        if direct is not None:
+            # Python looks for this method in the class. One of its own takes the arguments as they come, where packing
+            # and unpacking them would be a fifth of the call.
+            self.__class__ = type(self.name, (Op,), {"__call__": direct})
 
     @functools.cached_property
     def many(self) -> "Many":
@@ -120,6 +128,11 @@ class Op(Generic[P]):
             return function
 
         return register
+
+    def _on_meta(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do nothing; refuse tensors of which some are elsewhere, which torch's dispatcher sends here, too."""
+        if any(type(each) is torch.Tensor and not each.is_meta for each in (*args, *kwargs.values())):
+            self._checked(self.reference)(*args, **kwargs)
 
     def on_gpu(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Run the GPU kernel, or the reference if there is none; nothing is checked."""
@@ -299,25 +312,33 @@ def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
     return own[i] if type(own) is Each else value
 
 
-_modes, _functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_profiled, _traced = torch._C._autograd._profiler_enabled, torch._C._get_tracing_state
-_transform = torch._C._functorch.peek_interpreter_stack
+_WATCHERS: tuple[Callable[[], object], ...] = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._autograd._profiler_enabled,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._is_tracing,
+)
+"""Functions of which one returns something true where somebody sees the operators that are called: a mode, a
+transform, a trace or a profiler of this thread.
+
+Not seen are an ``ExecutionTraceObserver`` without a profiler, and a CPU kernel that was put in place of ours by
+``torch.library``.
+"""
 
 
-def watched() -> bool:
-    """Return whether something sees the operators that are called: a mode, a transform, a trace or a profiler.
-
-    A profiler of all threads shows on its own thread alone, so the flag of the process is read, too. Not seen are an
-    ``ExecutionTraceObserver`` without a profiler, and a CPU kernel that was put in place of ours by ``torch.library``.
-    """
-    return bool(
-        _modes()
-        or _functions()
-        or _profiled()
-        or autograd_profiler._is_profiler_enabled
-        or _transform() is not None
-        or _traced() is not None
+def _reads_tensors() -> bool:
+    """Let the extension read tensors; return whether it can, as it can with torch 2.10."""
+    exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if kernels is None or exchange_api is None:
+        return False
+    kernels.read_with(
+        exchange_api, torch.Tensor, _WATCHERS, torch.is_grad_enabled, torch.Tensor.is_neg, autograd_profiler
     )
+    return True
+
+
+_goes_direct = _reads_tensors()
 
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:
@@ -399,7 +420,8 @@ def declared(
         if native and kernels is not None and problem is None:
             _library.impl(op.name, said.kernel(kernels, threads), "CPU")
             op.kernel_of_many = said.kernel_of_many(kernels, threads)
-            op.go_direct(kernels, threads)
+            if _goes_direct:
+                op.go_direct(kernels, threads)
         return op
 
     return make if reference is None else make(reference)

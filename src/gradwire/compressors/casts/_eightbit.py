@@ -66,13 +66,13 @@ class EightBit(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         scales, codes = payload
-        ops.eightbit_encode(x.view(-1), scales, codes, self.codebook, self.span)
+        ops.eightbit_encode(x, scales, codes, self.codebook, self.span)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         scales, codes = payload
-        ops.eightbit_encode_feedback(grad.view(-1), residual.view(-1), scales, codes, self.codebook, self.span, status)
+        ops.eightbit_encode_feedback(grad, residual, scales, codes, self.codebook, self.span, status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
@@ -85,4 +85,4 @@ class EightBit(Compressor):
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         scales, codes = payloads
-        ops.eightbit_add_decoded(scales, codes, out.view(-1), self.codebook, self.span, scale, fresh)
+        ops.eightbit_add_decoded(scales, codes, out, self.codebook, self.span, scale, fresh)

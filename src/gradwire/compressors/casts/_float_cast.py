@@ -35,21 +35,21 @@ class Cast(Compressor):
         return Layout((Field("values", self.dtype, math.prod(shape)),))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        ops.cast_encode(x.view(-1), payload[0], 1.0)
+        ops.cast_encode(x, payload[0], 1.0)
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
-        ops.cast_encode(x.view(-1), payload[0], scale)
+        ops.cast_encode(x, payload[0], scale)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
-        ops.cast_encode_feedback(grad.view(-1), residual.view(-1), payload[0], status)
+        ops.cast_encode_feedback(grad, residual, payload[0], status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.cast_add_decoded(payload[0].unsqueeze(0), out.view(-1), scale)
+        ops.cast_add_decoded(payload[0].unsqueeze(0), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.cast_add_decoded(payloads[0], out.view(-1), scale)
+        ops.cast_add_decoded(payloads[0], out, scale)
 
     def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.cast_add_decoded(payloads[0], out.view(-1), scale, fresh=True)
+        ops.cast_add_decoded(payloads[0], out, scale, fresh=True)

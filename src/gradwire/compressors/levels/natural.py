@@ -90,15 +90,15 @@ class Natural(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         bases, codes = payload
-        ops.natural_encode(x.view(-1), bases, codes, self.rounding, self.block, key.stream(), key.step)
+        ops.natural_encode(x, bases, codes, self.rounding, self.block, key.stream(), key.step)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         bases, codes = payload
         ops.natural_encode_feedback(
-            grad.view(-1),
-            residual.view(-1),
+            grad,
+            residual,
             bases,
             codes,
             self.rounding,
@@ -113,4 +113,4 @@ class Natural(Compressor):
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         bases, codes = payloads
-        ops.natural_add_decoded(bases, codes, out.view(-1), self.block, scale)
+        ops.natural_add_decoded(bases, codes, out, self.block, scale)

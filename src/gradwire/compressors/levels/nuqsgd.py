@@ -99,17 +99,15 @@ class NUQSGD(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         norms, codes = payload
-        ops.qsgd_encode(
-            x.view(-1), norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, grid="powers"
-        )
+        ops.qsgd_encode(x, norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, grid="powers")
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         norms, codes = payload
         ops.qsgd_encode_feedback(
-            grad.view(-1),
-            residual.view(-1),
+            grad,
+            residual,
             norms,
             codes,
             self.bits,
@@ -135,4 +133,4 @@ class NUQSGD(Compressor):
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, scale, grid="powers", fresh=fresh)
+        ops.qsgd_add_decoded(norms, codes, out, self.bits, self.block, scale, grid="powers", fresh=fresh)

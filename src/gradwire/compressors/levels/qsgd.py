@@ -167,11 +167,9 @@ class QSGD(Compressor):
         norms, packed = payload
         codes = room_for(packed, x.numel(), self.packing)
         if self.block is None:
-            self._grid(x.numel()).encode(x.view(-1), (norms, codes), key)
+            self._grid(x.numel()).encode(x, (norms, codes), key)
         else:
-            ops.qsgd_encode(
-                x.view(-1), norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, self.top
-            )
+            ops.qsgd_encode(x, norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, self.top)
         self._pack(codes, packed)
 
     def encode_feedback(
@@ -180,11 +178,11 @@ class QSGD(Compressor):
         norms, packed = payload
         codes = room_for(packed, grad.numel(), self.packing)
         if self.block is None:
-            self._grid(grad.numel()).encode_feedback(grad.view(-1), residual.view(-1), (norms, codes), key, status)
+            self._grid(grad.numel()).encode_feedback(grad, residual, (norms, codes), key, status)
         else:
             ops.qsgd_encode_feedback(
-                grad.view(-1),
-                residual.view(-1),
+                grad,
+                residual,
                 norms,
                 codes,
                 self.bits,
@@ -235,8 +233,8 @@ class QSGD(Compressor):
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
         if self.block is None:
-            self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale, fresh=fresh)
+            self._grid(out.numel()).add_decoded(payloads, out, scale, fresh=fresh)
             return
         norms, codes = payloads
         shrunk = times(self._shrink(out.numel()), scale)
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top, fresh=fresh)
+        ops.qsgd_add_decoded(norms, codes, out, self.bits, self.block, shrunk, self.top, fresh=fresh)

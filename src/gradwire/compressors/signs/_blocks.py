@@ -59,13 +59,13 @@ class BlockSigns(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         numbers, codes = payload
-        self.operations[0](x.view(-1), numbers, codes, self.block)
+        self.operations[0](x, numbers, codes, self.block)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         numbers, codes = payload
-        self.operations[1](grad.view(-1), residual.view(-1), numbers, codes, self.block, status)
+        self.operations[1](grad, residual, numbers, codes, self.block, status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
@@ -78,4 +78,4 @@ class BlockSigns(Compressor):
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         numbers, codes = payloads
-        self.operations[2](numbers, codes, out.view(-1), self.block, scale, fresh)
+        self.operations[2](numbers, codes, out, self.block, scale, fresh)

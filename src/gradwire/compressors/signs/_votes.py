@@ -56,9 +56,9 @@ class SignCode(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         if self.ties == "zero":
-            twobit_encode(x.view(-1), payload[0], _LEAST)
+            twobit_encode(x, payload[0], _LEAST)
         else:
-            ops.sign_encode(x.view(-1), payload[0])
+            ops.sign_encode(x, payload[0])
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
@@ -66,7 +66,7 @@ class SignCode(Compressor):
         if self.ties == "zero":
             super().encode_feedback(grad, residual, payload, state, key, status)
         else:
-            ops.sign_encode_feedback(grad.view(-1), residual.view(-1), payload[0], status)
+            ops.sign_encode_feedback(grad, residual, payload[0], status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many((payload[0].unsqueeze(0),), out, scale)
@@ -79,9 +79,9 @@ class SignCode(Compressor):
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         if self.ties == "zero":
-            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale, None, fresh)
+            twobit_add_decoded(payloads[0], out, 1.0, scale, None, fresh)
         else:
-            ops.sign_add_decoded(payloads[0], out.view(-1), scale, fresh)
+            ops.sign_add_decoded(payloads[0], out, scale, fresh)
 
     def settle(self, mean: Tensor) -> None:
-        ops.sign_vote(mean.view(-1), 0.0 if self.ties == "zero" else 1.0)
+        ops.sign_vote(mean, 0.0 if self.ties == "zero" else 1.0)

@@ -91,16 +91,16 @@ class OneBit(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         *steps, codes = payload
         for step in steps:
-            ops.mean_magnitude(x.view(-1), step)
-        ops.onebit_encode(x.view(-1), codes, self.threshold, *steps)
+            ops.mean_magnitude(x, step)
+        ops.onebit_encode(x, codes, self.threshold, *steps)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         *steps, codes = payload
         for step in steps:
-            ops.mean_magnitude(grad.view(-1), step, residual.view(-1))
-        ops.onebit_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status, *steps)
+            ops.mean_magnitude(grad, step, residual)
+        ops.onebit_encode_feedback(grad, residual, codes, self.threshold, status, *steps)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
@@ -113,4 +113,4 @@ class OneBit(Compressor):
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         steps = payloads[0] if self.scale == "mean" else None
-        ops.onebit_add_decoded(payloads[-1], out.view(-1), scale, steps, fresh)
+        ops.onebit_add_decoded(payloads[-1], out, scale, steps, fresh)

@@ -57,4 +57,4 @@ class Signum(SignCode):
         if self.ties == "zero":
             super().encode_momentum(grad, momentum, beta, payload, state, key, status)
         else:
-            ops.signum_encode(grad.view(-1), momentum.view(-1), payload[0], beta, status)
+            ops.signum_encode(grad, momentum, payload[0], beta, status)

@@ -58,20 +58,20 @@ class ExactTopK(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         values, counts, indices = payload
-        ops.topk_encode(x.view(-1), values, indices, counts)
+        ops.topk_encode(x, values, indices, counts)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         values, counts, indices = payload
-        ops.topk_encode_feedback(grad.view(-1), residual.view(-1), values, indices, counts, status)
+        ops.topk_encode_feedback(grad, residual, values, indices, counts, status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         values, counts, indices = payloads
-        ops.sparse_add_decoded(values, indices, counts, out.view(-1), scale)
+        ops.sparse_add_decoded(values, indices, counts, out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse counts and indices that do not describe k different elements of the tensor.

@@ -85,20 +85,20 @@ class Threshold(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, stream = payload
-        ops.threshold_encode(x.view(-1), used, stream, *_auto.least_of(self.v, x, state, self.target))
+        ops.threshold_encode(x, used, stream, *_auto.least_of(self.v, x, state, self.target))
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         used, stream = payload
         v, level = _auto.least_of(self.v, grad, state, self.target, residual)
-        ops.threshold_encode_feedback(grad.view(-1), residual.view(-1), used, stream, v, status, level)
+        ops.threshold_encode_feedback(grad, residual, used, stream, v, status, level)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.threshold_add_decoded(payloads[1], out.view(-1), scale)
+        ops.threshold_add_decoded(payloads[1], out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse a stream that differs from the encoding of the elements it holds.

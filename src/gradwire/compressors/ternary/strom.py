@@ -101,7 +101,7 @@ class Strom(Compressor):
         if self.threshold == AUTO:
             dithered(x, codes, payload[-2], state, self.target)
         else:
-            ops.twobit_encode(x.view(-1), codes, self.threshold, strict=True)
+            ops.twobit_encode(x, codes, self.threshold, strict=True)
         shrink(codes, payload, x.numel(), self.coding == "words")
 
     def encode_feedback(
@@ -111,7 +111,7 @@ class Strom(Compressor):
         if self.threshold == AUTO:
             dithered_feedback(grad, residual, codes, payload[-2], state, self.target, status)
         else:
-            ops.twobit_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status, strict=True)
+            ops.twobit_encode_feedback(grad, residual, codes, self.threshold, status, strict=True)
         shrink(codes, payload, grad.numel(), self.coding == "words")
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:

@@ -95,22 +95,20 @@ class ThreeLC(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, scales, lengths, stream = payload
-        ops.three_lc_encode(x.view(-1), used, scales, lengths, stream, self.block, self.sparsity)
+        ops.three_lc_encode(x, used, scales, lengths, stream, self.block, self.sparsity)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         used, scales, lengths, stream = payload
-        ops.three_lc_encode_feedback(
-            grad.view(-1), residual.view(-1), used, scales, lengths, stream, self.block, self.sparsity, status
-        )
+        ops.three_lc_encode_feedback(grad, residual, used, scales, lengths, stream, self.block, self.sparsity, status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         _, scales, lengths, stream = payloads
-        ops.three_lc_add_decoded(scales, lengths, stream, out.view(-1), self.block, scale)
+        ops.three_lc_add_decoded(scales, lengths, stream, out, self.block, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         used, scales, lengths, stream = payload

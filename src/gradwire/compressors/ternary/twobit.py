@@ -122,7 +122,7 @@ class TwoBit(Compressor):
         if self.threshold == AUTO:
             dithered(x, codes, payload[-2], state, self.target)
         else:
-            ops.twobit_encode(x.view(-1), codes, self.threshold)
+            ops.twobit_encode(x, codes, self.threshold)
         if not self.fixed_size:
             shrink(codes, payload, x.numel())
 
@@ -133,7 +133,7 @@ class TwoBit(Compressor):
         if self.threshold == AUTO:
             dithered_feedback(grad, residual, codes, payload[-2], state, self.target, status)
         else:
-            ops.twobit_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status)
+            ops.twobit_encode_feedback(grad, residual, codes, self.threshold, status)
         if not self.fixed_size:
             shrink(codes, payload, grad.numel())
 
@@ -152,7 +152,7 @@ class TwoBit(Compressor):
     def _add(self, payloads: Payload, out: Tensor, scale: float, fresh: bool = False) -> None:
         threshold, steps = _auto.steps_of(self.threshold, payloads)
         if self.fixed_size:
-            ops.twobit_add_decoded(payloads[-1], out.view(-1), threshold, scale, steps, fresh)
+            ops.twobit_add_decoded(payloads[-1], out, threshold, scale, steps, fresh)
         else:
             add_streams(payloads, out, threshold, scale, steps)
 
