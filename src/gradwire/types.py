@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -196,12 +196,17 @@ class Key:
 
     def stream(self, *, common: bool = False) -> int:
         """The signed 64-bit Philox key; the step is not part of it, because it is the other half of the counter."""
-        rank = -1 if common else self.rank
-        text = f"{self.seed}/{self.tensor}/{self.phase}/{rank}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        return _stream(self.seed, self.tensor, self.phase, -1 if common else self.rank)
 
     def of(self, tensor: int) -> Key:
         return replace(self, tensor=tensor)
+
+
+# Of as many tensors as a model may have: it is asked for in every step.
+@lru_cache(maxsize=4096)
+def _stream(seed: int, tensor: int, phase: int, rank: int) -> int:
+    text = f"{seed}/{tensor}/{phase}/{rank}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def tensor_id(name: str) -> int:

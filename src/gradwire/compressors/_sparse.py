@@ -40,7 +40,7 @@ def arranged(fields: Sequence[Field]) -> list[int]:
 
 def ordered(payload: Payload, order: Sequence[int]) -> Payload:
     """The fields of an ``arranged`` payload, in their own order."""
-    return tuple(payload[place] for place in sorted(range(len(order)), key=lambda place: order[place]))
+    return tuple(payload[order.index(own)] for own in range(len(order)))
 
 
 class Sparsifier(Compressor):
@@ -118,7 +118,7 @@ class Sparsifier(Compressor):
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
         values, places = self._apart(payload, x.numel())
         full = self._full(values)
-        self.select(x.view(-1), full, places, key, scale)
+        self.select(x, full, places, key, scale)
         if full is not values:
             values.copy_(full)
 
@@ -130,17 +130,17 @@ class Sparsifier(Compressor):
             return
         values, places = self._apart(payload, grad.numel())
         full = self._full(values)
-        chosen = self.select_feedback(grad.view(-1), residual.view(-1), full, places, key, status)
+        chosen = self.select_feedback(grad, residual, full, places, key, status)
         if full is not values:
             values.copy_(full)
-            self.give_back(full.sub_(values.float()), chosen, residual.view(-1), status)
+            self.give_back(full.sub_(values.float()), chosen, residual, status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(rows_of(payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         values, places = self._apart(payloads, out.numel())
-        self.scatter(values.float(), places, out.view(-1), scale)
+        self.scatter(values.float(), places, out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         n = math.prod(shape)

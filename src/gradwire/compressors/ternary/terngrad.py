@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -65,7 +66,7 @@ class TernGrad(Compressor):
         require(is_float32(self.clip) and self.clip >= 0, "TernGrad.clip", "a finite number >= 0", self.clip)
         require(self.packing in ("bits", "trits"), "TernGrad.packing", "'bits' or 'trits'", self.packing)
 
-    @property
+    @cached_property
     def _grid(self) -> Grid:
         return Grid(2, 1, "clipped", self.clip)
 
@@ -102,7 +103,7 @@ class TernGrad(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         norm, codes = payload
         room = room_for(codes, x.numel(), self.packing)
-        self._grid.encode(x.view(-1), (norm, room), key)
+        self._grid.encode(x, (norm, room), key)
         if room is not codes:
             pack_trits(room, codes)
 
@@ -111,7 +112,7 @@ class TernGrad(Compressor):
     ) -> None:
         norm, codes = payload
         room = room_for(codes, grad.numel(), self.packing)
-        self._grid.encode_feedback(grad.view(-1), residual.view(-1), (norm, room), key, status)
+        self._grid.encode_feedback(grad, residual, (norm, room), key, status)
         if room is not codes:
             pack_trits(room, codes)
 
@@ -120,17 +121,17 @@ class TernGrad(Compressor):
         room = room_for(codes, out.numel(), self.packing)
         if room is not codes:
             unpack_trits(codes, room)
-        self._grid.add_decoded((norm.unsqueeze(0), room.unsqueeze(0)), out.view(-1), scale)
+        self._grid.add_decoded((norm.unsqueeze(0), room.unsqueeze(0)), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         if self.packing == "bits":
-            self._grid.add_decoded(payloads, out.view(-1), scale)
+            self._grid.add_decoded(payloads, out, scale)
         else:
             super().add_decoded_many(payloads, out, scale)
 
     def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         if self.packing == "bits":
-            self._grid.add_decoded(payloads, out.view(-1), scale, fresh=True)
+            self._grid.add_decoded(payloads, out, scale, fresh=True)
         else:
             super().decode_many(payloads, out, scale)
 
