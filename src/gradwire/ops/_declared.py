@@ -53,6 +53,7 @@ class Declaration:
         types: the type of each parameter, without what is said of it.
         marks: marks of those parameters whose annotation has one.
         optional: the tensors that may be None.
+        shaped: the names, and the places among the parameters, of the tensors that may have any shape.
 
     Raises:
         TypeError: an annotation from which nothing follows.
@@ -82,6 +83,8 @@ class Declaration:
             if name != "return":
                 self._read(name, hint)
         self._symbols = dict(self._find_symbols())
+        shaped = {name for name, mark in self._tensors() if isinstance(mark, Flat) and mark.shaped}
+        self.shaped = frozenset(shaped | {self.parameters.index(name) for name in shaped})
 
     def _read(self, name: str, hint: Any) -> None:
         marks: tuple[Any, ...] = ()
@@ -329,11 +332,6 @@ class Declaration:
                 yield f"{self._constant(mark.dtype)}.index({name}.dtype)"
 
     def _checks(self) -> Iterator[str]:
-        """Yield what takes shaped tensors as flat, finds the symbols, and refuses what is wrong."""
-        for name, mark in self._tensors():
-            if isinstance(mark, Flat) and mark.shaped:
-                some = f"{name} is not None and " if name in self.optional else ""
-                yield f"if {some}{name}.dim() != 1 and {name}.is_contiguous(): {name} = {name}.view(-1)"
         yield from (f"{symbol} = {expression}" for symbol, expression in self._symbols.items())
         for name, mark in self.marks.items():
             if isinstance(mark, Where):

@@ -45,8 +45,8 @@ class Flat:
         dtype: dtype of the tensor; a tuple: any of these.
         size: expression for the number of elements; None: any.
         written: true: the operation changes the tensor.
-        shaped: true: the tensor may have any number of dimensions, and is taken as flat: a view of a gradient's shape
-            would cost more than the rest of a call.
+        shaped: true: who calls the operation from Python may give a tensor of any shape, which is taken as flat: to
+            make a view costs half of what the rest of a call does.
     """
 
     dtype: torch.dtype | tuple[torch.dtype, ...]

@@ -35,7 +35,7 @@ def auto_threshold(
     agreed: Annotated[Tensor, Flat(torch.float32, "2")],
     turn: Annotated[Tensor, Flat(torch.int64, "1", written=True)],
     target: Annotated[float, Where("0 < target <= 0.5", "in (0, 0.5]")],
-    residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
+    residual: Annotated[Tensor | None, Flat(torch.float32, "n", shaped=True)] = None,
 ) -> None:
     """Choose the sent threshold t, and the level from which elements fire, from a sample of x (+ residual).
 

@@ -86,12 +86,16 @@ class Op(Generic[P]):
         """Check the arguments and run the kernel of their device; once for all where the first is ``Pieces``."""
         self.call(*args, **kwargs)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do so through the dispatcher."""
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        """Do so through the dispatcher, which is given flat tensors."""
         if args and type(args[0]) is Pieces:
             self.many(*args, **kwargs)
-        else:
-            self._dispatch(*args, **kwargs)
+            return
+        if self.declaration is not None:
+            shaped = self.declaration.shaped
+            args = tuple([_flat(value) if place in shaped else value for place, value in enumerate(args)])
+            kwargs = {name: _flat(value) if name in shaped else value for name, value in kwargs.items()}
+        self._dispatch(*args, **kwargs)
 
     def go_direct(self, kernels: Any, threads: bool) -> None:
         """Call the C++ kernel without the dispatcher from now on, where that would do nothing else."""
@@ -339,6 +343,11 @@ def _reads_tensors() -> bool:
 
 
 _goes_direct = _reads_tensors()
+
+
+def _flat(value: Any) -> Any:
+    """View a contiguous tensor as flat; what is none is left to the checks."""
+    return value.view(-1) if isinstance(value, torch.Tensor) and value.dim() != 1 and value.is_contiguous() else value
 
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:

@@ -96,7 +96,7 @@ def add_scaled(x: Written, y: Floats, factor: float, status: Status = None) -> N
         status |= ~torch.isfinite(x).all()
 
 
-Kept = Annotated[Tensor | None, Flat(torch.float32, "n", written=True)]
+Kept = Annotated[Tensor | None, Flat(torch.float32, "n", written=True, shaped=True)]
 
 
 @declared

@@ -517,7 +517,7 @@ def onebit_add_decoded(
 def mean_magnitude(
     x: Floats,
     mean: Annotated[Tensor, Flat(torch.float32, "1", written=True)],
-    residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
+    residual: Annotated[Tensor | None, Flat(torch.float32, "n", shaped=True)] = None,
 ) -> None:
     """Compute the mean of |x|, or of |residual + x|; 0 for no elements. The order of the sum does not depend on the
     threads.
