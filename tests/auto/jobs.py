@@ -27,6 +27,7 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
+from gradwire.integrations.ddp import nothing
 from tests.heard import heard
 
 FAST, SLOW = 1e12, 2e7
@@ -120,13 +121,18 @@ class SlowChannel(Channel):
         super().exchange(sends, receives)
         self.factor = 1.0
 
-    def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
+    def begin_sum(
+        self, tensor: Tensor, group: dist.ProcessGroup | None, arrived: Callable[[Tensor], object]
+    ) -> Future[Tensor]:
+        if group is self.group:
+            return super().begin_sum(tensor, group, arrived)
         self.direct = True
-        done = super().begin_sum(tensor, group).wait()
+        done = super().begin_sum(tensor, group, nothing).wait()
         self.direct = False
-        future: Future[list[Tensor]] = Future()
-        future.set_result(done)
         self.link.carry_beside(2 * (self.world - 1) * tensor.nbytes / self.world / self.rate)
+        arrived(done)
+        future: Future[Tensor] = Future()
+        future.set_result(done)
         return future
 
 

@@ -174,18 +174,59 @@ class Channel:
 
         return finish
 
-    def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
-        """Start to add up ``tensor`` over another group of the same ranks, such as DDP's own, in place.
+    def begin_sum(
+        self, tensor: Tensor, group: dist.ProcessGroup | None, arrived: Callable[[Tensor], object]
+    ) -> Future[Tensor]:
+        """Start to add up ``tensor`` over the ranks in place; any number of sums may be under way.
 
-        Any number of them may be under way, beside whatever this channel does: that group is its owner's, who sees to
-        the order. Traffic as of ``all_reduce``.
+        It is posted at once, whether or not the ranks of this step have been compared: its size must have been agreed
+        on elsewhere, as that of DDP's buckets is. Traffic as of ``all_reduce``.
+
+        Args:
+            tensor: on the CPU, or served by the group's backend.
+            group: this channel's own, or another group of the same ranks, such as DDP's; that group is its owner's, who
+                sees to the order on it.
+            arrived: called with the sum, on any thread; it must not wait, nor keep this channel alive.
+
+        Returns:
+            The tensor when it is the sum, or a ``GroupError``.
+
+        Raises:
+            GroupError: an earlier exchange failed.
         """
-        self._refuse_if_closed()
+        own = group is self.group
+        if own:
+            self._begin()
+        else:
+            self._refuse_if_closed()
+        self._refuse_after_failure()
         moved = 2 * (self.world - 1) * tensor.nbytes // self.world
         self._count(moved, moved)
-        work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        began = self.metrics.clock()
+        try:
+            work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        except RuntimeError as error:
+            self._fail(error, None, ())
+
+        # Gloo's thread has this function for a moment longer than anybody waits for it. If it were the last that holds
+        # the group, that thread would end the group, wait for itself, and abort the process.
+        reference = weakref.ref(self)
+
+        def done(finished: Future[list[Tensor]]) -> Tensor:
+            channel = reference()
+            try:
+                total = finished.value()[0]
+            except RuntimeError as error:
+                if channel is None:
+                    raise
+                channel._fail(error, None, ())
+            arrived(total)
+            if channel is not None:
+                channel._ended(began, own)
+            return total
+
         future: Future[list[Tensor]] = work.get_future()
-        return future
+        return future.then(done)
 
     def scattered(self, nbytes: int) -> int:
         """Count the bytes that a rank sends where a framework reduces so many to their owners.
@@ -213,10 +254,7 @@ class Channel:
         self._count(moved, moved)
 
     def begin_mean(self, tensor: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
-        """Start to average ``tensor`` over the ranks in place; any number of averages may be under way.
-
-        It is posted at once, whether or not the ranks of this step have been compared: its size must have been agreed
-        on elsewhere, as that of DDP's buckets is. Traffic as of ``all_reduce``.
+        """Start to average ``tensor`` over the ranks in place, as ``begin_sum`` adds up on the channel's own group.
 
         Args:
             tensor: floating point, on the CPU or served by NCCL.
@@ -228,43 +266,15 @@ class Channel:
         Raises:
             GroupError: an earlier exchange failed.
         """
-        self._begin()
-        self._refuse_after_failure()
-        moved = 2 * (self.world - 1) * tensor.nbytes // self.world
-        self._count(moved, moved)
-        began = self.metrics.clock()
-        try:
-            work: Any = dist.all_reduce(tensor.mul_(1.0 / self.world), group=self.group, async_op=True)
-        except RuntimeError as error:
-            self._fail(error, None, ())
+        return self.begin_sum(tensor.mul_(1.0 / self.world), self.group, arrived)
 
-        # Gloo's thread has this function for a moment longer than anybody waits for it. If it were the last that holds
-        # the group, that thread would end the group, wait for itself, and abort the process.
-        reference = weakref.ref(self)
-
-        def done(finished: Future[list[Tensor]]) -> Tensor:
-            channel = reference()
-            try:
-                mean = finished.value()[0]
-            except RuntimeError as error:
-                if channel is None:
-                    raise
-                channel._fail(error, None, ())
-            arrived(mean)
-            if channel is not None:
-                channel._ended(began)
-            return mean
-
-        future: Future[list[Tensor]] = work.get_future()
-        return future.then(done)
-
-    def _ended(self, began: float) -> None:
-        """Count a sum that has ended; the time of sums that overlap counts once."""
+    def _ended(self, began: float, own: bool) -> None:
+        """Count a sum that has ended, on the own group or on another; the time of sums that overlap counts once."""
         with self._lock:
             now = self.metrics.clock()
             self.metrics.seconds["communicate"] += now - max(began, self._summed_until)
             self._summed_until = now
-            self.traffic.ended += 1
+            self.traffic.ended += own
 
     def all_gather(self, rows: Tensor, headed: Tensor | None = None) -> None:
         """Send row ``rank`` of ``rows`` to every rank. The traffic is (W-1) rows, which grows with the number of

@@ -305,44 +305,42 @@ class GradwireState(ExchangeState):
         assert isinstance(pilot, AutoPilot)
         run, device = pilot.note(params, moment(buffer.device), buffer.itemsize), buffer.device
 
-        def done() -> None:
+        def arrived(_: Tensor) -> None:
             run.done = moment(device)
 
-        return self._begin_sum(buffer, done)
+        return self._begin_sum(buffer, arrived)
 
     def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         """Reduce as DDP does without a hook, and look whether gradients are finite."""
         return self._begin_sum(buffer, nothing)
 
-    def _begin_sum(self, buffer: Tensor, done: Callable[[], None]) -> Future[Tensor]:
-        """Start to average a bucket on DDP's own group; ``done`` is called when the mean is there.
+    def _begin_sum(self, buffer: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
+        """Start to average a bucket on DDP's own group; ``arrived`` is called with the mean.
 
-        A mean of parts of finite values is finite, and a rank's own part has just been written and is read for next to
-        nothing. So on a CPU each rank looks at its own, and the pilot tells the others when it tells them the times.
+        A mean of parts of finite values is finite, and a rank's own part is divided in any case. So on a CPU each rank
+        looks at its own in that pass, and the pilot tells the others when it tells them the times.
         """
-        channel, pilot = self.exchange.channel, self.exchange.pilot
+        exchange, pilot = self.exchange, self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        group = None if self._group is None else self._group()
-        self.exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
-        buffer.mul_(1 / channel.world)
-        look = None
+        channel, group = exchange.channel, None if self._group is None else self._group()
+        exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
         if buffer.device.type != "cpu":
-            look = self.exchange.watched()
-        else:
-            ops.nonfinite(buffer, self._status)
-            if self._status.item():
-                pilot.spoil()
-                self.exchange.note(self._status.bool().view(()))
-                self._status.zero_()
+            look = exchange.watched()
 
-        def arrived(finished: Future[list[Tensor]]) -> Tensor:
-            done()
-            mean = finished.value()[0]
-            if look is not None:
+            def arrived_on_device(mean: Tensor) -> None:
+                arrived(mean)
                 look(mean)
-            return mean
 
-        return channel.begin_sum(buffer, group).then(arrived)
+            return channel.begin_sum(buffer.mul_(1 / channel.world), group, arrived_on_device)
+        if buffer.dtype == torch.float32:
+            ops.scale(buffer, 1 / channel.world, self._status)
+        else:
+            ops.nonfinite(buffer.mul_(1 / channel.world), self._status)
+        if self._status.item():
+            pilot.spoil()
+            exchange.note(self._status.bool().view(()))
+            self._status.zero_()
+        return channel.begin_sum(buffer, group, arrived)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
@@ -372,7 +370,7 @@ class GradwireState(ExchangeState):
         return future
 
 
-def nothing() -> None:
+def nothing(_: Tensor) -> None:
     """Do nothing when a mean is there."""
 
 

@@ -19,6 +19,7 @@ from gradwire.ops.shared import (
     philox,
     precondition,
     precondition_update,
+    scale,
     swap,
     write_codes,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "precondition_update",
     "rice_decode",
     "rice_encode",
+    "scale",
     "swap",
     "write_codes",
 ]

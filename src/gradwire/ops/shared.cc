@@ -29,6 +29,14 @@ struct Nonfinite16 {
 };
 GRADWIRE_KERNEL(nonfinite_16, Nonfinite16)
 
+// `status` may be null; otherwise a product that is not finite sets it.
+struct Scale {
+  float* x;
+  float factor;
+  std::int32_t* status;
+};
+GRADWIRE_KERNEL(scale, Scale)
+
 struct Swap {
   float* a;
   float* b;
@@ -139,6 +147,14 @@ void nonfinite_16(const Nonfinite16& args, std::int64_t begin, std::int64_t end)
   for (std::int64_t i = begin; i < end; ++i) found |= std::uint16_t((k.x[i] & k.exponent) == k.exponent);
   if (found) __atomic_fetch_or(k.status, 1, __ATOMIC_RELAXED);
 }
+
+GRADWIRE_INLINE void scale_step(const Scale& k, std::int64_t i, int count, U32& worst) {
+  const F32 product = load_ahead(k.x + i, count) * set(k.factor);
+  watch(worst, product);
+  store(k.x + i, product, count);
+}
+
+GRADWIRE_WATCHING_KERNEL(scale, Scale, kLanes)
 
 GRADWIRE_INLINE void swap_step(const Swap& k, std::int64_t i, int count) {
   const F32 a = load_ahead(k.a + i, count), b = load_ahead(k.b + i, count);
@@ -307,6 +323,11 @@ void nonfinite(const void* x, Size type, std::int32_t* status, Size n, int threa
 }
 GRADWIRE_OPERATION(nonfinite)
 
+void scale(float* x, double factor, Maybe<std::int32_t> status, Size n, int threads) {
+  run(kernels::scale, {x, float(factor), status.data}, n, 16, threads);
+}
+GRADWIRE_OPERATION(scale)
+
 void swap(float* a, float* b, Size n, int threads) { run(kernels::swap, {a, b}, n, 16, threads); }
 GRADWIRE_OPERATION(swap)
 
@@ -393,6 +414,8 @@ GRADWIRE_SELFTEST_OF(shared) {
       return Nonfinite16{reinterpret_cast<const std::uint16_t*>(x.a.data()), x.status.data(), exponent};
     });
   }
+  check(target, "scale", kernels::scale,
+        [](Buffers& x, Size) { return Scale{x.a.data(), 0.3f, x.status.data()}; });
   check(target, "swap", kernels::swap, [](Buffers& x, Size) { return Swap{x.a.data(), x.b.data()}; });
   check(target, "copy_floats", kernels::copy_floats, [](Buffers& x, Size) { return Copy{x.a.data(), x.b.data()}; });
   check(target, "fill_floats", kernels::fill_floats, [](Buffers& x, Size) { return Fill{x.a.data(), 0.5f}; });

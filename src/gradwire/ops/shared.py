@@ -30,6 +30,7 @@ __all__ = [
     "philox",
     "precondition",
     "precondition_update",
+    "scale",
     "swap",
     "write_codes",
 ]
@@ -347,6 +348,28 @@ def precondition_update(
     known = (first > 0) & first.isfinite()
     moved = torch.where(level == 0, torch.where(known, first.clamp(min=_LEAST), 0.0), moved)
     scale.copy_(torch.where(bad, scale, moved))
+
+
+@declared
+def scale(x: Written, factor: float, status: Status = None) -> None:
+    """Multiply a tensor by a number and look whether it is finite, in one pass: x = factor * x.
+
+    Args:
+        x: float32, n elements.
+        factor: any number; it is rounded to float32.
+        status: int32, 1 element, or None: bit 0 is set where the product is not finite.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> x, status = torch.tensor([1.0, float("inf")]), torch.zeros(1, dtype=torch.int32)
+    >>> scale(x, 0.5, status)
+    >>> x.tolist(), status.tolist()
+    ([0.5, inf], [1])
+    """
+    x.mul_(float32(factor))
+    if status is not None:
+        status |= ~torch.isfinite(x).all()
 
 
 @declared

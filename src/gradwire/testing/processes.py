@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing as mp
+import os
 import pickle
 import signal
 import tempfile
@@ -117,7 +118,7 @@ def _rank(
     args: Any,
 ) -> None:
     torch.set_num_threads(1)
-    faulthandler.enable(open(_crash_file(folder, rank), "w"))
+    faulthandler.enable(os.open(_crash_file(folder, rank), os.O_WRONLY | os.O_CREAT))
     connected = False
     try:
         if backend == "nccl":
@@ -152,7 +153,7 @@ def _crash_file(folder: str, rank: int) -> str:
 
 
 def _death(processes: list[BaseProcess], folder: str, rank: int) -> str:
-    """How a rank that sent nothing ended: its signal or exit code, and where each of its threads was if it crashed."""
+    """Say how a rank that sent nothing ended: its signal or exit code, and where its threads were if it crashed."""
     process = processes[rank]
     process.join(20.0)
     code = process.exitcode

@@ -30,6 +30,7 @@ __all__ = [
     "philox",
     "precondition",
     "precondition_update",
+    "scale",
     "swap",
     "write_codes",
 ]
@@ -84,6 +85,23 @@ def add_scaled(x: Tensor, y: Tensor, factor: float, status: Tensor | None = None
     """The operation on a GPU."""
     n = x.numel()
     launch(_add_scaled, (triton.cdiv(n, BLOCK),), x, y, status, n, float32(factor), BLOCK=BLOCK)
+
+
+@triton.jit
+def _scale(
+    x: tl.tensor, status: tl.tensor, n: tl.tensor, factor: tl.float32, BLOCK: tl.constexpr, program: tl.tensor = None
+) -> None:
+    i = elements(BLOCK, program)
+    product = tl.load(x + i, mask=i < n, other=0.0) * factor
+    if status is not None:
+        flag_nonfinite(product, status)
+    tl.store(x + i, product, mask=i < n)
+
+
+@mergeable
+def scale(x: Tensor, factor: float, status: Tensor | None = None) -> None:
+    """The operation on a GPU."""
+    launch(_scale, (triton.cdiv(x.numel(), BLOCK),), x, status, x.numel(), float32(factor), BLOCK=BLOCK)
 
 
 @triton.jit
