@@ -55,7 +55,7 @@ from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
 from gradwire.types import Key, State
 
-__all__ = ["USED", "WAITS", "Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
+__all__ = ["PENDING", "USED", "Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
 
 log = logging.getLogger("gradwire")
 
@@ -63,7 +63,7 @@ PATIENCE = 3
 """Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
 
 
-USED, WAITS = 2, 1
+USED, PENDING = 2, 1
 """Uses of a parameter in a step: some rank has a gradient; or none has, but something waits for it on some rank. The
 largest of all ranks' counts, and 0 is neither."""
 
@@ -466,7 +466,7 @@ class Exchange:
         # The flag of a session covers the parameters that travel dense.
         told = told or [dense()]
         self._bad += told
-        kept = {params[i][0]: use == WAITS for i, use in (uses or {}).items()}
+        kept = {params[i][0]: use == PENDING for i, use in (uses or {}).items()}
         self._drained += [(name, each | kept[name] if name in kept else each) for name in drained for each in told]
         if compare is not None:
             compare(flat, 0, 1.0)
@@ -542,8 +542,8 @@ class Exchange:
 
         return put_back
 
-    def note_waiting(self, uses: Tensor, names: Mapping[int, str]) -> None:
-        """Set the use of parameters without a gradient to ``WAITS`` where something waits for them on this rank.
+    def note_pending(self, uses: Tensor, names: Mapping[int, str]) -> None:
+        """Set the use of parameters without a gradient to ``PENDING`` where something waits for them on this rank.
 
         Only a pilot leaves methods for others that keep nothing, so without one nothing is looked at.
 
@@ -553,7 +553,7 @@ class Exchange:
         """
         for i, name in names.items() if self.pilot is not None else ():
             for tensor in self.residuals.tensors_of(name):
-                uses[i] = torch.maximum(uses[i], read(tensor).any().to(torch.uint8) * WAITS)
+                uses[i] = torch.maximum(uses[i], read(tensor).any().to(torch.uint8) * PENDING)
 
     def _end_draining(self, spoilt: Tensor) -> None:
         """Forget residuals that were sent, unless their step does not count."""

@@ -121,7 +121,7 @@ class BucketState(ExchangeState):
         flags = list(chain.from_iterable(there))
         uses = torch.tensor(flags, dtype=torch.uint8).mul_(USED).to(self.exchange.device)
         names = [name for bucket in self.buckets for name, _ in bucket.named]
-        self.exchange.note_waiting(uses, {i: name for i, name in enumerate(names) if not flags[i]})
+        self.exchange.note_pending(uses, {i: name for i, name in enumerate(names) if not flags[i]})
         return uses
 
     def _tell(self, uses: Tensor) -> Tensor:

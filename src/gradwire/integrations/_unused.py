@@ -27,7 +27,7 @@ def exchange_used(
     """Exchange as ``Exchange.run`` does, but parameters that no rank used send nothing."""
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     uses = torch.stack([view.any() for view in views]).to(torch.uint8).mul_(USED)
-    exchange.note_waiting(uses, {i: params[i][0] for i in _doubtful(uses)})
+    exchange.note_pending(uses, {i: params[i][0] for i in _doubtful(uses)})
     exchange.any_rank(uses)
     exchange.run(flat, params, itemsize, ready, uses={i: uses[i] for i in _doubtful(uses)})
 
