@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations import unused_jobs
@@ -58,3 +59,18 @@ def test_an_adam_of_our_own_leaves_alone_what_nobody_used(
     job: Callable[..., dict[str, Any]], pause: tuple[int, int], *, waits: bool
 ) -> None:
     check(run_ranks(2, job, pause), waits=waits)
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+@pytest.mark.parametrize(("pause", "left"), [((5, 6), []), ((9, 11), ["paused"])])
+def test_what_waits_for_what_nobody_used_outlasts_a_change_of_the_method(
+    ddp: bool, pause: tuple[int, int], left: list[str]
+) -> None:
+    for told in run_ranks(2, unused_jobs.methods_left, ddp, pause):
+        # The outer layers have bfloat16 in place of a method that keeps anything back.
+        for name, exact in (("never", True), ("paused", True), ("used", False), ("elsewhere", False)):
+            arrived, own = (told[which][f"branches.{name}.weight"] for which in ("arrived", "own"))
+            torch.testing.assert_close(arrived, own, rtol=1e-5, atol=1e-6 if exact else 1e-3)
+        # The counting of a step ends with the next one; for what is never used nothing waits on any rank.
+        assert told["waits"][8] == ["used", "never", "paused", "elsewhere"]
+        assert told["waits"][9:] == [left, left, []]

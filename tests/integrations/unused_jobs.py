@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.exchange.exchange import Exchange
+from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam, ZeroOneAdam
 from tests.integrations.jobs import digest
@@ -58,6 +61,60 @@ def train(
     now = dict(model.named_parameters())
     told["moved at all"] = [name for name in start if not torch.equal(start[name], now[name])]
     return told | {"digest": digest(model)}
+
+
+class Branching(nn.Module):
+    """Branches, of which each call names those that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = branches()
+
+    def forward(self, x: Tensor, names: Sequence[str]) -> Tensor:
+        return sum((self.branches[name](x).square().mean() for name in names), torch.zeros(()))
+
+
+def methods_left(rank: int, ddp: bool, pause: tuple[int, int]) -> dict[str, Any]:
+    """Twelve steps in which auto's decisions give all branches a method that keeps values back in the first step,
+    another one in the fifth, and none in the ninth. Nobody uses ``paused`` in the pause, counted from 1.
+
+    Returns:
+        The gradients of each branch as they arrived, added up over all steps, the mean of those that the ranks had, and
+        the branches for which something waited to be sent after each step.
+    """
+    model = Branching()
+    params = dict(model.named_parameters())
+    decisions = [
+        {"step": step, "choices": [{"method": method, "strategy": "allgather", "params": [*params]}]}
+        for step, method in ((1, "topk:ratio=0.05"), (5, "topk:ratio=0.2"))
+    ]
+    options: dict[str, Any] = {"decisions": [*decisions, {"step": 9, "choices": []}], "min_numel": 0}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    called: nn.Module = model
+    if ddp:
+        called = DistributedDataParallel(model, find_unused_parameters=True)
+        exchange = compress_ddp(called, "auto", **options).exchange
+    else:
+        exchange = compress_optimizer(optimizer, model, "auto", **options).exchange
+    arrived, own = ({name: torch.zeros_like(param) for name, param in params.items()} for _ in range(2))
+    waits = []
+    for step in range(1, 13):
+        x = torch.randn(8, 48, generator=torch.Generator().manual_seed(100 * step + rank))
+        paused = step in range(*pause)
+        names = ["used"] + ["paused"] * (not paused) + ["elsewhere"] * (not paused or rank == 0)
+        found = torch.autograd.grad(model(x, names), list(params.values()), allow_unused=True)
+        for sent, grad in zip(own.values(), found, strict=True):
+            sent += 0 if grad is None else grad
+        optimizer.zero_grad()
+        called(x, names).backward()
+        optimizer.step()
+        for name, param in params.items():
+            arrived[name] += 0 if param.grad is None else param.grad
+        waits.append([name.split(".")[1] for name in params if exchange.left_over(name) is not None])
+    for sent in own.values():
+        dist.all_reduce(sent)
+        sent /= dist.get_world_size()
+    return {"arrived": arrived, "own": own, "waits": waits}
 
 
 def plain_loop(rank: int, method: str, options: dict[str, Any]) -> dict[str, Any]:

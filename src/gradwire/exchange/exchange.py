@@ -55,12 +55,17 @@ from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
 from gradwire.types import Key, State
 
-__all__ = ["Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
+__all__ = ["PENDING", "USED", "Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
 
 log = logging.getLogger("gradwire")
 
 PATIENCE = 3
 """Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
+
+
+USED, PENDING = 2, 1
+"""Uses of a parameter in a step: some rank has a gradient; or none has, but something waits for it on some rank. The
+largest of all ranks' counts, and 0 is neither."""
 
 
 Assigned = Mapping[str, tuple[Compressor, Strategy]]
@@ -412,6 +417,7 @@ class Exchange:
         itemsize: int = 4,
         ready: Any = None,
         given: Tensor | None = None,
+        uses: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Replace ``flat`` by its mean over the ranks.
 
@@ -421,6 +427,9 @@ class Exchange:
             ready: time at which the gradients were there, for a pilot; None: the beginning of the step.
             given: the gradients themselves, where ``flat`` is a copy of them in another dtype: if nothing of them is
                 compressed, the mean is made of these, as DDP makes it, and ``flat`` is a copy of that.
+            uses: the uses of parameters that may be unused, by their place in ``params``: uint8 of one element, the
+                same on all ranks. What is not ``USED`` gets zero, and all that is kept for it stays as it was. The kept
+                tensors of these parameters are copied.
 
         Raises:
             ConfigError: ``flat`` is not of this form, or no step was begun.
@@ -438,6 +447,8 @@ class Exchange:
                 self.pilot.after(flat)
             return
         plan = self.plan(params)
+        # Only now, because the pilot may just have given the parameters other methods, and so other tensors.
+        put_back = self._set_aside(flat, params, uses) if uses else None
         self.remember(plan.names if self.skips_steps else ())
         drained = self._drain(flat, params) if self._draining else []
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
@@ -455,9 +466,12 @@ class Exchange:
         # The flag of a session covers the parameters that travel dense.
         told = told or [dense()]
         self._bad += told
-        self._drained += [(name, each) for name in drained for each in told]
+        kept = {params[i][0]: use == PENDING for i, use in (uses or {}).items()}
+        self._drained += [(name, each | kept[name] if name in kept else each) for name in drained for each in told]
         if compare is not None:
             compare(flat, 0, 1.0)
+        if put_back is not None:
+            put_back()
         if self.pilot is not None:
             self.pilot.after(flat)
 
@@ -514,10 +528,38 @@ class Exchange:
             lo += numel
         return found
 
+    def _set_aside(self, flat: Tensor, params: Sequence[Named], uses: Mapping[int, Tensor]) -> Callable[[], None]:
+        """Copy what is kept for parameters that may be unused; return the function that puts it back where they are."""
+        copies = {i: [(each, each.clone()) for each in self.residuals.tensors_of(params[i][0])] for i in uses}
+
+        def put_back() -> None:
+            views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
+            for i, use in uses.items():
+                unused = use != USED
+                views[i].masked_fill_(unused, 0.0)
+                for tensor, copy in copies[i]:
+                    torch.where(unused, copy, tensor, out=tensor)
+
+        return put_back
+
+    def note_pending(self, uses: Tensor, names: Mapping[int, str]) -> None:
+        """Set the use of parameters without a gradient to ``PENDING`` where something waits for them on this rank.
+
+        Only a pilot leaves methods for others that keep nothing, so without one nothing is looked at.
+
+        Args:
+            uses: uint8, changed in place.
+            names: names of these parameters, by their place in ``uses``.
+        """
+        for i, name in names.items() if self.pilot is not None else ():
+            for tensor in self.residuals.tensors_of(name):
+                uses[i] = torch.maximum(uses[i], read(tensor).any().to(torch.uint8) * PENDING)
+
     def _end_draining(self, spoilt: Tensor) -> None:
         """Forget residuals that were sent, unless their step does not count."""
         drained, self._drained = self._drained, []
-        lost = {name for name, bad in drained if bool(spoilt if self.skips_steps else bad)}
+        skipped = self.skips_steps and bool(spoilt)
+        lost = {name for name, bad in drained if skipped or bool(bad)}
         for name in {name for name, _ in drained} - lost:
             del self.residuals.worker["residual"][name]
             self._draining.discard(name)
@@ -532,7 +574,7 @@ class Exchange:
         return moment.begin(flat, [(unit.lo, unit.lo + unit.numel) for unit in plan.units], self.step, self.channel)
 
     def any_rank(self, flags: Tensor) -> None:
-        """Set each flag that is set on any rank, for facts that all must know before a bucket is exchanged.
+        """Replace each flag by the largest of all ranks', for facts that all must know before a bucket is exchanged.
 
         Args:
             flags: uint8, as many on all ranks.

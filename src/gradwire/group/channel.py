@@ -183,7 +183,7 @@ class Channel:
         on elsewhere, as that of DDP's buckets is. Traffic as of ``all_reduce``.
 
         Args:
-            tensor: on the CPU, or served by the group's backend.
+            tensor: a tensor on the CPU, or one that the group's backend serves.
             group: this channel's own, or another group of the same ranks, such as DDP's; that group is its owner's, who
                 sees to the order on it.
             arrived: called with the sum, on any thread; it must not wait, nor keep this channel alive.

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.exchange import USED, Named
 from gradwire.integrations._state import ExchangeState
-from gradwire.integrations._unused import run_without
 from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import in_memory, memory_order
 from gradwire.worker import Worker
@@ -90,9 +89,9 @@ class BucketState(ExchangeState):
         self.units.follow(self.exchange, *self.units.read())
         own = [grads(bucket) for bucket in self.buckets]
         there = [[grad is not None for grad in each] for each in own]
-        used = torch.tensor(list(chain.from_iterable(there)), dtype=torch.uint8).to(self.exchange.device)
-        told = (lambda: None) if self.complete else self._begin(partial(self._tell, used))
-        parts = torch.split(used, [len(each) for each in own])
+        uses = self._uses(there)
+        told = (lambda: None) if self.complete else self._begin(partial(self._tell, uses))
+        parts = torch.split(uses, [len(each) for each in own])
         ends = []
         for bucket, each, part in zip(self.buckets, own, parts, strict=True):
             bucket.gather(each)
@@ -102,7 +101,7 @@ class BucketState(ExchangeState):
         for bucket, wait, part, known in zip(self.buckets, ends, parts, there, strict=True):
             wait()
             # A rank that has all gradients knows that all are used, and need not wait for the device.
-            bucket.unused = [False] * len(known) if all(known) else (part == 0).tolist()
+            bucket.unused = [False] * len(known) if all(known) else (part != USED).tolist()
             done(bucket)
 
     def _begin(self, job: Callable[[], Tensor]) -> Callable[[], object]:
@@ -113,14 +112,26 @@ class BucketState(ExchangeState):
             return lambda: None
         return partial(self._worker.result, self._worker.submit(job))
 
-    def _tell(self, used: Tensor) -> Tensor:
-        """The parameters that have a gradient on any rank."""
-        self.exchange.any_rank(used)
-        return used
+    def _uses(self, there: Sequence[Sequence[bool]]) -> Tensor:
+        """The use of each parameter on this rank.
 
-    def _run(self, bucket: Bucket, used: Tensor, missing: Sequence[int]) -> Tensor:
-        unused = {i: used[i] == 0 for i in missing}
-        run_without(self.exchange, bucket.flat, bucket.named, unused, bucket.params[0].itemsize)
+        Args:
+            there: true where a parameter has a gradient, of each bucket.
+        """
+        flags = list(chain.from_iterable(there))
+        uses = torch.tensor(flags, dtype=torch.uint8).mul_(USED).to(self.exchange.device)
+        names = [name for bucket in self.buckets for name, _ in bucket.named]
+        self.exchange.note_pending(uses, {i: name for i, name in enumerate(names) if not flags[i]})
+        return uses
+
+    def _tell(self, uses: Tensor) -> Tensor:
+        """The uses of the parameters on any rank."""
+        self.exchange.any_rank(uses)
+        return uses
+
+    def _run(self, bucket: Bucket, uses: Tensor, missing: Sequence[int]) -> Tensor:
+        itemsize = bucket.params[0].itemsize
+        self.exchange.run(bucket.flat, bucket.named, itemsize, uses={i: uses[i] for i in missing})
         return bucket.flat
 
 

@@ -8,16 +8,16 @@ and a gradient that is zero in every element on every rank counts as unused, too
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.exchange import USED, Exchange
 from gradwire.exchange.plan import Named
 
-__all__ = ["exchange_used", "run_without"]
+__all__ = ["exchange_used"]
 
 
 @torch.no_grad()
@@ -26,35 +26,13 @@ def exchange_used(
 ) -> None:
     """Exchange as ``Exchange.run`` does, but parameters that no rank used send nothing."""
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
-    used = torch.stack([view.any() for view in views]).to(torch.uint8)
-    exchange.any_rank(used)
-    # An accelerator is not asked, so there everything is copied.
-    asked = used.tolist() if flat.device.type == "cpu" else [0] * len(params)
-    unused = {i: used[i] == 0 for i, known in enumerate(asked) if not known}
-    run_without(exchange, flat, params, unused, itemsize, ready)
+    uses = torch.stack([view.any() for view in views]).to(torch.uint8).mul_(USED)
+    exchange.note_pending(uses, {i: params[i][0] for i in _doubtful(uses)})
+    exchange.any_rank(uses)
+    exchange.run(flat, params, itemsize, ready, uses={i: uses[i] for i in _doubtful(uses)})
 
 
-@torch.no_grad()
-def run_without(
-    exchange: Exchange,
-    flat: Tensor,
-    params: Sequence[Named],
-    unused: Mapping[int, Tensor],
-    itemsize: int = 4,
-    ready: Any = None,
-) -> None:
-    """Exchange as ``Exchange.run`` does, but parameters that no rank used get zero, and their kept tensors stay.
-
-    Args:
-        unused: flags of the parameters that may be unused, by their place in ``params``: bool of one element, the same
-            on all ranks. The kept tensors of these parameters are copied.
-    """
-    if unused:
-        exchange.plan(params)
-    before = {i: [(tensor, tensor.clone()) for tensor in exchange.residuals.tensors_of(params[i][0])] for i in unused}
-    exchange.run(flat, params, itemsize, ready)
-    views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params]) if unused else ()
-    for i, flag in unused.items():
-        views[i].masked_fill_(flag, 0.0)
-        for tensor, copy in before[i]:
-            torch.where(flag, copy, tensor, out=tensor)
+def _doubtful(uses: Tensor) -> list[int]:
+    """The places of parameters that are not known to be used: an accelerator is not asked, so there all of them."""
+    asked = uses.tolist() if uses.device.type == "cpu" else [0] * len(uses)
+    return [i for i, use in enumerate(asked) if use != USED]
