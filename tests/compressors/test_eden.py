@@ -175,7 +175,9 @@ def test_scaled_it_is_a_contraction_whose_payload_is_the_same(code):
 
 
 @together
-@pytest.mark.parametrize(("code", "fine"), [(EDEN(2), False), (EDEN(3), True), (EDEN(3, fraction=0.9), False)])
+@pytest.mark.parametrize(
+    ("code", "fine"), [(EDEN(1), False), (EDEN(2), True), (EDEN(3), True), (EDEN(2, fraction=0.9), False)]
+)
 def test_who_is_fine_leaves_little_behind(code, fine):
     assert code.fine is fine
 

@@ -295,6 +295,11 @@ def test_a_declaration_that_cannot_be_kept(attributes, message):
         make(lambda x: ([x], None), **attributes).adapted()
 
 
+@pytest.mark.parametrize("fine", [True, False])
+def test_the_methods_word_that_it_is_fine_counts(fine):
+    assert make(lambda x: ([x], None), fine=fine).adapted().fine is fine
+
+
 def test_summable_needs_one_float_tensor():
     with pytest.raises(ConfigError, match="is summable, so compress must give one tensor of 16- or 32-bit floats"):
         make(lambda x: ([x, x], None), summable=True).adapted().layout((3,))

@@ -109,6 +109,10 @@ class Adapted(Compressor):
         return self.method.feedback
 
     @property
+    def fine(self) -> bool:
+        return self.method.fine
+
+    @property
     def alignment(self) -> int:
         """The alignment, which is 0 if the method keeps state or a ctx: a shard has neither the whole tensor's state
         nor its ctx.

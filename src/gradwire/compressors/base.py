@@ -192,7 +192,7 @@ class Compressor(Configuration, ABC):
     @property
     def fine(self) -> bool:
         """Return whether the part of a gradient that a step does not send is small, so that optimizers that divide by
-        the size of recent gradients work well with a residual of it; tests/contracts/test_adaptive.py measures it.
+        the size of recent gradients work well with a residual of it; ``gradwire.testing.adaptive`` measures it.
         """
         return False
 

@@ -58,6 +58,10 @@ class SimpleCompressor(ABC):
     unbiased: bool = False
     """E[decompress(compress(x))] = x."""
 
+    fine: bool = False
+    """The part that a step does not send is small, so that Adam works as without compression:
+    ``gradwire.testing.adaptive.check_fine`` tries it."""
+
     random: bool = False
     """``compress`` draws random numbers: from ``self.generator``, so that a run can be repeated."""
 

@@ -54,7 +54,6 @@ class LpcSvrg(Compressor):
     clip: float = 1.0
 
     name = "lpc_svrg"
-    fine = True
     reference = "Y. Yu, J. Wu, J. Huang, LPC-SVRG, AISTATS 2019"
     random = True
     takes_pieces = True
@@ -70,6 +69,10 @@ class LpcSvrg(Compressor):
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.clip == 1
+
+    @property
+    def fine(self) -> bool:
+        return self.bits >= 4
 
     @property
     def feedback(self) -> Feedback:

@@ -56,7 +56,6 @@ class NUQSGD(Compressor):
     norm: Literal["l2", "linf"] = "l2"
 
     name = "nuqsgd"
-    fine = True
     reference = "A. Ramezani-Kebrya et al., NUQSGD, JMLR 2021"
     unbiased = True
     random = True
@@ -67,6 +66,10 @@ class NUQSGD(Compressor):
         whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
         require(whole, "NUQSGD.block", "a multiple of 16 in [16, 65536]", self.block)
         require(self.norm in ("l2", "linf"), "NUQSGD.norm", "'l2' or 'linf'", self.norm)
+
+    @property
+    def fine(self) -> bool:
+        return self.bits >= 4
 
     @property
     def feedback(self) -> Feedback:

@@ -143,7 +143,7 @@ class EDEN(Compressor):
 
     @property
     def fine(self) -> bool:
-        return self.bits >= 3 and self.sent == self.block and not self.scaled
+        return self.bits >= 2 and self.sent == self.block and not self.scaled
 
     @property
     def bounded(self) -> str:

@@ -67,7 +67,6 @@ class THC(MultiRound):
     clip: float = 2.154
 
     name = "thc"
-    fine = True
     family = "quantisation"
     reference = "M. Li et al., THC, NSDI 2024"
     random = True
@@ -82,6 +81,10 @@ class THC(MultiRound):
         require(power, "THC.block", "a power of two in [16, 16384]", self.block)
         ok = is_float32(self.clip) and self.clip > 0
         require(ok, "THC.clip", "a finite number > 0 in float32", self.clip)
+
+    @property
+    def fine(self) -> bool:
+        return self.levels >= 7
 
     @property
     def feedback(self) -> Feedback:
