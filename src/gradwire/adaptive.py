@@ -1,14 +1,19 @@
-"""Optimizers that divide gradients by the size of earlier ones, and what error feedback does to them.
+"""Optimizers that divide gradients by the size of earlier ones, and what error feedback, bias and noise do to them.
 
 Law: Adam's step is lr m / sqrt(v), where m and v are means of what arrives and of its square. A residual arrives late
 and in one piece: what waited for T steps is T times as large as a gradient, and v becomes T times as large. So it
 counts as about sqrt(T) steps of ordinary size, where T were due. Error feedback keeps the sum of what was sent
 right; the sum of such steps is another one.
+
+An error that is the same in every step stays however small it is beside other elements, because each is divided by its
+own size. Noise makes v larger and leaves the mean of m: steps become shorter.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.optim import Optimizer
@@ -16,7 +21,18 @@ from torch.optim import Optimizer
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 
-__all__ = ["is_adaptive", "is_adaptive_class", "keeps_much", "warn"]
+__all__ = [
+    "KERAS",
+    "STORE",
+    "TORCH",
+    "Remedies",
+    "Trouble",
+    "is_adaptive",
+    "is_adaptive_class",
+    "keeps_much",
+    "right_on_average",
+    "trouble_of",
+]
 
 log = logging.getLogger("gradwire")
 
@@ -38,13 +54,81 @@ _CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.
 _STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg", "state2"})
 """Names of the second moments in torch's optimizers, and in those of other packages: ``state2`` in bitsandbytes."""
 
-_HARMFUL = (
-    "%s keeps back what it does not send, and %s divides gradients by the size of recent ones: what arrives late "
-    "counts for far fewer steps than it waited, and training ends worse than without compression. Use "
-    "a method that keeps nothing back: 'qsgd' with bits=4, or 'eden' with 2 bits or 1; for fewer bytes exchange the "
-    "optimizer's steps, as gradwire.CompressedStep(optimizer) does. docs/adaptive.md shows why; force=True says that "
-    "you know"
+
+@dataclass(frozen=True)
+class Remedies:
+    """Parts of a warning that depend on where gradients are exchanged.
+
+    Args:
+        fewer: methods for fewer bytes than those of ``eden`` with 2 bits.
+        noise: remedy for noise.
+    """
+
+    fewer: str
+    noise: str
+
+
+TORCH = Remedies(
+    "for 1 bit and fewer 'eden' with variance_correction=optimizer and, under DDP, memory='preconditioned'; or "
+    "exchange the optimizer's steps: gradwire.CompressedStep(optimizer)",
+    "Give variance_correction=optimizer to compress_ddp, compress_fsdp or compress_fsdp1, or variance_correction=True "
+    "to compress_optimizer: it measures by how much, and multiplies the learning rates by that",
 )
+KERAS = Remedies(
+    "for 1 bit and fewer 'eden' with variance_correction=True",
+    "Give variance_correction=True to DistributedOptimizer: it measures by how much, and multiplies the steps by that",
+)
+STORE = Remedies(
+    "for fewer bytes train by gradwire.compress_ddp, whose noise can be corrected, or exchange the optimizer's steps: "
+    "gradwire.CompressedStep(optimizer)",
+    "A store cannot measure by how much: take a higher learning rate; docs/kvstore.md says how high",
+)
+
+_WHY = {
+    "late": (
+        "%s keeps back what it does not send, and %s divides gradients by the size of recent ones: what arrives late "
+        "counts for far fewer steps than it waited, and training ends worse than without compression. "
+    ),
+    "votes": (
+        "%s hands out votes, all of one size, and %s divides by the size of what arrives: that is another optimizer, "
+        "and training may end far worse than without compression. Votes are meant for SGD with a learning rate of "
+        "their own. "
+    ),
+    "biased": (
+        "What %s sends is wrong on average, and %s divides gradients by the size of recent ones: the error does not "
+        "average out over the steps, and training may end far worse than without compression. "
+    ),
+    "noisy": ("%s adds noise to gradients, and %s divides by their root mean square, so its steps become shorter. "),
+}
+_INSTEAD = (
+    "Use a method that keeps nothing back and is right on average: 'qsgd' with bits=4, or 'eden' with bits=2; %s. "
+    "docs/adaptive.md shows why; force=True says that you know"
+)
+_FIGURES = "%s. docs/adaptive.md has figures"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Property of a method that an optimizer that divides by the size of recent gradients suffers from.
+
+    Args:
+        kind: "late": much of a gradient is sent later. "votes": what arrives is no estimate of a gradient. "biased":
+            it is a wrong one. "noisy": it is right on average, but far from the gradient.
+        method: the method in words.
+    """
+
+    kind: Literal["late", "votes", "biased", "noisy"]
+    method: str
+
+    @property
+    def harmful(self) -> bool:
+        """Return whether training ends worse, whatever the learning rate; noise only asks for another one."""
+        return self.kind != "noisy"
+
+    def warn(self, optimizer: str, remedies: Remedies = TORCH) -> None:
+        """Warn what such a method does to an optimizer, and say what to use."""
+        end = _INSTEAD % remedies.fewer if self.harmful else _FIGURES % remedies.noise
+        log.warning("%s%s", _WHY[self.kind] % (self.method, optimizer), end)
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:
@@ -69,6 +153,24 @@ def keeps_much(compressor: Compressor, memory: Memory) -> str | None:
     return f"{compressor.name!r} with memory {memory.name!r}" if late else None
 
 
-def warn(kept: str, optimizer: str) -> None:
-    """Warn what such a method does to such an optimizer, and what to use."""
-    log.warning(_HARMFUL, kept, optimizer)
+def right_on_average(compressor: Compressor) -> bool:
+    """Return whether the errors of a method average out over the steps, or are small."""
+    return compressor.unbiased or compressor.fine or compressor.identity
+
+
+def trouble_of(compressor: Compressor, memory: Memory) -> Trouble | None:
+    """Find what an adaptive optimizer suffers from a method: the worst of it; None: nothing.
+
+    >>> from gradwire import registry
+    >>> build = registry.build
+    >>> [found and found.kind for found in (
+    ...     trouble_of(build("compressors", name), build("memory", "none")) for name in ("fp8", "eden", "signsgd")
+    ... )]
+    [None, 'noisy', 'votes']
+    """
+    if kept := keeps_much(compressor, memory):
+        return Trouble("late", kept)
+    method = repr(compressor.name)
+    if not right_on_average(compressor):
+        return Trouble("votes" if compressor.votes else "biased", method)
+    return None if compressor.fine or compressor.identity else Trouble("noisy", method)

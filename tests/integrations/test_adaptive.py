@@ -1,4 +1,4 @@
-"""A method that keeps something back, under an optimizer that divides by the size of recent gradients: one warning."""
+"""A method that an optimizer that divides by the size of recent gradients suffers from: one warning of each kind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 
 import gradwire
-from gradwire.adaptive import is_adaptive
+from gradwire import registry
+from gradwire.adaptive import is_adaptive, trouble_of
 from gradwire.errors import ConfigError
 from gradwire.integrations import adaptive
+from gradwire.integrations._arrays import ArrayState, Spec
+from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 
@@ -30,9 +33,12 @@ KEPT = {
     "variance": {},
     "ef21": {},
 }
-NOTHING_KEPT = {"none": {}, "bf16": {}, "fp8": {}, "qsgd": {"bits": 4}, "terngrad": {}, "natural": {}}
+HARMLESS = {"none": {}, "bf16": {}, "fp8": {}, "qsgd": {"bits": 4}, "eden": {"bits": 2}, "natural": {}, "loco": {}}
 
-NOISY = {"qsgd": {"bits": 2}, "terngrad": {"clip": 0.0}, "randomk": {"scaled": True, "ratio": 0.5}}
+WRONG = {"signsgd": "votes", "signum": "votes", "terngrad": "biased", "inceptionn": "biased"}
+"""Methods that are wrong on average and keep nothing back, each with its kind."""
+
+NOISY = {"qsgd": {"bits": 2}, "eden": {"bits": 1}, "terngrad": {"clip": 0.0}, "randomk": {"scaled": True, "ratio": 0.5}}
 
 
 @contextmanager
@@ -79,14 +85,15 @@ def ddp(method: str, make: Callable[..., torch.optim.Optimizer] = torch.optim.Ad
 class Foreign(torch.optim.Optimizer):
     """An Adam that is not torch's class."""
 
-    def __init__(self, params: Any, lr: float) -> None:
+    def __init__(self, params: Any, lr: float, second: str = "exp_avg_sq") -> None:
         super().__init__(params, {"lr": lr})
+        self.second = second
 
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self.state[param].setdefault("exp_avg_sq", torch.zeros_like(param)).add_(param.grad.square())
+                    self.state[param].setdefault(self.second, torch.zeros_like(param)).add_(param.grad.square())
 
 
 def known_at_once(method: str) -> list[list[str]]:
@@ -132,6 +139,79 @@ def changed() -> list[list[str]]:
     return found
 
 
+def noise_then_harm() -> list[list[str]]:
+    """A code that is only noisy, then one that keeps much back, then noise again."""
+    model = DistributedDataParallel(net())
+    state = gradwire.compress_ddp(model, "qsgd", bits=2, min_numel=16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = []
+    for method, options in (("qsgd", {"bits": 2}), ("topk", {"ratio": 0.1}), ("qsgd", {"bits": 2})):
+        with heard() as said:
+            state.change(method, drop=True, **options)
+            for _ in range(2):
+                step(model, optimizer)
+        found.append(said)
+    state.close()
+    return found
+
+
+def noise_and_harm() -> list[str]:
+    """Two optimizers: the first gets what is only noisy, and the second, which steps later, what was kept back."""
+    module = net()
+    model = DistributedDataParallel(module)
+    overrides = {"0.*": gradwire.compressor("qsgd:bits=2")}
+    state = gradwire.compress_ddp(model, "topk", min_numel=64, overrides=overrides)
+    optimizers = [torch.optim.AdamW(module[0].parameters()), torch.optim.RMSprop(module[1].parameters())]
+    with heard() as said:
+        for optimizer in optimizers:
+            step(model, optimizer)
+    state.close()
+    return said
+
+
+def sharded_flat() -> dict[str, list[str]]:
+    """The messages under FSDP1."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    found = {}
+    for name, options in {"qsgd": {"bits": 3, "memory": "residual"}, "eden": {"bits": 1}}.items():
+        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with heard() as said:
+            state = gradwire.compress_fsdp1(model, name, min_numel=16, **options)
+            assert said == []
+            step(model, optimizer)
+        state.close()
+        found[name] = said
+    return found
+
+
+def wrapped() -> list[str]:
+    """The messages where each rank has the optimizer of a part of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ddp("topk", lambda params, lr: ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=lr))
+
+
+class Compiled(torch.optim.AdamW):
+    """An AdamW whose step is compiled from the first call on."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.step = torch.compile(self.step, backend="eager")
+
+
+def of_another_framework() -> list[list[str]]:
+    """The messages for arrays whose optimizer is known by its name."""
+    found = []
+    for method, options in (("eden", {"bits": 1}), ("topk", {})):
+        with heard() as said:
+            specs = {"weight": Spec((32, 32), "float32")}
+            ArrayState(specs, method, {"min_numel": 16, **options}, adaptive="Adam").close()
+        found.append(said)
+    return found
+
+
 def sharded(rank: int) -> dict[str, list[str]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -156,6 +236,7 @@ def sharded(rank: int) -> dict[str, list[str]]:
 def left_behind() -> tuple[int, int]:
     """Watches that wait for an optimizer, and hooks on all optimizers, when two states and their models are gone."""
     hooks = len(torch_optimizer._global_optimizer_post_hooks)
+    gc.collect()  # What the cases before left.
     for _ in range(2):
         model = DistributedDataParallel(net())
         state = gradwire.compress_ddp(model, "topk")
@@ -164,6 +245,16 @@ def left_behind() -> tuple[int, int]:
         del state, model
         gc.collect()
     return len(adaptive._WAITING), len(torch_optimizer._global_optimizer_post_hooks) - hooks
+
+
+def after_close() -> list[bool]:
+    """A watch waits for the optimizer before its state is closed, and after the next step of any optimizer."""
+    model = DistributedDataParallel(net())
+    state = gradwire.compress_ddp(model, "topk")
+    found = [state.adaptive in adaptive._WAITING]
+    state.close()
+    step(module := net(), torch.optim.SGD(module.parameters(), 0.1))
+    return [*found, state.adaptive in adaptive._WAITING]
 
 
 def side_by_side() -> int:
@@ -243,7 +334,8 @@ def all_of_them(rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
         "kept": {method: ddp(method, **options) for method, options in KEPT.items()},
-        "nothing kept": {method: ddp(method, **options) for method, options in NOTHING_KEPT.items()},
+        "harmless": {method: ddp(method, **options) for method, options in HARMLESS.items()},
+        "wrong": {method: [ddp(method), ddp(method, torch.optim.SGD)] for method in WRONG},
         "sgd": ddp("topk", torch.optim.SGD),
         "noisy": {method: noisy(method) for method in NOISY},
         "noisy sgd": ddp("qsgd", torch.optim.SGD, bits=2),
@@ -252,12 +344,19 @@ def all_of_them(rank: int) -> dict[str, Any]:
         "override": ddp("bf16", overrides={"0.*": gradwire.compressor("topk")}),
         "at once": known_at_once("topk"),
         "changed": changed(),
+        "noise then harm": noise_then_harm(),
+        "noise and harm": noise_and_harm(),
+        "flat": sharded_flat(),
+        "wrapped": wrapped(),
+        "arrays": of_another_framework(),
         "sharded": sharded(rank),
         "left behind": left_behind(),
+        "after close": after_close(),
         "side by side": side_by_side(),
         "ways": {kind: ways(kind) for kind in WAYS},
         "without groups": without_groups(),
         "refused": [refused("adam"), refused(torch.optim.Adam(net().parameters()))],
+        "compiled": ddp("topk", Compiled),  # The last one: torch keeps what it compiled.
     }
 
 
@@ -273,13 +372,84 @@ def test_what_keeps_something_back_is_warned_of_once_by_rank_0(method: str) -> N
     (line,) = first
     assert line.startswith(f"{method!r} with memory '")
     assert " and AdamW divides " in line
-    assert "'qsgd' with bits=4" in line
+    assert "'qsgd' with bits=4, or 'eden' with bits=2; for 1 bit and fewer 'eden' with variance_correction=opt" in line
     assert "gradwire.CompressedStep(optimizer)" in line
 
 
-@pytest.mark.parametrize("method", NOTHING_KEPT)
-def test_what_keeps_nothing_back_is_not(method: str) -> None:
-    assert told()[0]["nothing kept"][method] == []
+@pytest.mark.parametrize("method", HARMLESS)
+def test_what_keeps_nothing_back_and_adds_little_is_not(method: str) -> None:
+    assert told()[0]["harmless"][method] == []
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_what_is_wrong_on_average_is_warned_of_except_under_sgd(method: str) -> None:
+    (line,), sgd = told()[0]["wrong"][method]
+    votes = f"{method!r} hands out votes, all of one size, and AdamW divides by the size of what arrives"
+    biased = f"What {method!r} sends is wrong on average, and AdamW divides gradients by the size of recent ones"
+    assert line.startswith({"votes": votes, "biased": biased}[WRONG[method]])
+    assert "'qsgd' with bits=4, or 'eden' with bits=2" in line
+    assert sgd == []
+    assert told()[1]["wrong"][method] == [[], []]
+
+
+def test_each_registered_method_is_judged() -> None:
+    kinds: dict[str | None, set[str]] = {}
+    for name in registry.names("compressors"):
+        code = registry.build("compressors", name)
+        found = trouble_of(code, registry.build("memory", default_memory(code)))
+        kinds.setdefault(found and found.kind, set()).add(name)
+        assert (found is None) is code.fine, name
+    assert kinds.pop("votes") | kinds.pop("biased") == set(WRONG)
+    assert kinds.pop("noisy") == {"adaptive_sparse", "atomo", "eden", "entropy", "global_qsgd"}
+    assert kinds.keys() == {None, "late"}
+
+
+@pytest.mark.parametrize("name", ["exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg", "state2"])
+def test_second_moments_are_known_by_their_names(name: str) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer, other = Foreign([weight], 1.0, name), Foreign([weight], 1.0, "momentum_buffer")
+    for each in (optimizer, other):
+        each.step()
+    assert is_adaptive(optimizer)
+    assert not is_adaptive(other)
+
+
+def test_harm_is_warned_of_after_noise() -> None:
+    first, second, third = told()[0]["noise then harm"]
+    assert [len(said) for said in (first, second, third)] == [1, 1, 0]
+    assert first[0].startswith("'qsgd' adds noise")
+    assert second[0].startswith("'topk' with memory 'residual' keeps back")
+
+
+def test_harm_to_a_second_optimizer_is_warned_of_after_noise_to_the_first() -> None:
+    first, second = told()[0]["noise and harm"]
+    assert first.startswith("'qsgd' adds noise to gradients, and AdamW divides")
+    assert second.startswith("'topk' with memory 'residual' keeps back what it does not send, and RMSprop divides")
+    assert told()[1]["noise and harm"] == []
+
+
+def test_models_under_fsdp1_too() -> None:
+    found = told()[0]["flat"]
+    (late,), (noise,) = found["qsgd"], found["eden"]
+    assert late.startswith("'qsgd' with memory 'residual' keeps back")
+    assert noise.startswith("'eden' adds noise to gradients, and AdamW divides")
+
+
+def test_an_optimizer_inside_a_wrapper_is_found() -> None:
+    (line,) = told()[0]["wrapped"]
+    assert " and AdamW divides " in line
+
+
+def test_a_step_that_is_compiled_from_the_first_one_on_is_not_seen() -> None:
+    assert told()[0]["compiled"] == []
+
+
+def test_what_to_do_in_another_framework_is_said_in_its_words() -> None:
+    (noise,), (late,) = told()[0]["arrays"]
+    assert "Give variance_correction=True to DistributedOptimizer" in noise
+    assert "'eden' with variance_correction=True" in late
+    assert not any("compress_ddp" in line or "CompressedStep" in line for line in (noise, late))
 
 
 def test_other_optimizers_and_those_who_know_are_left_in_peace() -> None:
@@ -332,6 +502,10 @@ def test_noise_is_nothing_to_other_optimizers() -> None:
 def test_nothing_watches_when_the_state_is_gone() -> None:
     # The process has heard of optimizers' steps before, and has one hook for all states.
     assert [each["left behind"] for each in told()] == [(0, 0), (0, 0)]
+
+
+def test_nothing_watches_for_a_state_that_is_closed() -> None:
+    assert [each["after close"] for each in told()] == [[True, False]] * 2
 
 
 def test_each_state_looks_for_its_own_optimizer() -> None:

@@ -1,4 +1,4 @@
-"""A store warns where a method that keeps much back meets an optimizer that divides by the size of recent gradients."""
+"""A store warns where an optimizer that divides by the size of recent gradients suffers from the method."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from gradwire import kvstore
+from gradwire.kvstore import Module
 from gradwire.kvstore.protocol.updater import OptimizerConfig, optimizer_names
 
 TWOBIT = {"type": "2bit", "threshold": 0.5}
@@ -36,6 +37,8 @@ def test_a_store_warns_once_in_either_order(caplog: pytest.LogCaptureFixture, fi
     [
         ("sgd", TWOBIT),
         ("adam", {"type": "qsgd", "bits": 4}),
+        ("adam", {"type": "eden", "bits": 2}),
+        ("sgd", {"type": "eden", "bits": 1}),
         ("adam", {**TWOBIT, "force": True}),
         ("signum", TWOBIT),
         ("adam", {"type": "none", "pull": TWOBIT}),
@@ -58,3 +61,32 @@ def test_a_trainer_tells_its_store(caplog: pytest.LogCaptureFixture, on_store: b
     )
     (line,) = caplog.messages
     assert "and adam divides" in line
+
+
+def test_a_module_tells_its_store(caplog: pytest.LogCaptureFixture) -> None:
+    module = Module(nn.Linear(4, 4), compression_params=TWOBIT)
+    module.init_optimizer("device", "adam", {"learning_rate": 0.1})
+    (line,) = caplog.messages
+    assert "and adam divides" in line
+
+
+def test_noise_is_warned_of_once_and_harm_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    kv = kvstore.create("device")
+    kv.set_optimizer("adam", learning_rate=0.1)
+    for params in ({"type": "eden", "bits": 1}, {"type": "qsgd", "bits": 2}, TWOBIT, {"type": "terngrad"}):
+        kv.set_gradient_compression(params)
+    noise, late = caplog.messages
+    assert noise.startswith("'eden' adds noise to gradients, and adam divides by their root mean square")
+    assert "take a higher learning rate; docs/kvstore.md says how high" in noise
+    assert late.startswith("'twobit' with memory 'residual' keeps back")
+    assert not any("variance_correction" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(("method", "words"), [("terngrad", "is wrong on average"), ("signsgd", "hands out votes")])
+def test_what_is_wrong_on_average_is_warned_of(caplog: pytest.LogCaptureFixture, method: str, words: str) -> None:
+    kv = kvstore.create("device")
+    kv.set_gradient_compression({"type": method})
+    kv.set_optimizer("rmsprop", learning_rate=0.1)
+    (line,) = caplog.messages
+    assert words in line
+    assert "rmsprop divides" in line

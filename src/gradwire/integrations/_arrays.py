@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.adaptive import KERAS
 from gradwire.errors import Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
@@ -90,7 +91,8 @@ class ArrayState(BucketState):
         self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
         self.units = Units(scaler, None, {})
         shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
-        self.adaptive = AdaptiveWatch(self.exchange, shapes if adaptive else {}, adaptive, corrected=corrected)
+        known = shapes if adaptive else {}
+        self.adaptive = AdaptiveWatch(self.exchange, known, adaptive, corrected=corrected, remedies=KERAS)
         self.exchange.skips_steps = self.units.scaler is not None
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)

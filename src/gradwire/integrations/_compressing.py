@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from gradwire.adaptive import right_on_average
 from gradwire.comm.allgather import AllGather
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.comm.two_phase import TwoPhase
@@ -350,7 +351,7 @@ def code_of(given: Any, name: str) -> Compressor:
     """
     code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
     TwoPhase().check(code)
-    safe = (code.unbiased or code.fine or code.identity) and code.advice == 0
+    safe = right_on_average(code) and code.advice == 0
     stateless = safe and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
     require(stateless, name, "a method that needs no memory: one that is fine or right on average", code.name)
     return code

@@ -1,8 +1,7 @@
-"""Warning, given once, about error feedback with an adaptive optimizer: ``gradwire.adaptive`` says why."""
+"""Warnings, each given once, about methods that adaptive optimizers suffer from: ``gradwire.adaptive`` says why."""
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradwire.adaptive import is_adaptive, keeps_much, warn
+from gradwire.adaptive import TORCH, Remedies, is_adaptive, trouble_of
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Verbatim, require
@@ -24,15 +23,6 @@ from gradwire.exchange.policy import SAMPLED
 from gradwire.memory.base import Memory
 
 __all__ = ["AdaptiveWatch", "check_optimizer", "follow_optimizers"]
-
-log = logging.getLogger("gradwire")
-
-_NOISY = (
-    "%r adds noise to gradients, and %s divides by their root mean square, so its steps become shorter. Give "
-    "variance_correction=optimizer to compress_ddp or compress_fsdp, or variance_correction=True to "
-    "compress_optimizer: it measures by how much, and multiplies the learning rates by that; elsewhere look for a "
-    "higher learning rate. docs/adaptive.md has figures"
-)
 
 
 def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optimizer") -> None:
@@ -59,6 +49,7 @@ class AdaptiveWatch:
         params: each parameter's id, with its name and shape in the exchange.
         optimizer: optimizer, if it is known already: torch's, or the name of another framework's that is adaptive.
         corrected: true: the optimizer's learning rates follow the noise of the code.
+        remedies: advice that the warnings give.
     """
 
     def __init__(
@@ -68,8 +59,11 @@ class AdaptiveWatch:
         optimizer: Optimizer | str | None = None,
         *,
         corrected: bool = False,
+        remedies: Remedies = TORCH,
     ) -> None:
-        self._exchange, self._params, self._said, self._corrected = exchange, params, False, corrected
+        self._exchange, self._params, self._corrected, self._remedies = exchange, params, corrected, remedies
+        self._said: set[bool] = set()
+        """Warnings that were given: True: of harm, False: of noise."""
         self._adaptive: dict[str, list[Named]] = {}
         """The parameters that each adaptive optimizer trains, by its name, because an optimizer may hold the state that
         holds this."""
@@ -78,36 +72,35 @@ class AdaptiveWatch:
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
         else:
-            if optimizer is not None and is_adaptive(optimizer):
-                self.stepped(optimizer)
             listen()
             _WAITING.add(self)
+            if optimizer is not None and is_adaptive(optimizer):
+                self.stepped(optimizer)
         self.check()
 
     def check(self) -> None:
-        """Warn once, on rank 0 of the group, if a method delays much of the gradients that such an optimizer uses.
-
-        Or if it adds much noise, to which no learning rate is adapted.
+        """Warn on rank 0 of the group, once of a method that harms such an optimizer, and once of one that adds much
+        noise, to which no learning rate is adapted.
         """
         exchange = self._exchange
-        if self._said or exchange.force or exchange.channel.closed:
+        if exchange.force or exchange.channel.closed:
             return
         for optimizer, params in self._adaptive.items():
-            methods = list(methods_of(exchange, params))
-            kept = next(filter(None, (keeps_much(*method) for method in methods)), None)
-            noisy = next((code.name for code, _ in methods if code.unbiased and not code.fine), None)
-            if kept is None and (noisy is None or self._corrected):
-                continue
-            self._said = True
-            _WAITING.discard(self)
-            if exchange.channel.rank == 0 and kept is not None:
-                warn(kept, optimizer)
-            elif exchange.channel.rank == 0:
-                log.warning(_NOISY, noisy, optimizer)
-            return
+            for trouble in filter(None, (trouble_of(*method) for method in methods_of(exchange, params))):
+                harmful = trouble.harmful
+                if harmful in self._said or (self._corrected and not harmful):
+                    continue
+                self._said.add(harmful)
+                if harmful:
+                    _WAITING.discard(self)
+                if exchange.channel.rank == 0:
+                    trouble.warn(optimizer, self._remedies)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Check an optimizer, which may be of these parameters, at its step."""
+        if self._exchange.channel.closed:
+            _WAITING.discard(self)
+            return
         if optimizer in self._seen:
             return
         self._seen.add(optimizer)
@@ -133,7 +126,7 @@ def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
 
 
 _WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()
-"""The watches that have not warned."""
+"""The watches that have not warned of harm."""
 
 
 @cache

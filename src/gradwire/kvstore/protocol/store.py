@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.adaptive import keeps_much, warn
+from gradwire.adaptive import STORE, trouble_of
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import Pairs, StoreKey, grouped, key_list
@@ -40,7 +40,9 @@ class KVStore(ABC):
         self._strings: bool | None = None
         self.compression: Compression = OFF
         self._optimizer: OptimizerConfig | None = None
-        self._forced = self._warned = False
+        self._forced = False
+        self._warned: set[bool] = set()
+        """Warnings that were given: True: of harm, False: of noise."""
 
     @property
     def type(self) -> str:
@@ -232,14 +234,17 @@ class KVStore(ABC):
         self._judge()
 
     def _judge(self) -> None:
-        """Warn once, on worker 0, if much of a gradient is sent late and the optimizer divides by recent ones."""
+        """Warn on worker 0, once of a method that harms an optimizer that divides by recent gradients, and once of one
+        that adds much noise.
+        """
         push, memory, config = self.compression.push, self.compression.memory, self._optimizer
-        if self._warned or self._forced or config is None or push is None or memory is None or not config.adaptive:
+        if self._forced or config is None or push is None or memory is None or not config.adaptive:
             return
-        if (kept := keeps_much(push, memory)) is not None:
-            self._warned = True
+        trouble = trouble_of(push, memory)
+        if trouble is not None and trouble.harmful not in self._warned:
+            self._warned.add(trouble.harmful)
             if self.rank == 0:
-                warn(kept, config.name)
+                trouble.warn(config.name, STORE)
 
     @abstractmethod
     def set_updater(self, updater: UpdaterFunction) -> None:
