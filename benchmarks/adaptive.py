@@ -69,18 +69,23 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Runs that compress gradients: label, method and its options."""
 
-STEPPED: dict[str, dict[str, Any]] = {
-    "CompressedStep, topk, 1 %": {"every": 1},
-    "CompressedStep, topk, 1 %, kept": {"every": 1, "keep": True},
-    "CompressedStep, topk, 1 %, every 4": {"every": 4},
-    "CompressedStep, topk, 1 %, late": {"every": 1, "late": True},
-    "CompressedStep, topk, 1 %, every 16": {"every": 16},
-    "CompressedStep, topk, 1 %, every 16, kept": {"every": 16, "keep": True},
-    "CompressedStep, topk, 1 per mille": {"ratio": 0.001},
-    "CompressedStep, topk, 1 per mille, kept": {"ratio": 0.001, "keep": True},
-    "CompressedStep, topk, 1 per mille, kept, reset 50": {"ratio": 0.001, "keep": True, "reset": 50},
+STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "CompressedStep, topk, 1 %": ("topk", {"every": 1}),
+    "CompressedStep, topk, 1 %, kept": ("topk", {"every": 1, "keep": True}),
+    "CompressedStep, topk, 1 %, every 4": ("topk", {"every": 4}),
+    "CompressedStep, topk, 1 %, late": ("topk", {"every": 1, "late": True}),
+    "CompressedStep, topk, 1 %, every 16": ("topk", {"every": 16}),
+    "CompressedStep, topk, 1 %, every 16, kept": ("topk", {"every": 16, "keep": True}),
+    "CompressedStep, topk, 1 per mille": ("topk", {"ratio": 0.001}),
+    "CompressedStep, topk, 1 per mille, kept": ("topk", {"ratio": 0.001, "keep": True}),
+    "CompressedStep, topk, 1 per mille, kept, reset 50": ("topk", {"ratio": 0.001, "keep": True, "reset": 50}),
+    "CompressedStep, eden, 1 bit": ("eden", {}),
+    "CompressedStep, eden, an eighth of a bit": ("eden", {"bits": 0.125}),
+    "CompressedStep, eden, an eighth of a bit, every 16": ("eden", {"bits": 0.125, "every": 16}),
+    "CompressedStep, eden, half a bit, every 5": ("eden", {"bits": 0.5, "every": 5}),
+    "CompressedStep, eden, an eighth of a bit, every 5": ("eden", {"bits": 0.125, "every": 5}),
 }
-"""Runs that compress steps of AdamW: label and options."""
+"""Runs that compress steps of AdamW: label, method and options."""
 
 WHOLE: dict[str, tuple[type[Exchanged], dict[str, Any]]] = {
     "OneBitAdam, 20 dense steps": (gradwire.optim.OneBitAdam, {"freeze_step": 20}),
@@ -168,8 +173,8 @@ def averaged(rate: float, label: str) -> Prepared:
 
 def stepped(rate: float, label: str) -> Prepared:
     """The same with an optimizer whose steps are exchanged; the ratio counts steps without an exchange."""
-    model = gpt.GPT()
-    optimizer = gradwire.CompressedStep(adamw(model, rate), **STEPPED[label])
+    model, (method, options) = gpt.GPT(), STEPPED[label]
+    optimizer = gradwire.CompressedStep(adamw(model, rate), method, **options)
 
     def end() -> float:
         if optimizer.since:

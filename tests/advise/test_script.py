@@ -33,6 +33,7 @@ def test_a_scripts_buckets_and_times_are_found() -> None:
     [
         ("unwrapped", "must wrap its model into DistributedDataParallel: it built none"),
         ("broken", "failed with exit code 1: ValueError: the disk is full"),
+        ("sharded", r"shards its model, .*gradwire\.compress_fsdp\(model\) measures and decides"),
     ],
 )
 def test_what_cannot_be_watched_says_why(argument: str, said: str) -> None:

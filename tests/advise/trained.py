@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import gradwire
@@ -17,6 +18,12 @@ def main() -> None:
         sys.exit()
     if sys.argv[1] == "broken":
         raise ValueError("the disk is full")
+    if sys.argv[1] == "sharded":
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        while True:
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
     wrapped = DDP(model)
     gradwire.compress_ddp(wrapped, "twobit", threshold=0.01)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)

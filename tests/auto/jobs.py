@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -170,10 +170,10 @@ def slow(exchange: Exchange, rate: float) -> LinkClock:
     exchange.channel.rate, exchange.channel.link = rate, link  # type: ignore[attr-defined]
     taken = pilot.before
 
-    def before(flat: Tensor, params: Any, ready: Any, own: Tensor | None = None) -> None:
+    def before(flat: Tensor, params: Any, ready: Any, own: Tensor | None = None, itemsize: int = 4) -> None:
         if ready is not None:
             link.line = max(link.line, ready)
-        taken(flat, params, ready, own)
+        taken(flat, params, ready, own, itemsize)
 
     pilot.before = before  # type: ignore[method-assign]
     return link
@@ -281,8 +281,20 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
     return {"auto": training.auto, "same": digest(training.model) == digest(plain)}
 
 
+def warming_up(rank: int) -> dict[str, Any]:
+    """A slow link, and steps that are uncompressed whatever is decided; then as many that are not."""
+    said = heard()
+    training, phases = Training(rank, start_after=40), []
+    training.channel.rate = SLOW
+    for _ in range(80):
+        training.step()
+        phases.append(training.auto["phase"])
+    return {"phases": phases, "decisions": training.auto["decisions"], "said": said}
+
+
 def resting(rank: int) -> dict[str, Any]:
     """A fast link for a hundred steps, where next to nothing happens at last; then a slow one for fifty."""
+    said = heard()
     training = Training(rank, pause=0.03)
     counters, pilot = training.state.exchange.counters, training.state.exchange.pilot
     assert isinstance(pilot, AutoPilot)
@@ -301,8 +313,10 @@ def resting(rank: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
     same, decided = digest(training.model) == digest(plain), training.auto["decisions"]
+    said = said[:]
     training.run(50, SLOW / 10)
     return {
+        "said": said,
         "same": same,
         "decided": decided,
         "timed": timed,
@@ -439,7 +453,15 @@ def not_finite(rank: int) -> dict[str, Any]:
         timed.append(pilot.timed)
         counted.append(training.state.metrics()["nonfinite_steps"])
     training.run(LONGEST + 1, FAST)
-    return {"timed": timed, "counted": counted, "later": training.state.metrics()["nonfinite_steps"]}
+    later = training.state.metrics()["nonfinite_steps"]
+    for _ in range(5):
+        loss = loss_of(training.model, examples(training.data))
+        (loss * float("inf") if rank == 1 else loss).backward()
+        training.optimizer.zero_grad()
+        training.link.wait()
+    training.state.change("qsgd", bits=4)
+    changed = training.state.metrics()["nonfinite_steps"]
+    return {"timed": timed, "counted": counted, "later": later, "changed": changed}
 
 
 def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:
@@ -457,7 +479,7 @@ def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:
 def sixteen_bits(rank: int) -> dict[str, Any]:
     """A model in bfloat16 on a slow link, where rounding to bfloat16 gains nothing; and the same under DDP alone."""
     torch.set_num_threads(1)
-    digests, phases = [], set()
+    digests, phases, said = [], set(), heard()
     for steered in (True, False):
         model, link, state = DistributedDataParallel(network().bfloat16(), bucket_cap_mb=1), LinkClock(), None
         if steered:
@@ -476,7 +498,7 @@ def sixteen_bits(rank: int) -> dict[str, Any]:
                 told = state.metrics()["auto"]
                 phases.add(told["phase"])
         digests.append(digest(model))
-    return {"digests": digests, "phases": phases, "auto": told}
+    return {"digests": digests, "phases": phases, "auto": told, "said": said}
 
 
 def changing_link(rank: int) -> dict[str, Any]:
@@ -508,6 +530,17 @@ def changed_at_once(rank: int, rate: float) -> dict[str, Any]:
     training.settle(SLOW, least=1)
     training.run(50, rate)
     return {"choices": training.choices, "link": training.auto["link"], "decisions": training.auto["decisions"]}
+
+
+def slower_than_uncompressed(rank: int) -> dict[str, Any]:
+    """The forward pass takes longer than all that methods save, as long as buckets have any."""
+    said = heard()
+    training = Training(rank)
+    training.settle(SLOW, least=1)
+    for _ in range(40):
+        training.link.compute(0.3 if training.auto["phase"] == "holding" else 0.0)
+        training.step()
+    return {"auto": training.auto, "said": said}
 
 
 def loss_scaled(rank: int, scaled: bool) -> dict[str, Any]:
@@ -550,6 +583,41 @@ def resumed(rank: int) -> dict[str, Any]:
     after = sorted(other.state.exchange.assigned)
     other.settle(SLOW)
     return {"before": before, "after": after, "later": sorted(other.state.exchange.assigned), "auto": other.auto}
+
+
+def resumed_in_part(rank: int) -> dict[str, Any]:
+    """A state whose last decision was for a layer that is frozen now, for one that is trained, and for hosts."""
+
+    def model_of(frozen: str) -> DistributedDataParallel:
+        net = network(64)
+        for name, param in net.named_parameters():
+            param.requires_grad_(not name.startswith(frozen))
+        return DistributedDataParallel(net)
+
+    def step(model: DistributedDataParallel) -> None:
+        loss_of(model, examples(torch.Generator().manual_seed(rank))).backward()
+
+    choices = [
+        {"method": "qsgd:bits=8", "strategy": "allgather", "params": ["2.weight", "3.weight"]},
+        {"method": "bf16", "strategy": "hierarchical", "params": ["4.weight"]},
+    ]
+    decisions = [{"step": 1, "choices": choices}]
+    model = model_of("none")
+    before = gradwire.compress_ddp(model, decisions=decisions)
+    step(model)
+    saved = before.state_dict()
+    before.close()
+    hosts.own_host = lambda: b"1".ljust(16)
+    model = model_of("2.")
+    state = gradwire.compress_ddp(model)
+    state.load_state_dict(saved)
+    assigned, auto = {name: code.bits for name, (code, _) in state.exchange.assigned.items()}, state.metrics()["auto"]
+    step(model)
+    try:
+        state.load_state_dict({**saved, "auto": saved["auto"].replace("2.weight", "elsewhere")})
+    except gradwire.ConfigError as error:
+        said = str(error)
+    return {"assigned": assigned, "auto": auto, "steps": state.metrics()["steps"], "said": said}
 
 
 def refused(rank: int, options: dict[str, Any]) -> str:
@@ -692,6 +760,18 @@ def scattered_by_hosts(rank: int, bad: bool) -> dict[str, Any]:
         "exact": {name: param.grad for name, param in whole.named_parameters()},
         "metrics": state.metrics(),
     }
+
+
+def sharded_in_16_bits(rank: int) -> dict[str, Any]:
+    """A model under FSDP2 whose gradients are reduced in bfloat16."""
+    torch.set_num_threads(1)
+    model = fully_shard(network(128), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    state = gradwire.compress_fsdp(model)
+    slow(state.exchange, SLOW)
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(10):
+        loss_of(model, examples(data)).backward()
+    return {"link": state.metrics()["auto"]["link"]}
 
 
 class Ticks:

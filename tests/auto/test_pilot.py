@@ -50,6 +50,17 @@ def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
         assert found["auto"]["phase"] == "watching"
 
 
+def test_nothing_is_decided_for_steps_that_are_uncompressed_in_any_case() -> None:
+    """Their times would be taken for those of the method that was decided."""
+    one, other = run_ranks(2, jobs.warming_up)
+    assert one["decisions"] == other["decisions"]
+    assert set(one["phases"][:40]) == {"watching"}
+    assert one["phases"][-1] == "holding"
+    (decision,) = one["decisions"]
+    assert decision["step"] > 40
+    assert not any("uncompressed steps again" in text for text in one["said"])
+
+
 def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums() -> None:
     """One of 32 steps compares the ranks, 12 time their buckets, and the others only add up."""
     first, *others = run_ranks(2, jobs.resting)
@@ -67,6 +78,12 @@ def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums()
         assert all(found["sent"][step] == least for step in late if step not in compared)
         assert all(least < found["sent"][step] < least + 8192 for step in compared)
         assert set(found["choices"]) != {"dense"}
+    begun, why = first["said"]
+    assert begun == "auto, budget 'safe': steps are uncompressed until they have been watched"
+    number = r"[\d.]+"
+    stays = rf"{number} of {number} ms wait for the exchange, which is too little to gain anything"
+    assert re.fullmatch(rf"auto: step \d+, {number} Gbit/s: steps stay uncompressed: {stays}", why)
+    assert [found["said"] for found in others] == [[]]
 
 
 def test_ddp_may_look_for_unused_parameters_in_steps_that_are_left_to_it() -> None:
@@ -140,12 +157,16 @@ def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained
     for found in (one, other):
         assert set(found["timed"]) == {True, False}
         assert found["later"] == 2 * LONGEST
+        # A method that is named ends auto, and with it the telling.
+        assert found["changed"] == found["later"] + 5
 
 
 def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:
     """Three ranks, of whose sum each rounding counts; steps in which methods are tried are among them."""
-    for found in run_ranks(3, jobs.sixteen_bits):
+    for rank, found in enumerate(run_ranks(3, jobs.sixteen_bits)):
         one, plain = found["digests"]
+        why = "wait for the exchange, and nothing within budget 'exact' saves 3 % of a step"
+        assert sum(text.endswith(why) for text in found["said"]) == (rank == 0)
         assert one == plain
         assert found["phases"] == {"watching", "probing"}
         assert found["auto"]["decisions"] == []
@@ -205,6 +226,18 @@ def test_a_link_that_is_fast_when_methods_begin_is_looked_at_uncompressed() -> N
         assert found["link"]["bits_per_second"] > 100 * 8 * jobs.SLOW
 
 
+def test_methods_that_make_steps_longer_than_uncompressed_ones_are_left_and_the_log_says_so() -> None:
+    one, other = run_ranks(2, jobs.slower_than_uncompressed)
+    assert one["auto"]["decisions"] == other["auto"]["decisions"]
+    chosen, left = one["auto"]["decisions"]
+    assert chosen["choices"]
+    assert left["choices"] == []
+    number = r"[\d.]+"
+    back = rf"auto: step \d+: uncompressed steps again, .*: {number} ms a step, uncompressed ones take {number}"
+    assert sum(re.fullmatch(back, text) is not None for text in one["said"]) == 1
+    assert one["said"][-1].endswith("wait for the exchange, steps with methods took longer, and are tried again later")
+
+
 def test_a_loss_scale_that_is_halved_again_and_again_changes_no_decision() -> None:
     (scaled, _), (plain, _) = (run_ranks(2, jobs.loss_scaled, each) for each in (True, False))
     assert plain["decisions"]
@@ -223,6 +256,15 @@ def test_a_checkpoint_carries_the_decisions() -> None:
         assert found["before"]
         assert found["before"] == found["after"]
         assert found["later"]
+
+
+def test_a_state_is_gone_on_with_where_layers_are_frozen_and_hosts_are_others() -> None:
+    for found in run_ranks(2, jobs.resumed_in_part):
+        assert found["assigned"] == {"3.weight": 8}
+        assert (found["auto"]["phase"], found["steps"]) == ("holding", 2)
+        last = {"method": "qsgd:bits=8", "strategy": "allgather", "params": ["3.weight"]}
+        assert found["auto"]["decisions"][1:] == [{"step": 2, "choices": [last]}]
+        assert "decisions must be of this model's parameters, got 'elsewhere'" in found["said"]
 
 
 @pytest.mark.parametrize("holding", [False, True])
@@ -255,6 +297,11 @@ def test_sharded_gradients_are_decided_for_too(version: str) -> None:
     # Layer 1 has no parameters; the first and the last matrix get no code of few bits.
     assert (one["bits"].pop(0), one["bits"].pop(8)) == (8, 8)
     assert max(one["bits"].values()) < 8
+
+
+def test_the_link_is_known_where_fsdp_reduces_in_16_bits() -> None:
+    for found in run_ranks(2, jobs.sharded_in_16_bits):
+        assert found["link"]["bits_per_second"] == pytest.approx(8 * jobs.SLOW, rel=0.1)
 
 
 def test_of_a_reduce_scatter_the_codes_of_all_parts_count() -> None:

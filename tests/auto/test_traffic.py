@@ -18,6 +18,7 @@ from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.compressors.transforms.eden import EDEN
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Named
 from gradwire.exchange.policy import Policy
@@ -120,6 +121,14 @@ def test_every_method_sends_what_is_foretold(label: str, workers: int) -> None:
     assert [
         (column[0].kind, max(each.sent for each in column), max(each.received for each in column)) for column in columns
     ] == [(each.kind, each.sent, each.received) for each in foretold]
+
+
+def test_the_way_back_is_that_of_the_code_of_means() -> None:
+    compressor = EDEN(bits=0.125, block=64)
+    there, back = rounds_of(compressor, 5, "two_phase")
+    assert back.sent > 1.5 * there.sent
+    asked_of = [[each for each in asked(compressor, 5, rank, 1, None) if each.kind == "exchange"] for rank in range(5)]
+    assert [max(each.sent for each in column) for column in zip(*asked_of, strict=True)] == [there.sent, back.sent]
 
 
 def check_rounds(compressor: MultiRound, workers: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.compressors.transforms.eden import EDEN
 from gradwire.group.part import Piece, Unit
 from gradwire.group.shards import cut
 from gradwire.memory.none import NoMemory
@@ -65,6 +66,39 @@ def test_methods_that_need_feedback_keep_one_for_the_mean_too() -> None:
     assert any(float(view.norm()) > 0 for result in biased for views in result["owned"].values() for _, view in views)
     assert not any(result["owned"] for result in unbiased)
     assert torch.isfinite(unbiased[0]["outputs"][1]).all()
+
+
+def apart(step: int, rank: int) -> Tensor:
+    """Gradients that have nothing in common, so that a mean is short beside the noise of coarse codes."""
+    return torch.randn(N, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def noise(ranks: int, steps: int, strategy: str) -> float:
+    """The squared norm of what an eighth of a bit adds to a mean, over that of a rank's own gradient."""
+    found = exchange_in_threads(EDEN(bits=0.125, block=64), ranks, steps, apart, strategy=strategy)
+    compressed = torch.cat([torch.arange(N)[PLACES[name]] for name in ("a.weight", "b.weight")])
+    added = own = 0.0
+    for step in range(steps):
+        grads = [rank.steps[step].grad[compressed] for rank in found]
+        added += float((found[0].steps[step].out[compressed] - torch.stack(grads).mean(0)).square().sum())
+        own += float(torch.stack(grads).square().sum()) / ranks
+    return added / own
+
+
+def test_a_mean_is_encoded_with_more_bits_than_the_gradients_whose_noise_is_averaged() -> None:
+    """Encoded in an eighth of a bit again, the mean would have 7.2 times its square and that of its noise added."""
+    ranks = 6
+    fewest, more = (EDEN(bits=bits, block=64).omega(N) for bits in (0.125, 0.5))
+    gathered, again = (noise(ranks, 30, strategy) for strategy in ("allgather", "two_phase"))
+    assert gathered == pytest.approx(fewest / ranks, rel=0.15)
+    assert again == pytest.approx(gathered + more * (1 / ranks + gathered), rel=0.15)
+
+
+def test_the_code_of_means_is_that_of_gradients_where_its_noise_is_small() -> None:
+    for label in ("eden:bits=0.5", "eden", "eden:bits=0.125,scaled=true", "qsgd:bits=2", "twobit"):
+        compressor = registry.build("compressors", label)
+        assert compressor.for_mean is compressor
+    assert EDEN(fraction=0.1, block=256).for_mean == EDEN(bits=0.5, block=256)
 
 
 KEYS: list[Key] = []

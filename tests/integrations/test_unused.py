@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.auto.pilot import LONGEST
 from gradwire.testing.processes import run_ranks
 from tests.integrations import unused_jobs
 
@@ -61,12 +62,12 @@ def test_an_adam_of_our_own_leaves_alone_what_nobody_used(
     check(run_ranks(2, job, pause), waits=waits)
 
 
-@pytest.mark.parametrize("ddp", [True, False])
+@pytest.mark.parametrize("way", ["DDP", "DDP, plain form", "plain loop"])
 @pytest.mark.parametrize(("pause", "left"), [((5, 6), []), ((9, 11), ["paused"])])
 def test_what_waits_for_what_nobody_used_outlasts_a_change_of_the_method(
-    ddp: bool, pause: tuple[int, int], left: list[str]
+    way: str, pause: tuple[int, int], left: list[str]
 ) -> None:
-    for told in run_ranks(2, unused_jobs.methods_left, ddp, pause):
+    for told in run_ranks(2, unused_jobs.methods_left, way, pause):
         # The outer layers have bfloat16 in place of a method that keeps anything back.
         for name, exact in (("never", True), ("paused", True), ("used", False), ("elsewhere", False)):
             arrived, own = (told[which][f"branches.{name}.weight"] for which in ("arrived", "own"))
@@ -74,3 +75,14 @@ def test_what_waits_for_what_nobody_used_outlasts_a_change_of_the_method(
         # The counting of a step ends with the next one; for what is never used nothing waits on any rank.
         assert told["waits"][8] == ["used", "never", "paused", "elsewhere"]
         assert told["waits"][9:] == [left, left, []]
+
+
+def test_what_waits_for_what_is_never_used_does_not_keep_steps_from_being_ddps() -> None:
+    """It is sent if it is used again after all."""
+    one, other = run_ranks(2, unused_jobs.never_again)
+    assert one["idle"] == other["idle"]
+    for told in (one, other):
+        assert not any(told["idle"][: LONGEST - 1])
+        assert sum(told["idle"][LONGEST + 1 :]) > LONGEST / 2
+        assert (told["waited"], told["waits"]) == (True, False)
+        torch.testing.assert_close(told["arrived"], told["own"], rtol=1e-5, atol=1e-6)

@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire.auto.choices import DENSE
+from gradwire.auto.pilot import LONGEST, AutoPilot
+from gradwire.comm.allgather import AllGather
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.ddp import compress_ddp
+from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam, ZeroOneAdam
 from tests.integrations.jobs import digest
@@ -74,7 +78,7 @@ class Branching(nn.Module):
         return sum((self.branches[name](x).square().mean() for name in names), torch.zeros(()))
 
 
-def methods_left(rank: int, ddp: bool, pause: tuple[int, int]) -> dict[str, Any]:
+def methods_left(rank: int, way: str, pause: tuple[int, int]) -> dict[str, Any]:
     """Twelve steps in which auto's decisions give all branches a method that keeps values back in the first step,
     another one in the fifth, and none in the ninth. Nobody uses ``paused`` in the pause, counted from 1.
 
@@ -91,9 +95,14 @@ def methods_left(rank: int, ddp: bool, pause: tuple[int, int]) -> dict[str, Any]
     options: dict[str, Any] = {"decisions": [*decisions, {"step": 9, "choices": []}], "min_numel": 0}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     called: nn.Module = model
-    if ddp:
+    if way == "DDP":
         called = DistributedDataParallel(model, find_unused_parameters=True)
         exchange = compress_ddp(called, "auto", **options).exchange
+    elif way == "DDP, plain form":
+        called = DistributedDataParallel(model, find_unused_parameters=True)
+        state = GradwireState(model, "auto", **options)
+        called.register_comm_hook(state, gradwire_hook)
+        exchange = state.exchange
     else:
         exchange = compress_optimizer(optimizer, model, "auto", **options).exchange
     arrived, own = ({name: torch.zeros_like(param) for name, param in params.items()} for _ in range(2))
@@ -115,6 +124,47 @@ def methods_left(rank: int, ddp: bool, pause: tuple[int, int]) -> dict[str, Any]
         dist.all_reduce(sent)
         sent /= dist.get_world_size()
     return {"arrived": arrived, "own": own, "waits": waits}
+
+
+def never_again(rank: int) -> dict[str, Any]:
+    """A method that keeps values back is left while something waits for ``paused``, which nobody uses any more: whether
+    each step was left to DDP. Then it is used again.
+
+    Returns:
+        The gradients of it that arrived, and the mean of those that the ranks had.
+    """
+    model = Branching()
+    name = "branches.paused.weight"
+    param = dict(model.named_parameters())[name]
+    called = DistributedDataParallel(model, find_unused_parameters=True)
+    exchange = compress_ddp(called, "auto", min_numel=0).exchange
+    pilot = exchange.pilot
+    assert isinstance(pilot, AutoPilot)
+    pilot._choices = [DENSE]  # Whatever times this machine shows, nothing else is decided.
+    arrived, own, idle = torch.zeros_like(param), torch.zeros_like(param), []
+
+    def step(number: int, names: Sequence[str]) -> None:
+        x = torch.randn(8, 48, generator=torch.Generator().manual_seed(100 * number + rank))
+        if "paused" in names:
+            own.add_(torch.autograd.grad(model(x, names), [param])[0])
+        param.grad = None
+        called(x, names).backward()
+        arrived.add_(0 if param.grad is None else param.grad)
+
+    exchange.assign({name: (TopK(ratio=0.05), AllGather())})
+    for number in range(3):
+        step(number, ["used", "paused"])
+    exchange.assign({})
+    for number in range(3, 3 + 2 * LONGEST):
+        step(number, ["used"])
+        idle.append(pilot.idle)
+    waited = exchange.draining
+    for number in range(3 + 2 * LONGEST, 3 + 4 * LONGEST):
+        step(number, ["used", "paused"])
+    exchange.end_step()
+    dist.all_reduce(own)
+    own /= dist.get_world_size()
+    return {"idle": idle, "waited": waited, "waits": exchange.draining, "arrived": arrived, "own": own}
 
 
 def plain_loop(rank: int, method: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gradwire.testing.processes import run_ranks
 from tests.once import once
 from tests.optim.jobs import adamw, digest, forward, loss_of, model_of, parameters, resume, train, train_dense
 
-SPARSE = {"ratio": 0.1, "min_numel": 0}
+SPARSE: dict[str, Any] = {"compressor": "topk", "ratio": 0.1, "min_numel": 0}
 
 
 def _trained(rank: int, optimizer: LocalSteps, model: nn.Module, steps: int) -> list[str]:
@@ -40,23 +40,30 @@ def test_under_adamw_one_element_in_ten_is_nearly_as_good_as_all(options: dict[s
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
 
 
+@pytest.mark.parametrize("options", [{}, {"bits": 0.5}, {"bits": 0.5, "every": 5}])
+def test_under_adamw_the_noise_of_few_bits_costs_little_and_nothing_waits(options: dict[str, Any]) -> None:
+    results = run_ranks(2, train, "compressed_step", 160, {"min_numel": 0, **options})
+    dense = run_ranks(2, train_dense, adamw, 160)[0]["loss"]
+    assert results[0]["digests"] == results[1]["digests"]
+    assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
+
+
 def _defaults(rank: int) -> tuple[Any, ...]:
     model = model_of()
     optimizer = gradwire.CompressedStep(torch.optim.AdamW(model.parameters()))
     others = [CompressedStep(each(model_of().parameters(), lr=0.1)) for each in (torch.optim.SGD, torch.optim.Adam)]
-    return (
-        optimizer.exchange.compressor,
-        optimizer.exchange.memory_for(optimizer.exchange.compressor).name,
-        optimizer.every,
-        optimizer.decay,
-        optimizer.moments,
-        [other.decay for other in others],
-    )
+    kept = CompressedStep(torch.optim.AdamW(model_of().parameters()), keep=True)
+    found = [
+        (each.exchange.compressor, each.exchange.memory_for(each.exchange.compressor).name)
+        for each in (optimizer, kept)
+    ]
+    return (found, optimizer.every, optimizer.decay, optimizer.moments, [other.decay for other in others])
 
 
-def test_what_is_not_said_is_one_percent_with_a_residual_in_every_step() -> None:
+def test_what_is_not_said_is_one_bit_without_a_residual_in_every_step_and_a_residual_where_it_is_kept() -> None:
     told = run_ranks(1, _defaults)[0]
-    assert told == (gradwire.compressor("topk", ratio=0.01), "residual", 1, "outer", "apart", ["inner", "inner"])
+    methods = [(gradwire.compressor("eden"), "none"), (gradwire.compressor("topk", ratio=0.01), "residual")]
+    assert told == (methods, 1, "outer", "apart", ["inner", "inner"])
 
 
 def _as_qsparse(rank: int) -> dict[int, list[list[str]]]:
@@ -65,7 +72,7 @@ def _as_qsparse(rank: int) -> dict[int, list[list[str]]]:
         for cls in (QsparseLocal, CompressedStep):
             model = model_of(seed=3 + rank)
             inner = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.5, weight_decay=1e-3)
-            optimizer = cls(inner, "topk", every=every, **SPARSE)
+            optimizer = cls(inner, every=every, **SPARSE)
             told.append([*_trained(rank, optimizer, model, 8), digest(optimizer.exchange.state_dict())])
     return runs
 

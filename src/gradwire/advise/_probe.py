@@ -3,7 +3,8 @@
 
     python -m gradwire.advise._probe FILE STEPS SCRIPT [ARGUMENT ...]
 
-Law: the script is not changed and does not notice. Its own communication hook is not registered, for the step is to be
+Law: the script is not changed and does not notice. A model that is sharded ends it at the first step of its optimizer,
+because nothing is predicted of that. Its own communication hook is not registered, for the step is to be
 timed without an exchange. When it has made ``STEPS`` steps and those that warm up, its profile is in FILE and it ends
 as if it had called ``sys.exit()``.
 """
@@ -23,14 +24,19 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import ASGD, SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.adaptive import is_adaptive
 from gradwire.advise.profile import StepProfiler, shortest
+from gradwire.integrations.ownership import is_sharded
 
-__all__ = ["BUILT", "WARM_UP", "profile_ddp"]
+__all__ = ["BUILT", "SHARDED", "WARM_UP", "profile_ddp"]
 
 BUILT = {"built": True}
 """Content of FILE once the script has wrapped a model."""
+
+SHARDED = {"sharded": True}
+"""Content of FILE if the script trains a model under FSDP."""
 
 WARM_UP = 2
 
@@ -80,6 +86,22 @@ def profile_ddp(
     patched.__init__, patched.forward, patched.register_comm_hook = make, step, ignore
 
 
+def watch_for_shards(where: Path) -> None:
+    """End the script at the first step of an optimizer that trains a model under FSDP, unless it has wrapped another.
+
+    Args:
+        where: FILE, which is there as soon as a model was wrapped.
+    """
+
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        if not where.exists() and any(map(is_sharded, params)):
+            where.write_text(json.dumps(SHARDED), encoding="utf-8")
+            sys.exit(0)
+
+    register_optimizer_step_post_hook(stepped)
+
+
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
     """Find the optimizers that have parameters of a model, whether or not they have made a step."""
     gc.collect()
@@ -113,6 +135,7 @@ def main() -> None:
         sys.exit(0)
 
     profile_ddp(done, int(steps), lambda: print(json.dumps(BUILT), file=where.open("w", encoding="utf-8")))
+    watch_for_shards(where)
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")

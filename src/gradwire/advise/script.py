@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gradwire.advise._probe import WARM_UP
+from gradwire.advise._probe import SHARDED, WARM_UP
 from gradwire.advise.run_optimizer import RunOptimizer
 from gradwire.auto.profile import Profile
 from gradwire.errors import ConfigError, is_int, require
@@ -37,7 +37,8 @@ def profile_script(
         The profile, and the optimizers of the model together; None: it has none.
 
     Raises:
-        ConfigError: no such file; it failed, ended too early, or did not end in time: the text says which.
+        ConfigError: no such file; it failed, ended too early, did not end in time, or shards its model: the text says
+            which.
     """
     require(script.is_file(), "--script", "a file", str(script))
     require(is_int(steps, 1), "steps", "an integer >= 1", steps)
@@ -50,6 +51,12 @@ def profile_script(
         found = told.pop("optimizer", None)
         optimizer = None if found is None else RunOptimizer(**found, source="the script's own")
         return Profile.from_dict(told), optimizer
+    if told == SHARDED:
+        raise ConfigError(
+            f"--script {script} shards its model, and what is predicted is a step of DistributedDataParallel: "
+            "gradwire.compress_fsdp(model) measures and decides while it trains (docs/fsdp.md); for a prediction wrap "
+            "the model into DistributedDataParallel instead, on one worker"
+        )
     raise ConfigError(f"--script {script} {_complaint(told is not None, code, said, steps, deadline)}")
 
 

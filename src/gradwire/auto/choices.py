@@ -257,14 +257,17 @@ def finer(choice: Choice) -> Compressor:
 
 
 def edges(shapes: Sequence[Named], embeddings: Iterable[str] = ()) -> frozenset[str]:
-    """The parameters for which codes of few bits are unsuitable: the first matrix, the last one, and embeddings.
+    """The parameters for which codes of few bits are unsuitable: the first matrix, the last one, embeddings, and what
+    is no matrix: norms and biases, which are few elements. Where nothing is a matrix, parameters are flattened modules,
+    and the caller knows which of these have an edge in them.
 
     Args:
         shapes: names and shapes of all parameters, in the order of the network.
         embeddings: names of the parameters of embeddings.
 
     >>> sorted(edges([("a", (8, 8)), ("b", (8,)), ("c", (8, 8)), ("d", (8, 8))], ["c"]))
-    ['a', 'c', 'd']
+    ['a', 'b', 'c', 'd']
     """
     matrices = [name for name, shape in shapes if len(shape) > 1]
-    return frozenset([*matrices[:1], *matrices[-1:], *embeddings])
+    vectors = [name for name, shape in shapes if len(shape) < 2] if matrices else []
+    return frozenset([*matrices[:1], *matrices[-1:], *vectors, *embeddings])

@@ -143,7 +143,8 @@ class AutoPilot:
         self._links: HostWire | None = None
         """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
         self._asked = False
-        self._advised = False
+        self.advises = True
+        """False where the optimizer's steps cannot be exchanged, or that was named already."""
         self._blind = 0
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
@@ -188,6 +189,10 @@ class AutoPilot:
         self._resting: tuple[StepWindow, Wire] | None = None
         """The uncompressed steps, and the link, with which nothing was to be gained; None: something may be."""
         self._due: StepWindow | None = None
+        self._said = False
+        """True once the log says why steps stay uncompressed, until the next switch."""
+        self._drained_for = 0
+        """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
 
     @property
     def exchange(self) -> Exchange:
@@ -199,6 +204,7 @@ class AutoPilot:
     def begin(self) -> None:
         """Begin a step; the one before is complete."""
         record, self._record, self._begun = self._record, StepRecord(), None
+        self._drained_for = self._drained_for + 1 if self.exchange.draining else 0
         if record.spoilt is not None:
             self._spoilt.append(record.spoilt)
         if self.phase == "replaying":
@@ -216,7 +222,16 @@ class AutoPilot:
         """Return whether the current step is uncompressed, and needed only for its times, if at all."""
         full = len(self._window) >= self._length - 1 and not self._skip and self._resting is None
         free = self.phase == "watching" and not full and self._due is None
-        return free and not self.exchange.assigned and not self.exchange.draining
+        return free and not self.exchange.assigned and not self._drains
+
+    @property
+    def _drains(self) -> bool:
+        """Return whether the current step is exchanged because residuals of a method that was left wait to be sent.
+
+        A parameter that nobody uses sends nothing, and may never be used again. So after some steps what waits for it
+        is sent in one of those steps alone in which ranks tell each other something.
+        """
+        return self.exchange.draining and (self._drained_for <= LONGEST or self.glances)
 
     def leave_to_ddp(self) -> None:
         """Note that DDP itself sums the buckets of this step, so that only the pilot tells what was not finite."""
@@ -230,11 +245,25 @@ class AutoPilot:
         """The numbers of this rank of which the largest counts."""
         return (-latency, 0.0 if self.bears() else 1.0, *map(float, self._spoilt))
 
-    def _hear(self, seen: StepWindow) -> None:
-        """Count the steps that were spoilt on other ranks alone; this rank's own are counted already."""
-        anywhere = seen.numbers[len(seen.numbers) - len(self._spoilt) :]
+    def _hear(self, anywhere: Sequence[float]) -> None:
+        """Count the steps that were spoilt on other ranks alone; this rank's own are counted already.
+
+        Args:
+            anywhere: 1 for each step since ranks last told each other that was spoilt on some rank, else 0.
+        """
         self.exchange.count_nonfinite(sum(there > own for there, own in zip(anywhere, self._spoilt, strict=True)))
         self._spoilt = []
+
+    def leave(self) -> None:
+        """Tell the other ranks what only this one knows of the steps so far, because the exchange goes on without a
+        pilot. All ranks must call it, after the same step.
+        """
+        if self._record.spoilt is not None:
+            self._spoilt.append(self._record.spoilt)
+            self._record.spoilt = None
+        if self._spoilt:
+            told = [float(each) for each in self._spoilt]
+            self._hear(reduced(told, self.exchange.channel, self.exchange.device, "max"))
 
     @property
     def timed(self) -> bool:
@@ -262,7 +291,7 @@ class AutoPilot:
         self._skip = LONGEST - self._length
         if seen is None:
             return
-        self._hear(seen)
+        self._hear(seen.numbers[len(seen.numbers) - len(self._spoilt) :])
         wire = self._measured(seen, *self._loads(seen))
         self._watched += LONGEST
         if wire is None or not self._calm(seen, known, wire.rate / link.rate):
@@ -312,19 +341,22 @@ class AutoPilot:
         Raises:
             ConfigError: ``check`` refuses a method in the decisions that are to be made again.
         """
-        self.scatters, self._check = True, check
+        self.scatters, self._check, self.advises = True, check, False
         self._refuse(self._replayed or [])
         world = self.exchange.channel.world
         choices = [from_config_of(each, "allgather") for each in self.budget.methods if world > 1]
         self._choices = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
 
-    def before(self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None) -> None:
+    def before(
+        self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None, itemsize: int = 4
+    ) -> None:
         """Prepare the exchange of a bucket.
 
         Args:
             flat: gradients that are exchanged; where gradients are reduced to their owners, the part that the first of
                 them gets.
             own: part that this rank gets, where gradients are reduced to their owners; None: ``flat``.
+            itemsize: bytes of an element where the bucket travels uncompressed.
         """
         own = flat if own is None else own
         first = not self._record.runs
@@ -334,6 +366,8 @@ class AutoPilot:
                 self._replay()
             return
         ready = self._begun if ready is None else ready
+        if itemsize != 4:
+            self._itemsizes[_names(params)] = itemsize
         if first:
             self._record.begun = ready
             self._turn()
@@ -399,26 +433,43 @@ class AutoPilot:
         """Return the decisions; the measurements behind them are made anew when a run is resumed."""
         return {"budget": self.budget.name, "decisions": self.decisions}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any], frozen: Iterable[str] = ()) -> None:
         """Refuse a state whose decisions cannot be gone on with here.
+
+        Args:
+            frozen: names of parameters that are not trained now, and may have been when it was saved.
 
         Raises:
             ConfigError: the decisions are for other parameters, or have methods that cannot be carried.
         """
-        self._refuse(_checked(state.get("decisions", []), set(self._names)))
+        self._refuse(_checked(state.get("decisions", []), {*self._names, *frozen}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the methods of the last decision, and watch how they do."""
-        self.check_state(state)
+        """Go on with the methods of the last decision of a state that was checked, and watch how they do."""
         self._restart()
         self.decisions = [dict(each) for each in state.get("decisions", [])]
         known = self.decisions if self._replayed is None else self._replayed
         past = [each for each in known if each["step"] <= self.exchange.step]
         self.exchange.assign({})
-        if past:
+        if past and self._replayed is not None:
             self._apply(past[-1])
-        if past and past[-1]["choices"] and self._replayed is None:
-            self.phase = "holding"
+        elif past and past[-1]["choices"]:
+            choices = self._still_possible(past[-1]["choices"])
+            if choices != past[-1]["choices"]:
+                self.decisions.append({"step": self.exchange.step + 1, "choices": choices})
+            self._apply({"choices": choices})
+            self.phase = "holding" if choices else "watching"
+
+    def _still_possible(self, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The choices of a saved decision that are possible here: of parameters that are still trained, and without
+        those of hosts, which may be others now, and have different numbers of ranks.
+        """
+        own, found = set(self._names), list[dict[str, Any]]()
+        for each in choices:
+            trained = [name for name in each["params"] if name in own]
+            if trained and not from_config(each).on_hosts:
+                found.append({**each, "params": trained})
+        return found
 
     def _refuse(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Refuse decisions whose methods this exchange cannot carry.
@@ -465,7 +516,7 @@ class AutoPilot:
             )
         if seen is None:
             return
-        self._hear(seen)
+        self._hear(seen.numbers[len(seen.numbers) - len(self._spoilt) :])
         for run in (run for record in window for run in record.runs):
             if run.itemsize is not None:
                 self._itemsizes[run.names] = run.itemsize
@@ -628,25 +679,31 @@ class AutoPilot:
         rate = self._wire.rate if self._wire else math.inf
         refused = self._refused is not None and abs(rate / self._refused - 1) < STEADY
         if refused and not self._tries_again:
-            self._rest(seen)
+            self._rest(seen, "steps with methods took longer, and are tried again later")
             return
         if seen.exposed < MARGIN * seen.period or self.exchange.channel.world == 1:
-            self._rest(seen)
+            self._rest(seen, "which is too little to gain anything")
             return
         if not self._settled and self._watched < PATIENCE:
             return
+        if self.exchange.step <= self.exchange.policy.start_after:
+            return  # Whatever was decided, these steps would be uncompressed.
         self._length, self._watched = self._short, 0
         self._find_hosts()
         if all((_names(params), each) in self._probed for params in seen.buckets for each in self._choices):
             if not self._decide(seen):
-                self._rest(seen)
+                self._rest(seen, f"and nothing within budget {self.budget.name!r} saves {100 * MARGIN:.0f} % of a step")
+                self._advise(seen.exposed, seen.period, seen)
             return
         self.phase, self._todo, self._trying = "probing", self._choices[1:], None
         self._next_try()
 
-    def _rest(self, seen: StepWindow) -> None:
+    def _rest(self, seen: StepWindow, why: str) -> None:
         """Let steps be uncompressed, because nothing is to be gained by anything else: from now on some of them are
         timed, now and then, once it is known how much of the gradients is noise.
+
+        Args:
+            why: reason for which nothing is to be gained, for the log, which says it once after each switch.
         """
         if not self._settled or self._wire is None:
             self._length = min(LONGEST, 2 * self._length)
@@ -654,6 +711,16 @@ class AutoPilot:
         self._resting = seen, self._wire
         self._length = WINDOW
         self._skip = LONGEST - WINDOW
+        if not self._said and self.exchange.channel.rank == 0:
+            log.info(
+                "auto: step %d, %s: steps stay uncompressed: %s of %s ms wait for the exchange, %s",
+                self.exchange.step,
+                _rate(self._wire.rate),
+                _ms(seen.exposed),
+                _ms(seen.period),
+                why,
+            )
+        self._said = True
 
     def _next_try(self) -> None:
         """Try the next choice on the buckets of this step; after the last one, share the measurements of all ranks."""
@@ -703,14 +770,14 @@ class AutoPilot:
         if seen.period > uncompressed * (1 + MARGIN / 2):
             self._refused, self._patience, self._held = wire.rate, 2 * self._patience, seen.rest
             self._slow = seen.period
-            self._go_dense(f"{1e3 * seen.period:.3g} ms a step, uncompressed ones take {1e3 * uncompressed:.3g}")
+            self._go_dense(f"{_ms(seen.period)} ms a step, uncompressed ones take {_ms(uncompressed)}")
             return
         if not self._decide(seen):
             self._length = min(LONGEST, 2 * self._length)
 
     def _go_dense(self, why: str) -> None:
         if self.exchange.channel.rank == 0:
-            log.info("auto: uncompressed steps again, to see how they do: %s", why)
+            log.info("auto: step %d: uncompressed steps again, to see how they do: %s", self.exchange.step, why)
         self._switch({})
         self._watched = 0
         if self._seen is not None:
@@ -743,12 +810,14 @@ class AutoPilot:
         """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self._code(choice), self.exchange.policy, 0.0
         channel, numel = self.exchange.channel, sum(math.prod(shape) for _, shape in params)
+        itemsize = self._itemsizes.get(_names(params), 4)
         if choice.dense and not channel.is_nccl:
             # FSDP reduces by itself then, and on Gloo its reduce-scatter is an all-reduce inside.
-            return PredictedTraffic(dense_traffic(channel.world * numel, channel.world), ())
+            return PredictedTraffic(dense_traffic(channel.world * numel, channel.world, itemsize), ())
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
-            sent += 4 * math.prod(shape) if own is None else own.traffic(shape)
+            plain = itemsize if choice.dense else 4
+            sent += plain * math.prod(shape) if own is None else own.traffic(shape)
         if choice.on_hosts:
             assert self._links is not None
             return traffic_of_host_scatter(4 * numel, sent, channel.world, self._links.size)
@@ -867,6 +936,7 @@ class AutoPilot:
         self.phase = "holding" if chosen else "watching"
         self._window, self._length, self._skip, self._fresh = [], self._short, AFTER_SWITCH, True
         self._resting = self._due = None
+        self._said, self._drained_for = False, 0
         self._record.disturbed = True
 
     def _apply(self, decision: Mapping[str, Any]) -> None:
@@ -922,35 +992,61 @@ class AutoPilot:
             return
         total = sum(row["error"] or 0.0 for row in self._why)
         expected = self._predicted([self._choice(params) for params in seen.buckets], seen)
-        rate = 8 * self._wire.rate / 1e6 if self._wire else math.inf
         log.info(
-            "auto: step %d, %.4g Mbit/s: %.3g ms a step expected, %.3g uncompressed; error %.2g of %.2g",
+            "auto: step %d, %s: %s ms a step expected, %s uncompressed; error %.2g of %.2g",
             self.exchange.step,
-            rate,
-            1e3 * expected,
-            1e3 * self._predicted([DENSE] * len(seen.buckets), seen),
+            _rate(self._wire.rate if self._wire else math.inf),
+            _ms(expected),
+            _ms(self._predicted([DENSE] * len(seen.buckets), seen)),
             total,
             self.budget.variance,
         )
         for row in self._why:
             log.info(
-                "auto: bucket %d, %d elements: %s: %.3g ms exposed instead of %.3g; error %.2g of %.2g",
+                "auto: bucket %d, %d elements: %s: %s ms exposed instead of %s; error %.2g of %.2g",
                 row["bucket"],
                 row["elements"],
                 row["choice"],
-                1e3 * row["exposed"],
-                1e3 * row["dense_exposed"],
+                _ms(row["exposed"]),
+                _ms(row["dense_exposed"]),
                 row["error"] or 0.0,
                 row["budget"],
             )
-        exposed = sum(row["exposed"] for row in self._why)
-        if exposed > EXPOSED_SHARE * expected and not self._bears(seen) and not self._advised:
-            self._advised = True
-            log.info("auto: %s", advice(exposed / expected, self.budget.name))
+        self._advise(sum(row["exposed"] for row in self._why), expected, seen)
+
+    def _advise(self, exposed: float, step: float, seen: StepWindow) -> None:
+        """Name once what takes fewer bytes than any method of gradients, where a step waits for most of its time.
+
+        Args:
+            exposed: seconds of a step that wait for the exchange.
+            step: seconds of a step.
+        """
+        if exposed > EXPOSED_SHARE * step and not self._bears(seen) and self.advises:
+            self.advises = False
+            if self.exchange.channel.rank == 0:
+                log.info("auto: %s", advice(exposed / step, self.budget.name))
 
 
 def _names(params: Sequence[Named]) -> NAMES:
     return tuple(name for name, _ in params)
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds in words, without powers of ten.
+
+    >>> _ms(5.3994), _ms(0.0152), _ms(2.5e-5), _ms(1e-9)
+    ('5399', '15.2', '0.025', '0')
+    """
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{round(1e3 * seconds, 4):.3g}"
+
+
+def _rate(rate: float) -> str:
+    """A rate of bytes a second in words.
+
+    >>> _rate(2e7), _rate(1.2345e9)
+    ('160 Mbit/s', '9.876 Gbit/s')
+    """
+    return f"{8e-9 * rate:.4g} Gbit/s" if rate >= 1.25e8 else f"{8e-6 * rate:.4g} Mbit/s"
 
 
 def _rounds(sent: PredictedTraffic) -> tuple[Round, ...]:

@@ -7,7 +7,7 @@ entries of top-k over all workers' ranges. The busiest worker of W sends and rec
                   S what it declares for a step, the mean over steps that differ
     allgather     (W-1) P; where sizes depend on the values, 8 (W-1) before it
     broadcast     (W-1) P; where sizes depend on the values, as allgather
-    two_phase     to the owners: (W-1) max P_j; from the owners: the same
+    two_phase     to the owners: (W-1) max P_j; from the owners: the same, by the code that is made for means
     hierarchical  of a host, not of a worker: as ``between`` with one worker for each host; what stays in a host is not
                   counted. Of a reduce-scatter: L (H-1) P_j of L ranks on each of H hosts, beside 4 bytes for each
                   element of H (L-1) parts inside
@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from gradwire import registry
 from gradwire.auto.wire import Round
 from gradwire.comm.hierarchical import Hierarchical, grouped_by_way
+from gradwire.comm.two_phase import parts_of_means
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named, default_strategy
@@ -226,10 +227,12 @@ def _broadcast(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
 
 
 def _two_phase(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
-    shards = [Part(pieces).packing.nbytes for pieces in cut(pieces_of(bucket.units), workers)]
-    smallest, largest = min(shards), (workers - 1) * max(shards)
-    others = sum(shards) - smallest
-    return Round("exchange", others, largest), Round("exchange", largest, others)
+    parts = [Part(pieces) for pieces in cut(pieces_of(bucket.units), workers)]
+    shards, means = ([part.packing.nbytes for part in each] for each in (parts, parts_of_means(parts)))
+    return (
+        Round("exchange", sum(shards) - min(shards), (workers - 1) * max(shards)),
+        Round("exchange", (workers - 1) * max(means), sum(means) - min(means)),
+    )
 
 
 def _hierarchical(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:

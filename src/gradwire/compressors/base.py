@@ -223,6 +223,14 @@ class Compressor(Configuration, ABC):
         return math.inf
 
     @property
+    def for_mean(self) -> Compressor:
+        """The compressor that encodes a mean again; another one where this one would add too much noise to it.
+
+        The noise of the ranks' own codes is averaged over the ranks. That of a mean reaches all of them as it is.
+        """
+        return self
+
+    @property
     def alignment(self) -> int:
         """The multiple of elements at which a tensor may be cut into shards; 0 if it may not be cut."""
         return 1

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -83,7 +83,9 @@ class Pilot(Protocol):
         """Begin a step."""
         ...
 
-    def before(self, flat: Tensor, params: Sequence[Named], ready: Any, own: Tensor | None = None) -> None:
+    def before(
+        self, flat: Tensor, params: Sequence[Named], ready: Any, own: Tensor | None = None, itemsize: int = 4
+    ) -> None:
         """Prepare a bucket's exchange, on the thread that exchanges it; the bucket has been there since ``ready``."""
         ...
 
@@ -103,12 +105,16 @@ class Pilot(Protocol):
         """Return the state that is needed to continue, ready for JSON."""
         ...
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse what ``load_state_dict`` could not go on from."""
+    def check_state(self, state: Mapping[str, Any], frozen: Iterable[str] = ()) -> None:
+        """Refuse what ``load_state_dict`` could not go on from; ``frozen`` parameters are not trained now."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state_dict``; an empty state begins anew."""
+        """Continue from a ``state_dict`` that was checked; an empty state begins anew."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the other ranks what only this one knows; all ranks call it, before the exchange goes on without it."""
         ...
 
 
@@ -632,7 +638,7 @@ class Exchange:
             on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, which is
                 what waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the
                 step is taken.
-            sizes: elements of each parameter, to be compared with the state's.
+            sizes: elements of each parameter, frozen ones among them, to be compared with the state's.
             parts: equal parts in which each is stored: its shards, where whole parameters are kept for sharded ones.
             fit: makes of the state the one that is loaded; what it raises, all ranks hear of.
 
@@ -648,7 +654,7 @@ class Exchange:
             whole = state if fit is None else fit(state)
             checkpoint.check(whole, self.channel.world, on_resize)
             if self.pilot is not None:
-                self.pilot.check_state(json.loads(state.get("auto", "{}")))
+                self.pilot.check_state(json.loads(state.get("auto", "{}")), sizes or ())
             here = (self.channel.rank, self.channel.world)
             kept.append(checkpoint.of_rank(whole, *here, on_resize, self.buffers("squared")))
             checkpoint.check_names(whole, self.buffers("buffers"), sizes, parts)

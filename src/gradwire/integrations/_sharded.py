@@ -214,7 +214,9 @@ class ReduceScatter:
             exchange.channel.settle()
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         if exchange.pilot is not None:
-            self._watch(state.scratch.float32(input_tensor), shards)
+            # Uncompressed gradients are reduced by FSDP itself, in their own dtype, or else by a session in float32.
+            itself = self.own is not None and not exchange.skips_steps
+            self._watch(state.scratch.float32(input_tensor), shards, input_tensor.itemsize if itself else 4)
         session = self._current(shards)
         if session is None:
             assert self.own is not None
@@ -277,13 +279,13 @@ class ReduceScatter:
             lo += each.chunk
         return found
 
-    def _watch(self, flat: Tensor, shards: Sequence[Sharded]) -> None:
+    def _watch(self, flat: Tensor, shards: Sequence[Sharded], itemsize: int) -> None:
         """Let the pilot observe the part of the first owner, which is like the others, and that of this rank."""
         exchange, part = self.state.exchange, sum(each.chunk for each in shards)
         named = [(each.name, tuple(each.shape)) for each in shards]
         rank = self.channel.rank
         assert exchange.pilot is not None
-        exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part])
+        exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part], itemsize)
 
     def _measure(self, session: AnyScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
         """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""

@@ -327,10 +327,12 @@ def change(
         check(after)
         refuse_loss(exchange, after, drop)
         made.append(after)
-        return after.describe([])
+        return after.describe([], step=exchange.step)
 
     agree(exchange.channel, "change", describe, exchange.device)
     made[0].meet()
+    if exchange.pilot is not None:
+        exchange.pilot.leave()
     exchange.take_over()
     exchange.forget_plans()
     exchange.force = made[0].force

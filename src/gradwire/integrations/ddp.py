@@ -36,7 +36,7 @@ from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
-from gradwire.integrations.ownership import Caller, averaged_by_ddp, is_sharded, release
+from gradwire.integrations.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
 from gradwire.integrations.setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
 from gradwire.worker import Worker
 
@@ -123,6 +123,7 @@ class GradwireState(ExchangeState):
         self.exchange.skips_steps = self.units.scaler is not None
         self._frozen_params = [(name, param) for name, param in module.named_parameters() if name in self.frozen]
         self._model = weakref.ref(model)  # DDP's reducer holds this state, and a cycle through C++ is never freed.
+        self._wrapped = isinstance(model, DistributedDataParallel)
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
         self.adaptive = AdaptiveWatch(
             self.exchange,
@@ -206,6 +207,10 @@ class GradwireState(ExchangeState):
 
     def _first(self, names: list[str], device: torch.device) -> None:
         """Begin a step, whose first bucket has these parameters."""
+        if not self._wrapped:
+            # The plain form is given the module, and registered on a DDP model that it has not seen.
+            self._wrapped, found = True, hooked(self)
+            self._model = self._model if found is None else weakref.ref(found)
         self._check_model()
         changed = self._buckets != self._compared
         if changed:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.errors import ConfigError, require
@@ -130,6 +131,8 @@ class FSDPState(ShardedState):
             self.steer(one_mesh=all(shard_group(group).size() == mesh.size() for _, group in groups))
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
+            if isinstance(self.exchange.pilot, AutoPilot):
+                self.exchange.pilot.advises = False
             if not grid.native:
                 share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:

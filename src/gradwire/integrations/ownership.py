@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 
-__all__ = ["Caller", "Ranks", "averaged_by_ddp", "is_sharded", "own", "owners_of", "refuse_owned", "release"]
+__all__ = ["Caller", "Ranks", "averaged_by_ddp", "hooked", "is_sharded", "own", "owners_of", "refuse_owned", "release"]
 
 Ranks = frozenset[int]
 """Global ranks of a group; empty: a meeting, which has none."""
@@ -145,13 +145,23 @@ def averaged_by_ddp(params: Iterable[Tensor]) -> bool:
     return any(not ids.isdisjoint(reduced) for reduced, _ in wrapped())
 
 
+def hooked(state: object) -> DistributedDataParallel | None:
+    """The living DDP model that has a communication hook of this state; None: there is none."""
+    return next((each for each in living() if any(own is state for _, own in each._comm_hooks)), None)
+
+
 def wrapped() -> Iterator[tuple[set[int], Ranks]]:
     """The living DDP models: ids of the parameters that each averages, and its ranks."""
+    for each in living():
+        try:
+            ranks = frozenset(dist.get_process_group_ranks(each.process_group))
+        except (KeyError, RuntimeError, ValueError):
+            continue  # Its group was destroyed: it can average no more.
+        yield {id(param) for param in each._module_parameters if param.requires_grad}, ranks
+
+
+def living() -> Iterator[DistributedDataParallel]:
     # A parameter does not know of the reducer that waits for it, and torch keeps no list of DDP models.
     for each in gc.get_objects():
         if issubclass(type(each), DistributedDataParallel) and hasattr(each, "reducer"):
-            try:
-                ranks = frozenset(dist.get_process_group_ranks(each.process_group))
-            except (KeyError, RuntimeError, ValueError):
-                continue  # Its group was destroyed: it can average no more.
-            yield {id(param) for param in each._module_parameters if param.requires_grad}, ranks
+            yield each

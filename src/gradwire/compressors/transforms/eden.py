@@ -163,6 +163,17 @@ class EDEN(Compressor):
         """The factor that shrinks the decoded values of ``n`` elements."""
         return 1 / (1 + self._noise(n)) if self.scaled else 1.0
 
+    @property
+    def for_mean(self) -> EDEN:
+        """Half a bit, where this one takes fewer: of 7.2 times the mean's squared norm at an eighth of a bit 1.35 are
+        left.
+
+        >>> EDEN(bits=0.125).for_mean.bits, EDEN(bits=2).for_mean.bits
+        (0.5, 2)
+        """
+        coarse = not self.scaled and self.omega(self.block) > EDEN(0.5, self.block).omega(self.block)
+        return EDEN(0.5, self.block) if coarse else self
+
     def _noise(self, n: int) -> float:
         """The variance factor ``omega`` before shrinking."""
         sizes = {part.size for part in parts(n, self.block, self.block)} or {SMALLEST}
