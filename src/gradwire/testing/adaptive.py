@@ -40,7 +40,7 @@ def check_fine(compressor: Compressor, **options: Any) -> None:
         options: options of ``compress_optimizer``, such as ``memory="residual"``.
 
     Raises:
-        AssertionError: it ends worse.
+        AssertionError: training ends worse.
     """
     found, plain = errors([(compressor, options), ("none", {})])
     told = f"with {options}" if options else "at the defaults"
