@@ -14,6 +14,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.eden import EDEN
 from gradwire.group.part import Piece, Unit
 from gradwire.group.shards import cut
+from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key, Payload, State
@@ -92,6 +93,25 @@ def test_a_mean_is_encoded_with_more_bits_than_the_gradients_whose_noise_is_aver
     gathered, again = (noise(ranks, 30, strategy) for strategy in ("allgather", "two_phase"))
     assert gathered == pytest.approx(fewest / ranks, rel=0.15)
     assert again == pytest.approx(gathered + more * (1 / ranks + gathered), rel=0.15)
+
+
+@pytest.mark.parametrize("memory", ["none", "preconditioned"])
+def test_all_ranks_decode_the_same_mean_and_a_bad_step_leaves_nothing_behind(memory: str) -> None:
+    def spoilt(step: int, rank: int) -> Tensor:
+        grad = apart(step, rank)
+        if (step, rank) == (2, 3):
+            grad[PLACES["b.weight"].start] = torch.nan
+        return grad
+
+    kept: Memory = registry.build("memory", memory)
+    ranks = exchange_in_threads(EDEN(bits=0.125, block=64), 5, 4, spoilt, strategy="two_phase", memory=kept)
+    for step in range(4):
+        outs = [rank.steps[step].out[PLACES["a.weight"]] for rank in ranks]
+        assert bool(torch.isnan(outs[0]).all()) == (step == 2)
+        assert all(torch.equal(outs[0], out) for out in outs[1:] if step != 2)
+    for rank in ranks:
+        for name, kinds in rank.steps[2].before.items():
+            assert all(torch.equal(tensor, rank.steps[2].after[name][kind]) for kind, tensor in kinds.items())
 
 
 def test_the_code_of_means_is_that_of_gradients_where_its_noise_is_small() -> None:
