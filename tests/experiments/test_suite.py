@@ -241,7 +241,7 @@ def test_the_sweep_of_the_transformer_tunes_all_methods_alike() -> None:
     rates: dict[str, set[object]] = {}
     for run in runs:
         rates.setdefault(run.method, set()).add(run.recipe["lr"])
-    assert len(rates) == 28
+    assert len(rates) == 31
     assert {frozenset(each) for each in rates.values()} == {frozenset({5e-4, 1e-3, 2e-3})}
     assert {(run.task, run.workers, run.epochs, run.seed) for run in runs} == {("gpt", 2, 5, 0)}
 
