@@ -120,7 +120,9 @@ def parts_of_means(parts: Sequence[Part]) -> list[Part]:
 
     def of_mean(piece: Piece) -> Piece:
         own = piece.unit.compressor
-        code = codes.setdefault(id(own), own.for_mean)
+        if id(own) not in codes:
+            codes[id(own)] = own.for_mean
+        code = codes[id(own)]
         return piece if code is own else replace(piece, unit=replace(piece.unit, compressor=code))
 
     found = list[Part]()
