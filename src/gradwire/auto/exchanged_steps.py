@@ -43,7 +43,7 @@ def advice(share: float, budget: str) -> str:
         f"the step still waits for the exchange for {100 * share:.0f} % of its time, and budget {budget!r} has nothing "
         "faster for gradients under this optimizer. Its steps bear fewer bytes and fewer exchanges: "
         f"gradwire.CompressedStep(optimizer, {known['compressor']!r}, bits={known['bits']}, every={known['every']}) in "
-        f"place of DDP sends {known['fewer_bytes']:.0f} times fewer bytes than no compression, for {100 * worse:.0f} % "
-        "more loss on a small GPT with two workers; with many it needs a higher learning rate "
+        f"place of what averages gradients sends {known['fewer_bytes']:.0f} times fewer bytes than no compression, for "
+        f"{100 * worse:.0f} % more loss on a small GPT with two workers; with many it needs a higher learning rate "
         "(docs/auto.md#exchanged-steps)"
     )
