@@ -30,6 +30,7 @@ __all__ = [
     "is_adaptive",
     "is_adaptive_class",
     "keeps_much",
+    "noise_only",
     "right_on_average",
     "trouble_of",
 ]
@@ -156,6 +157,11 @@ def keeps_much(compressor: Compressor, memory: Memory) -> str | None:
 def right_on_average(compressor: Compressor) -> bool:
     """Return whether the errors of a method average out over the steps, or are small."""
     return compressor.unbiased or compressor.fine or compressor.identity
+
+
+def noise_only(compressor: Compressor, memory: Memory) -> bool:
+    """Return whether the error of a method is noise around the right mean, or too small to matter."""
+    return right_on_average(compressor) and keeps_much(compressor, memory) is None
 
 
 def trouble_of(compressor: Compressor, memory: Memory) -> Trouble | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from gradwire.adaptive import is_adaptive, keeps_much, right_on_average
+from gradwire.adaptive import is_adaptive, noise_only
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
@@ -109,7 +109,7 @@ def check_noise(exchange: Exchange) -> None:
         ConfigError: the method keeps back what it does not send, or is wrong on average.
     """
     for method in (exchange.compressor, *exchange.policy.overrides.values()):
-        if not right_on_average(method) or keeps_much(method, exchange.memory_for(method)) is not None:
+        if not noise_only(method, exchange.memory_for(method)):
             raise ConfigError(
                 "variance_correction must be None with a method that is wrong on average or keeps back what it does "
                 f"not send, got {method.name!r} with memory {exchange.memory_for(method).name!r}; it is for codes such "

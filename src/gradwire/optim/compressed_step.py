@@ -20,7 +20,9 @@ and p_i with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.adaptive import is_adaptive, noise_only
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, Verbatim, is_int, require
@@ -35,9 +38,11 @@ from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import is_auto
 from gradwire.meeting.meeting import Meeting
+from gradwire.memory.base import Memory
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.optim._flight import Flight
+from gradwire.optim._local_noise import LocalNoise
 from gradwire.optim._moments import AveragedMoments, keeps_moments, kinds_of
 from gradwire.optim.exchanged import FLAG
 from gradwire.optim.local import LocalSteps
@@ -94,6 +99,12 @@ class CompressedStep(LocalSteps):
         late: exchange a round beside the steps of the next one, on a thread, and apply it one round late: the network
             is hidden, for 8 bytes more an element and a mean that is a round old. ``exchange_ways()`` brings all in
             step, and ``finish()`` applies what is under way.
+        variance_correction: multiply the learning rates of the local steps, while they are made, by what the noise of
+            this rank's own gradients makes the mean step too short: a learning rate found for one AdamW over the mean
+            gradient can then be kept. It is measured, and costs 8 bytes in some rounds. It needs an inner optimizer
+            that divides by a mean of squares, and a method that is right on average and keeps nothing back; not with
+            ``late``, a meeting or "auto". With ``decay="inner"`` the decay is multiplied, too. None: wherever it can
+            be.
         process_group: the ranks; None is the default group.
         meeting: meeting of workers that come and go, in place of a group; with the decay inside, moments apart and
             nothing late.
@@ -131,6 +142,7 @@ class CompressedStep(LocalSteps):
         "late": FLAG,
         "keep": FLAG,
         "reset": (lambda value: value is None or is_int(value, 1), "an integer >= 1 or None"),
+        "variance_correction": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
     }
     steered: ClassVar[bool] = True
 
@@ -145,6 +157,7 @@ class CompressedStep(LocalSteps):
         keep: bool = False,
         reset: int | None = 200,
         late: bool = False,
+        variance_correction: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
         meeting: Meeting | None = None,
         **options: Any,
@@ -153,10 +166,11 @@ class CompressedStep(LocalSteps):
         if compressor is None:
             compressor = "topk" if keep else "eden"
         chosen = decay if decay is not None else "outer" if decoupled(inner) and meeting is None else "inner"
+        others = {"keep": keep, "late": late, "'auto'": is_auto(compressor), "a meeting": meeting is not None}
 
         def check() -> None:
             own = {"decay": decay, "moments": moments, "keep": keep, "late": late, "reset": reset}
-            self.check_parameters(own)
+            self.check_parameters({**own, "variance_correction": variance_correction})
             alone = meeting is None
             require(alone or moments == "apart", "CompressedStep.moments", "'apart' with a meeting", moments)
             require(alone or not late, "CompressedStep.late", "False with a meeting", late)
@@ -171,8 +185,14 @@ class CompressedStep(LocalSteps):
             require(moments == "apart" or keeps_moments(inner), "CompressedStep.moments", required, got)
             if chosen == "outer":
                 check_outer(inner)
+            if variance_correction:
+                check_correction(inner, others)
 
+        corrects = is_adaptive(inner) and not any(others.values())
+        if variance_correction is not None:
+            corrects = variance_correction
         facts: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
+        facts["variance_correction"] = corrects
         if keep:
             facts["reset"] = reset
         if moments != "apart":
@@ -184,15 +204,9 @@ class CompressedStep(LocalSteps):
             pilot.bears = lambda: True
         # That of whatever is decided for is a residual.
         memory = self.exchange.memory_for(self.exchange.compressor if pilot is None else TopK())
-        waits = "residual" in self.exchange.buffers("buffers")
-        if keep and (not waits or isinstance(memory, DGCMemory | DeMoMemory)):
-            release(self.exchange)
-            why = "whose residual is a momentum" if waits else "where nothing waits"
-            raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
-        if keep and memory.form.block:
-            release(self.exchange)
-            why = "whose residual is stored in codes"
-            raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
+        if keep:
+            self._check_kept(memory)
+        self._noise = self._noise_of(inner, variance_correction) if corrects else None
         self.decay: Decay = chosen
         self.moments = moments
         self._moments = None if moments == "apart" else AveragedMoments(self.params)
@@ -203,6 +217,42 @@ class CompressedStep(LocalSteps):
             [numbers[id(param)] for param in group["params"] if id(param) in numbers] for group in self.param_groups
         ]
         self._shrunk_by = [1.0] * len(self._members)
+
+    def _check_kept(self, memory: Memory) -> None:
+        """Refuse a memory in which there is nothing that a rank could go on with.
+
+        Raises:
+            ConfigError
+        """
+        waits = "residual" in self.exchange.buffers("buffers")
+        if not waits:
+            why = "where nothing waits"
+        elif isinstance(memory, DGCMemory | DeMoMemory):
+            why = "whose residual is a momentum"
+        elif memory.form.block:
+            why = "whose residual is stored in codes"
+        else:
+            return
+        release(self.exchange)
+        raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
+
+    def _noise_of(self, inner: Optimizer, required: bool | None) -> LocalNoise | None:
+        """Make the object that measures the noise in the steps of this rank; None if the method does not allow it.
+
+        Raises:
+            ConfigError: the correction is required with such a method.
+        """
+        methods = (self.exchange.compressor, *self.exchange.policy.overrides.values())
+        unfit = [method for method in methods if not noise_only(method, self.exchange.memory_for(method))]
+        if not unfit:
+            return LocalNoise(self.exchange, type(inner).__name__)
+        if not required:
+            return None
+        release(self.exchange)
+        raise ConfigError(
+            "CompressedStep.variance_correction must be False or None with a method that is wrong on average or keeps "
+            f"back what it does not send, got True with {unfit[0].name!r}"
+        )
 
     @property
     def in_step(self) -> bool:
@@ -250,9 +300,13 @@ class CompressedStep(LocalSteps):
         require(apart, "CompressedStep.keep", words, given.get("keep"))
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of every optimizer of this kind; it waits for the round that is under way."""
+        """Return the figures of every optimizer of this kind; it waits for the round that is under way.
+
+        With a correction of the learning rates "rate_factor" is by how much they are multiplied.
+        """
         self._wait()
-        return super().metrics()
+        factor = {} if self._noise is None else {"rate_factor": self._noise.factor}
+        return {**super().metrics(), **factor}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.
@@ -263,6 +317,8 @@ class CompressedStep(LocalSteps):
         state = super().state_dict()
         if self._flight is not None:
             state["flight"] = self._flight.state_dict([name for name, _ in self.named])
+        if self._noise is not None:
+            state["noise"] = self._noise.state_dict()
         return {**state, "apart": True} if self._apart else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
@@ -287,6 +343,9 @@ class CompressedStep(LocalSteps):
         super().load_state_dict(state_dict, on_resize)
         if self._flight is not None:
             self._flight.load(flight, [name for name, _ in self.named])
+        if self._noise is not None:
+            # The noise in a mean depends on the number of ranks.
+            self._noise.load_state_dict(state_dict.get("noise", {}) if same else {})
         self._apart = apart
         self._shrunk_by = [1.0] * len(self._members)
 
@@ -391,19 +450,28 @@ class CompressedStep(LocalSteps):
         if self._moments is not None and self.exchange.step % int(self.moments) == 0:
             self._moments.average(self.inner, self.exchange)
 
+    def outer(self, mean: Tensor) -> None:
+        if self._noise is not None and self._noise.due():
+            starts = [self._start(number) for number in range(len(self.params))]
+            ways = ((start - param).float() for start, param in zip(starts, self.params, strict=True))
+            self._noise.measure(zip(ways, self.way.views, strict=True))
+        super().outer(mean)
+
     def _step_alone(self) -> None:
-        if self.decay == "inner":
-            super()._step_alone()
-            return
-        self._shrink()
-        decays = [group["weight_decay"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["weight_decay"] = 0.0
+        changed: dict[str, Callable[[Any], Any]] = {}
+        if self.decay == "outer":
+            self._shrink()
+            changed["weight_decay"] = lambda _: 0.0
+        if self._noise is not None and self._noise.factor != 1:
+            changed["lr"] = partial(operator.mul, self._noise.factor)
+        before = [{key: group[key] for key in changed} for group in self.param_groups]
         try:
+            for group in self.param_groups:
+                group.update({key: change(group[key]) for key, change in changed.items()})
             super()._step_alone()
         finally:
-            for group, decay in zip(self.param_groups, decays, strict=True):
-                group["weight_decay"] = decay
+            for group, values in zip(self.param_groups, before, strict=True):
+                group.update(values)
 
     def _shrink(self) -> None:
         """Apply a step's weight decay: to the agreed parameters, and to the change of this round."""
@@ -427,6 +495,23 @@ def decoupled(inner: Optimizer) -> bool:
     """
     all_decoupled = all(group.get("decoupled_weight_decay", False) for group in inner.param_groups)
     return all_decoupled or isinstance(inner, torch.optim.AdamW)
+
+
+def check_correction(inner: Optimizer, others: Mapping[str, bool]) -> None:
+    """Refuse to correct steps that noise does not shorten, or of which nobody could tell by how much.
+
+    Args:
+        others: the other arguments that exclude it, in words, and whether they were given.
+
+    Raises:
+        ConfigError
+    """
+    name = "CompressedStep.variance_correction"
+    for words, asked in others.items():
+        require(not asked, name, f"False or None with {words}", True)
+    divides = is_adaptive(inner) or not type(inner).__module__.startswith("torch.optim")
+    allowed = "False or None with an optimizer that does not divide by a mean of squares, as Adam does"
+    require(divides, name, allowed, Verbatim(f"True with {type(inner).__name__}"))
 
 
 def check_outer(inner: Optimizer) -> None:
