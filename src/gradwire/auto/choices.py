@@ -4,7 +4,7 @@ A method does harm in two ways. What is right on average adds *variance*: it is 
 gradient has anyway, because it is one of a batch. What is kept back, or wrong on average, is *bias*: optimizers that
 divide by the size of recent gradients do not forgive it (docs/adaptive.md), so under them no budget has any.
 
-    added(b) = omega(b) S(b) / W  [+ omega(b) M(b) where means are encoded again]
+    added(b) = e(b) = omega(b) S(b) / W  [+ omega(b) (M(b) + e(b)) where means are encoded again]
                omega(b) (S'(b) + (S(b) - S'(b)) / L) / H, S' = (W M - S) / (W - 1), of means of L ranks on H hosts
     noise(b) = (S(b) - M(b)) / (W - 1)
     sum of added(b) <= variance * sum of noise(b)
@@ -42,6 +42,7 @@ __all__ = [
     "finer",
     "from_config",
     "from_config_of",
+    "noise_added",
 ]
 
 
@@ -151,6 +152,23 @@ class Choice:
     def to_config(self) -> dict[str, str]:
         """Return plain values, from which ``from_config`` makes the choice again."""
         return {"method": self.method, "strategy": self.strategy.name}
+
+
+def noise_added(omega: float, own: float, mean: float, senders: int, *, twice: bool) -> float:
+    """The variance that a code adds to the mean of a bucket.
+
+    Args:
+        omega: squared norm of what it adds to a gradient, as a share of the gradient's.
+        own: mean of the squared norms of what the senders encode.
+        mean: squared norm of their mean.
+        senders: number of messages that are averaged.
+        twice: the mean, with the noise of the messages in it, is encoded again.
+
+    >>> noise_added(0.5, 8.0, 2.0, 4, twice=False), noise_added(0.5, 8.0, 2.0, 4, twice=True)
+    (1.0, 2.5)
+    """
+    added = omega * own / senders
+    return added + (omega * (mean + added) if twice else 0.0)
 
 
 def _made(method: str, strategy: str) -> Choice:

@@ -43,6 +43,7 @@ from gradwire.auto.choices import (
     finer,
     from_config,
     from_config_of,
+    noise_added,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
 from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
@@ -849,8 +850,7 @@ class AutoPilot:
             senders = world // self._links.size
             signal = max(0.0, world * mean - own) / (world - 1)
             own = signal + (own - signal) / self._links.size
-        twice = choice.twice(senders) and not self.scatters
-        return probed.omega * (own / senders + (mean if twice else 0.0))
+        return noise_added(probed.omega, own, mean, senders, twice=choice.twice(senders) and not self.scatters)
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
         """The variance that sampling the batch leaves in the mean gradient."""
