@@ -84,7 +84,12 @@ STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "CompressedStep, eden, an eighth of a bit, every 16": ("eden", {"bits": 0.125, "every": 16}),
     "CompressedStep, eden, half a bit, every 5": ("eden", {"bits": 0.5, "every": 5}),
     "CompressedStep, eden, an eighth of a bit, every 5": ("eden", {"bits": 0.125, "every": 5}),
+    "CompressedStep, none": ("none", {}),
+    "CompressedStep, none, every 5": ("none", {"every": 5}),
 }
+for _label, (_method, _options) in list(STEPPED.items()):
+    if _method in ("none", "eden"):
+        STEPPED[f"{_label}, not corrected"] = _method, {**_options, "variance_correction": False}
 """Runs that compress steps of AdamW: label, method and options."""
 
 WHOLE: dict[str, tuple[type[Exchanged], dict[str, Any]]] = {

@@ -7,20 +7,20 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.auto.choices import noise_added
+from gradwire.auto.choices import Coded, exact_mean, noise_added
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing.processes import run_ranks
 
 NUMEL = 1 << 16
 
 
-def _measured(rank: int, bits: int, strategy: str, common: float) -> tuple[float, float, float, float]:
-    """The code's share of a gradient, the squared norms of own gradients and of their mean, and the noise in it."""
+def _measured(rank: int, bits: int, strategy: str, common: float) -> list[float]:
+    """The code's share of a gradient; the squared norms of own ones, of the mean, of what arrived and of its noise."""
     compressor = gradwire.compressor("eden", bits=bits)
     exchange = Exchange(compressor, strategy=strategy, group=dist.group.WORLD)
     world, generator = exchange.channel.world, torch.Generator().manual_seed(rank)
     shared = common * torch.randn(NUMEL, generator=torch.Generator().manual_seed(99))
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums = torch.zeros(4, dtype=torch.float64)
     for _ in range(4):
         gradient = shared + torch.randn(NUMEL, generator=generator)
         mean = gradient.clone()
@@ -30,12 +30,11 @@ def _measured(rank: int, bits: int, strategy: str, common: float) -> tuple[float
         exchange.begin_step()
         exchange.run(arrived, [("weight", (NUMEL,))])
         exchange.end_step()
-        norms = [gradient.square().sum(), mean.square().sum(), (arrived - mean).square().sum()]
-        sums += torch.stack(norms).double() / 4
+        sums += torch.stack([each.square().sum() for each in (gradient, mean, arrived, arrived - mean)]).double() / 4
     exchange.channel.all_reduce(sums)
     # The exact share of a Gaussian vector whose signs are sent.
     omega = {1: torch.pi / 2 - 1, 2: 0.1331}[bits]
-    return (omega, *(sums / world).tolist())
+    return [omega, *(sums / world).tolist()]
 
 
 @pytest.mark.parametrize("bits", [1, 2])
@@ -44,5 +43,7 @@ def _measured(rank: int, bits: int, strategy: str, common: float) -> tuple[float
 def test_the_noise_of_a_mean_that_is_encoded_again_has_that_of_the_messages_in_it(
     bits: int, common: float, strategy: str
 ) -> None:
-    omega, own, mean, found = run_ranks(5, _measured, bits, strategy, common)[0]
-    assert noise_added(omega, own, mean, 5, twice=strategy == "two_phase") == pytest.approx(found, rel=0.06)
+    omega, own, mean, arrived, noise = run_ranks(5, _measured, bits, strategy, common)[0]
+    coded = Coded(omega, own, 5, strategy == "two_phase")
+    assert noise_added(mean, coded) == pytest.approx(noise, rel=0.06)
+    assert exact_mean(arrived, coded) == pytest.approx(mean, rel=0.06)

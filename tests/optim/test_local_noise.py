@@ -1,7 +1,8 @@
-"""The learning rate of compressed steps follows the noise of a rank's own gradients, over real Gloo processes."""
+"""The length of compressed steps follows the noise of a rank's own gradients, over real Gloo processes."""
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -15,7 +16,8 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.optim import CompressedStep
 from gradwire.optim._local_noise import EVERY, FIRST, MOST, LocalNoise
 from gradwire.testing.processes import run_ranks
-from tests.optim.jobs import forward, model_of, parameters, resume
+from tests.heard import heard
+from tests.optim.jobs import model_of, resume
 
 LR, DECAY = 0.01, 0.5
 
@@ -33,7 +35,7 @@ def _by_hand(rank: int, weight_decay: float) -> tuple[list[float], list[float], 
     factors = []
     for _ in range(3):
         _step_with(optimizer, param, grad)
-        factors.append(optimizer.metrics()["rate_factor"])
+        factors.append(optimizer.metrics()["step_factors"][0])
     return param.tolist(), factors, [group["lr"] for group in optimizer.param_groups]
 
 
@@ -65,7 +67,7 @@ def _share(rank: int, level: float, options: dict[str, Any]) -> tuple[float, flo
     whole, common = (
         way.square().sum() for way in (torch.stack(ways) / math.sqrt(len(ways)), torch.stack(ways).mean(0))
     )
-    return optimizer.metrics()["rate_factor"], float((whole / common).sqrt())
+    return optimizer.metrics()["step_factors"][0], float((whole / common).sqrt())
 
 
 @pytest.mark.parametrize("level", [0.0, 0.5, 5.0])
@@ -123,7 +125,7 @@ def _measured_rounds(rank: int) -> list[int]:
         _step_with(optimizer, param, torch.ones(64))
         sent.append(optimizer.metrics()["bytes_sent"])
     differences = torch.tensor(sent).diff().tolist()
-    assert max(differences) == min(differences) + 8  # On two ranks an average of two floats sends 8 bytes.
+    assert max(differences) == min(differences) + 12  # On two ranks an average of three floats sends 12 bytes.
     return seen
 
 
@@ -134,29 +136,121 @@ def test_it_is_measured_in_the_first_rounds_and_at_intervals() -> None:
 def _most(rank: int) -> float:
     param = nn.Parameter(torch.zeros(1024))
     optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none")
-    noise = LocalNoise(optimizer.exchange, "AdamW")
-    noise.load_state_dict({"share": 1e-6})
-    return noise.factor
+    noise = LocalNoise(optimizer.exchange, 1, "AdamW")
+    noise.load_state_dict({"shares": [1e-6]})
+    return noise.factors[0]
 
 
 def test_it_has_a_largest_value() -> None:
     assert run_ranks(1, _most) == [MOST]
 
 
-def _spoilt(rank: int) -> tuple[float, float, bool]:
+SIGNS = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).repeat(1, 2)
+"""Gradients of two ranks; half of the square of Adam's first step is common."""
+
+
+def _spoilt(rank: int, where: str) -> tuple[list[float], bool]:
     param = nn.Parameter(torch.ones(4))
     optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none")
-    sign = torch.tensor([[1.0, 1.0], [1.0, -1.0]][rank]).repeat(2)
-    _step_with(optimizer, param, sign)
-    before = optimizer.metrics()["rate_factor"]
-    with torch.no_grad():
-        param[0] = math.nan if rank == 1 else param[0]
-    _step_with(optimizer, param, sign)
-    return before, optimizer.metrics()["rate_factor"], optimizer.metrics()["nonfinite_steps"] > 0
+    factors = []
+    for step in range(4):
+        grad = SIGNS[rank].clone()
+        if step in (0, 2) and rank == 1 and where == "gradient":
+            grad[0] = math.inf
+        if step == 2 and rank == 1 and where == "parameter":
+            with torch.no_grad():
+                param[0] = math.nan
+        _step_with(optimizer, param, grad)
+        factors.append(optimizer.metrics()["step_factors"][0])
+    return factors, optimizer.metrics()["nonfinite_steps"] > 0
 
 
-def test_a_round_that_is_not_finite_says_nothing() -> None:
-    assert run_ranks(2, _spoilt) == [(pytest.approx(math.sqrt(2)), pytest.approx(math.sqrt(2)), True)] * 2
+def test_a_round_that_is_not_finite_or_that_a_rank_left_out_says_nothing() -> None:
+    """A rank that goes nowhere would look like one that has nothing in common with the others."""
+    root = pytest.approx(math.sqrt(2), rel=1e-3)
+    assert run_ranks(2, _spoilt, "gradient") == [([1.0, root, root, root], False)] * 2
+    assert run_ranks(2, _spoilt, "parameter") == [([root] * 4, True)] * 2
+
+
+def _grouped(rank: int) -> tuple[list[float], list[float], float]:
+    """The ranks agree on one group, and not on the other."""
+    agreed, apart = nn.Parameter(torch.ones(64)), nn.Parameter(torch.ones(4))
+    groups = [{"params": [agreed], "lr": 1e-4}, {"params": [apart], "lr": LR}]
+    optimizer = CompressedStep(torch.optim.AdamW(groups, weight_decay=0.0, eps=1e-12), "none")
+    for _ in range(3):
+        agreed.grad = torch.ones(64)
+        _step_with(optimizer, apart, SIGNS[rank])
+    return optimizer.metrics()["step_factors"], apart.tolist(), float(agreed.detach().mean())
+
+
+def test_what_a_group_has_in_common_says_nothing_of_another() -> None:
+    factors, apart, agreed = run_ranks(2, _grouped)[0]
+    assert factors == pytest.approx([1.0, math.sqrt(2)], rel=1e-3)
+    assert apart == pytest.approx([1 - LR * (1 + 2 * math.sqrt(2)), 1.0] * 2, abs=1e-5)
+    assert agreed == pytest.approx(1 - 3e-4, abs=1e-6)
+
+
+class Decaying(torch.optim.AdamW):
+    """Changes its learning rate within its step, as optimizers with a schedule of their own do."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] *= 0.5
+
+
+def _own_schedule(rank: int) -> tuple[list[float], float]:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(Decaying([param], lr=LR, weight_decay=0.0, eps=1e-12), "none")
+    for _ in range(3):
+        _step_with(optimizer, param, SIGNS[rank])
+    return param.tolist(), optimizer.param_groups[0]["lr"]
+
+
+def test_a_learning_rate_that_the_optimizer_changes_itself_is_kept() -> None:
+    values, rate = run_ranks(2, _own_schedule)[0]
+    assert rate == LR / 8
+    assert values == pytest.approx([1 - LR * (1 + math.sqrt(2) * (0.5 + 0.25)), 1.0] * 2, abs=1e-5)
+
+
+def _said(rank: int) -> list[str]:
+    lines = heard()
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none")
+    for _ in range(3):
+        _step_with(optimizer, param, SIGNS[rank])
+    return [line for line in lines if "made 1.41 times as long" in line]
+
+
+def test_the_log_says_it_once() -> None:
+    one, other = run_ranks(2, _said)
+    assert (len(one), other) == (1, [])
+
+
+def _resized(rank: int, saved: dict[str, Any]) -> list[float]:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR, betas=(0.0, 0.999)), "none")
+    optimizer.load_state_dict(saved, on_resize="reset")
+    factors = [optimizer.metrics()["step_factors"][0]]
+    for _ in range(2):
+        _step_with(optimizer, param, SIGNS[rank])
+        factors.append(optimizer.metrics()["step_factors"][0])
+    return factors
+
+
+def _saved(rank: int) -> dict[str, Any]:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR, betas=(0.0, 0.999)), "none")
+    for _ in range(FIRST + 1):
+        _step_with(optimizer, param, torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0]][rank]).repeat(2))
+    assert optimizer.metrics()["step_factors"][0] > 1
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def test_another_number_of_ranks_measures_anew_at_once() -> None:
+    """The next round would not be measured otherwise."""
+    state = run_ranks(3, _saved)[0]
+    assert run_ranks(2, _resized, state)[0] == [1.0, *[pytest.approx(math.sqrt(2), rel=0.05)] * 2]
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -184,7 +278,7 @@ def _off(rank: int) -> list[bool]:
         (sgd, {}),
     ):
         optimizer = CompressedStep(cls(model_of().named_parameters(), lr=0.1), **options)  # type: ignore[arg-type]
-        found.append("rate_factor" in optimizer.metrics())
+        found.append("step_factors" in optimizer.metrics())
     return found
 
 
@@ -241,35 +335,50 @@ def test_ranks_that_would_step_differently_hear_of_it() -> None:
         assert "variance_correction" in text
 
 
-class Foreign(torch.optim.AdamW):
-    """Stands for an optimizer of another package."""
+class Foreign(torch.optim.Optimizer):
+    """Stands for an optimizer of another package, which has no learning rate in its groups."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state.setdefault(param, {"exp_avg_sq": torch.zeros_like(param)})
+                state["exp_avg_sq"].mul_(0.9).addcmul_(param.grad, param.grad, value=0.1)
+                param.sub_(3e-3 * param.grad / (state["exp_avg_sq"].sqrt() + 1e-8))
 
 
-Foreign.__module__ = "another.package"
+def _trained(rank: int, kind: str) -> tuple[list[float], float, float]:
+    """The factors, and how far parameters went with them and without, on gradients that have half in common."""
+    gone = []
+    for corrects in (True, False):
+        param = nn.Parameter(torch.zeros(1 << 12, dtype=torch.bfloat16 if kind == "half" else torch.float32))
+        inner: dict[str, Any] = {
+            "plain": lambda param: torch.optim.AdamW([param], lr=3e-3),
+            "fused": lambda param: torch.optim.AdamW([param], lr=3e-3, fused=True),
+            "tensor": lambda param: torch.optim.AdamW([param], lr=torch.tensor(3e-3)),
+            "half": lambda param: torch.optim.AdamW([param], lr=3e-3),
+            "adafactor": lambda param: torch.optim.Adafactor([param], lr=3.0),
+            "foreign": lambda param: Foreign([param]),
+        }
+        optimizer = CompressedStep(inner[kind](param), "none", variance_correction=corrects)
+        for _ in range(4):
+            param.grad = SIGNS[rank].repeat(1 << 10).to(param.dtype)
+            optimizer.step()
+        gone.append(float(param.detach()[0]))
+    model = CompressedStep(inner[kind](nn.Parameter(torch.zeros(4, dtype=param.dtype))), "none")
+    assert ("step_factors" in model.metrics()) == (kind != "foreign")
+    return [float(param.detach()[1]), *gone]
 
 
-def _trained(rank: int, kind: str) -> str:
-    model = model_of()
-    inner: dict[str, Any] = {
-        "fused": lambda: torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True),
-        "tensor": lambda: torch.optim.AdamW(model.parameters(), lr=torch.tensor(3e-3)),
-        "half": lambda: torch.optim.AdamW(model.to(torch.bfloat16).parameters(), lr=3e-3),
-        "foreign": lambda: Foreign(model.parameters(), lr=3e-3),
-    }
-    optimizer = CompressedStep(inner[kind](), min_numel=0, bits=0.5, every=2, variance_correction=True)
-    for step in range(6):
-        if kind == "half":
-            optimizer.zero_grad()
-            model(torch.randn(4, 32, dtype=torch.bfloat16)).float().square().mean().backward()
-        else:
-            forward(model, optimizer, step, rank).backward()
-        optimizer.step()
-    assert optimizer.metrics()["rate_factor"] > 1
-    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(3e-3)
-    return parameters(model.float())
-
-
-@pytest.mark.parametrize("kind", ["fused", "tensor", "half", "foreign"])
-def test_rates_of_every_kind_are_multiplied(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["plain", "fused", "tensor", "half", "adafactor", "foreign"])
+def test_steps_of_every_kind_are_lengthened(kind: str) -> None:
     one, other = run_ranks(2, _trained, kind)
     assert one == other
+    still, corrected, plain = one
+    assert still == pytest.approx(0, abs=1e-6)
+    # Rounding of 16 bits, and steps that are not all of one length.
+    near = {"adafactor": 0.2, "half": 0.05, "foreign": 0.05}.get(kind, 0.02)
+    assert corrected / plain == pytest.approx((1 + 3 * math.sqrt(2)) / 4, rel=near)

@@ -34,11 +34,13 @@ __all__ = [
     "BUDGETS",
     "DENSE",
     "Choice",
+    "Coded",
     "ErrorBudget",
     "budget_of",
     "candidates",
     "candidates_on_hosts",
     "edges",
+    "exact_mean",
     "finer",
     "from_config",
     "from_config_of",
@@ -154,21 +156,41 @@ class Choice:
         return {"method": self.method, "strategy": self.strategy.name}
 
 
-def noise_added(omega: float, own: float, mean: float, senders: int, *, twice: bool) -> float:
-    """The variance that a code adds to the mean of a bucket.
+@dataclass(frozen=True)
+class Coded:
+    """A mean of coded gradients.
 
     Args:
-        omega: squared norm of what it adds to a gradient, as a share of the gradient's.
+        omega: squared norm of what the code adds to a gradient, as a share of the gradient's.
         own: mean of the squared norms of what the senders encode.
-        mean: squared norm of their mean.
         senders: number of messages that are averaged.
         twice: the mean, with the noise of the messages in it, is encoded again.
+    """
 
-    >>> noise_added(0.5, 8.0, 2.0, 4, twice=False), noise_added(0.5, 8.0, 2.0, 4, twice=True)
+    omega: float
+    own: float
+    senders: int
+    twice: bool
+
+
+def noise_added(mean: float, coded: Coded) -> float:
+    """The variance that a code adds to the mean of a bucket, of which ``mean`` is the exact squared norm.
+
+    >>> noise_added(2.0, Coded(0.5, 8.0, 4, False)), noise_added(2.0, Coded(0.5, 8.0, 4, True))
     (1.0, 2.5)
     """
-    added = omega * own / senders
-    return added + (omega * (mean + added) if twice else 0.0)
+    added = coded.omega * coded.own / coded.senders
+    return added + (coded.omega * (mean + added) if coded.twice else 0.0)
+
+
+def exact_mean(arrived: float, coded: Coded) -> float:
+    """The squared norm of the exact mean, of which one has arrived whose squared norm contains the noise of its code.
+
+    >>> exact_mean(3.0, Coded(0.5, 8.0, 4, False)), exact_mean(4.5, Coded(0.5, 8.0, 4, True))
+    (2.0, 2.0)
+    """
+    once = arrived / (1 + coded.omega) if coded.twice else arrived
+    return max(0.0, once - coded.omega * coded.own / coded.senders)
 
 
 def _made(method: str, strategy: str) -> Choice:

@@ -35,11 +35,13 @@ from torch import Tensor
 from gradwire.auto.choices import (
     DENSE,
     Choice,
+    Coded,
     ErrorBudget,
     budget_of,
     candidates,
     candidates_on_hosts,
     edges,
+    exact_mean,
     finer,
     from_config,
     from_config_of,
@@ -623,7 +625,9 @@ class AutoPilot:
             key, own, mean, choice = _names(params), own / total, mean / total, self._choice(params)
             if choice.keeps:
                 continue
-            mean = max(0.0, mean - self._added(params, choice, own, mean))
+            if not choice.dense:
+                coded = self._coded(params, choice, own, mean)
+                mean = 0.0 if coded is None else exact_mean(mean, coded)
             known = known and key in self._norms
             before = self._norms.get(key, (own, mean))
             # Half of all differences is what has moved from one place to another.
@@ -842,15 +846,20 @@ class AutoPilot:
         """The variance that a choice adds to the mean gradient of a bucket; infinite if it is not known."""
         if choice.dense:
             return 0.0
+        coded = self._coded(params, choice, own, mean)
+        return math.inf if coded is None else noise_added(mean, coded)
+
+    def _coded(self, params: Sequence[Named], choice: Choice, own: float, mean: float) -> Coded | None:
+        """Return what the error that a choice adds to a bucket follows from; None if its code was not measured."""
         probed = self._probed.get((_names(params), choice))
         if probed is None:
-            return math.inf
+            return None
         senders = world = self.exchange.channel.world
         if choice.on_hosts and self._links is not None:
             senders = world // self._links.size
             signal = max(0.0, world * mean - own) / (world - 1)
             own = signal + (own - signal) / self._links.size
-        return noise_added(probed.omega, own, mean, senders, twice=choice.twice(senders) and not self.scatters)
+        return Coded(probed.omega, own, senders, choice.twice(senders) and not self.scatters)
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
         """The variance that sampling the batch leaves in the mean gradient."""

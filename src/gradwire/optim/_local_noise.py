@@ -1,28 +1,30 @@
 """Correction of local steps for the noise of a rank's own gradients, which a mean over the ranks would not have.
 
-    share = sum_i <w_i, M> / sum_i |w_i|^2;  local learning rate = lr / sqrt(share)
+    share = sum_i <w_i, M> / sum_i |w_i|^2;  local step = step / sqrt(share)
 
 Law: Adam divides by the root of v, and v of one rank's gradients is their signal and all of their noise; that of a mean
 over W ranks has W times less noise. So where gradients are mostly noise the ranks' ways w_i are as long as ever, and
 their mean M, in which the noise cancels, is up to sqrt(W) times shorter than the way of one Adam that sees the mean
 gradient. share is what is left of the square: 1 if all ranks go the same way, 1 / W if their ways have nothing in
 common. The scalar product with the decoded M is right on average for every code that is, whatever noise the code adds.
+Each parameter group has a share of its own, because what one group's gradients have in common says nothing of another.
 
 Not the mean is lengthened, but the local steps: with several of them in a round a longer mean overshoots along what the
-ranks agree on. Ways have more in common than gradients, because momentum averages noise over steps, so this corrects
-less than the second moment alone would ask for. The whole of that, computed from share and the betas, was tried: a
-small GPT on 8 ranks ended with 1.94 in place of 1.87, and with five steps in a round 2.24 in place of 2.04
-(docs/adaptive.md).
+ranks agree on. And the step itself is, not the learning rate, which an optimizer may change or limit within its step.
+Ways have more in common than gradients, because momentum averages noise over steps, so this corrects less than the
+second moment alone would ask for. The whole of that, computed from share and the betas, was tried on a small GPT with 8
+ranks and an eighth of a bit: 1.94 in place of 1.87, and with five steps in a round 2.24 in place of 2.04.
 
 It is measured in the first rounds, in which the share changes most, and then in every ``EVERY``-th, for one pass over
-the parameters and a message of 8 bytes there, whatever the number of workers.
+the parameters and one all-reduce of two floats for each parameter group, however many workers there are.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,63 +46,82 @@ _SAID = 1.1
 
 
 class LocalNoise:
-    """The factor by which local learning rates are multiplied, equal on all ranks.
+    """The factors by which local steps are multiplied, one for each parameter group, equal on all ranks.
 
     Args:
         exchange: exchange of the ranks.
+        groups: number of parameter groups.
         optimizer: name of the local optimizer, for the log.
     """
 
-    def __init__(self, exchange: Exchange, optimizer: str) -> None:
+    def __init__(self, exchange: Exchange, groups: int, optimizer: str) -> None:
         self._exchange, self._optimizer = exchange, optimizer
-        self._share: float | None = None
+        self._shares: list[float | None] = [None] * groups
+        self._since = 0
         self._said = False
 
     @property
-    def factor(self) -> float:
-        """From 1 to ``MOST``; 1 before it was measured."""
-        least = MOST**-2
-        return 1 / math.sqrt(min(max(1.0 if self._share is None else self._share, least), 1.0))
+    def factors(self) -> list[float]:
+        """Numbers from 1 to ``MOST``; 1 where nothing was measured."""
+        return [1 / math.sqrt(min(max(share or 1.0, MOST**-2), 1.0)) for share in self._shares]
 
     def due(self) -> bool:
         """Return whether the round that is being exchanged is measured."""
         t = self._exchange.step
-        return self._exchange.channel.world > 1 and (t <= FIRST or t % EVERY == 0)
+        return self._exchange.channel.world > 1 and (t <= self._since + FIRST or t % EVERY == 0)
 
     @torch.no_grad()
-    def measure(self, ways: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def measure(self, ways: Iterable[tuple[int, Tensor, Tensor]]) -> None:
         """Compare this rank's ways with the mean that has arrived; all ranks must call it in the same round.
 
         Args:
-            ways: pairs of this rank's way and the mean way, one for each parameter; float32, of one shape.
+            ways: number of the group, this rank's way and the mean way of each parameter; float32, of one shape.
         """
-        parts = [torch.stack([torch.sum(own * mean), torch.sum(own * own)]) for own, mean in ways]
-        sums = torch.stack(parts).sum(0)
+        world = self._exchange.channel.world
+        device = self._exchange.device
+        sums = torch.zeros(2 * len(self._shares) + 1, dtype=torch.float32, device=device)
+        for group, own, mean in ways:
+            sums[2 * group] += torch.sum(own * mean)
+            sums[2 * group + 1] += torch.sum(own * own)
+        # A rank that left out its steps, because its gradients were not finite, has gone nowhere.
+        sums[-1] = (sums[1::2].sum() == 0).float()
         counters = self._exchange.counters
         dense = counters.dense_bytes
-        spoilt = bool(self._exchange.average(sums))
+        self._exchange.average(sums)
         # It comes on top of what would be exchanged without compression.
         counters.dense_bytes = dense
-        common, whole = map(float, sums.tolist())
-        if spoilt or whole <= 0:
+        *pairs, absent = sums.tolist()
+        if absent != 0 or not all(map(math.isfinite, pairs)):
             return
-        # Fewer than 1 / W of the squares are common only by the noise of the code.
-        now = min(max(common / whole, 1 / self._exchange.channel.world), 1.0)
-        self._share = now if self._share is None else (now + self._share) / 2
-        if self.factor >= _SAID and not self._said and self._exchange.channel.rank == 0:
+        for group, (common, whole) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
+            if whole > 0:
+                # Fewer than 1 / W of the squares are common only by the noise of the code.
+                now, before = min(max(common / whole, 1 / world), 1.0), self._shares[group]
+                self._shares[group] = now if before is None else (now + before) / 2
+        self._say()
+
+    def _say(self) -> None:
+        largest = max(self.factors)
+        if largest >= _SAID and not self._said and self._exchange.channel.rank == 0:
             log.info(
-                "the ranks' steps are %.3g times as long as their mean, by the noise of their own gradients: %s makes "
-                "its local steps with %.3g times its learning rates, and this factor follows the noise",
-                self.factor,
+                "the ranks' steps are %.3g times as long as their mean, by the noise of their own gradients: the local "
+                "steps of %s are made %.3g times as long, and this factor follows the noise",
+                largest,
                 self._optimizer,
-                self.factor,
+                largest,
             )
             self._said = True
 
-    def state_dict(self) -> dict[str, float | None]:
+    def state_dict(self) -> dict[str, Any]:
         """Return numbers on which all ranks agree."""
-        return {"share": self._share}
+        return {"shares": list(self._shares), "since": self._since}
 
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Continue from a ``state_dict``; of none, or of another number of ranks, from nothing."""
-        self._share = state.get("share")
+    def restart(self) -> None:
+        """Forget what was measured up to now, because other ranks go on from here."""
+        self._shares, self._since = [None] * len(self._shares), self._exchange.step
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state_dict``; one of other groups, or without any, says nothing."""
+        shares: Sequence[float | None] = state.get("shares", ())
+        self._shares = list(shares) if len(shares) == len(self._shares) else [None] * len(self._shares)
+        self._since = int(state.get("since", 0))

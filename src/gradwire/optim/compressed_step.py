@@ -20,9 +20,7 @@ and p_i with it.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.adaptive import is_adaptive, noise_only
+from gradwire.adaptive import is_adaptive_class, noise_only
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, Verbatim, is_int, require
@@ -99,12 +97,14 @@ class CompressedStep(LocalSteps):
         late: exchange a round beside the steps of the next one, on a thread, and apply it one round late: the network
             is hidden, for 8 bytes more an element and a mean that is a round old. ``exchange_ways()`` brings all in
             step, and ``finish()`` applies what is under way.
-        variance_correction: multiply the learning rates of the local steps, while they are made, by what the noise of
-            this rank's own gradients makes the mean step too short: a learning rate found for one AdamW over the mean
-            gradient can then be kept. It is measured, and costs 8 bytes in some rounds. It needs an inner optimizer
-            that divides by a mean of squares, and a method that is right on average and keeps nothing back; not with
-            ``late``, a meeting or "auto". With ``decay="inner"`` the decay is multiplied, too. None: wherever it can
-            be.
+        variance_correction: multiply local steps by what the noise of this rank's own gradients makes the mean step too
+            short, for each parameter group: with one step a round the mean is then about as long as a step of one AdamW
+            on the mean gradient, whose learning rate can be kept. It is measured, for an all-reduce of a few floats in
+            some rounds. It needs an inner optimizer that divides by a mean of squares, and a method that is right on
+            average and keeps nothing back; not with ``late``, a meeting or "auto". With ``decay="inner"`` the decay is
+            multiplied, too. Give False where ``eps`` is far larger than the root of the second moments: such steps
+            are linear in the gradient. None: wherever it can be, with an optimizer of torch or derived from one, but
+            for ``RAdam``.
         process_group: the ranks; None is the default group.
         meeting: meeting of workers that come and go, in place of a group; with the decay inside, moments apart and
             nothing late.
@@ -188,11 +188,11 @@ class CompressedStep(LocalSteps):
             if variance_correction:
                 check_correction(inner, others)
 
-        corrects = is_adaptive(inner) and not any(others.values())
+        corrects = shortened_by_noise(inner) and not any(others.values())
         if variance_correction is not None:
             corrects = variance_correction
         facts: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
-        facts["variance_correction"] = corrects
+        facts |= {"variance_correction": variance_correction, "noise_shortens_steps": shortened_by_noise(inner)}
         if keep:
             facts["reset"] = reset
         if moments != "apart":
@@ -245,7 +245,7 @@ class CompressedStep(LocalSteps):
         methods = (self.exchange.compressor, *self.exchange.policy.overrides.values())
         unfit = [method for method in methods if not noise_only(method, self.exchange.memory_for(method))]
         if not unfit:
-            return LocalNoise(self.exchange, type(inner).__name__)
+            return LocalNoise(self.exchange, len(self.param_groups), type(inner).__name__)
         if not required:
             return None
         release(self.exchange)
@@ -302,11 +302,11 @@ class CompressedStep(LocalSteps):
     def metrics(self) -> dict[str, Any]:
         """Return the figures of every optimizer of this kind; it waits for the round that is under way.
 
-        With a correction of the learning rates "rate_factor" is by how much they are multiplied.
+        With a correction "step_factors" are the numbers by which local steps are multiplied, one for each group.
         """
         self._wait()
-        factor = {} if self._noise is None else {"rate_factor": self._noise.factor}
-        return {**super().metrics(), **factor}
+        factors = {} if self._noise is None else {"step_factors": self._noise.factors}
+        return {**super().metrics(), **factors}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.
@@ -344,8 +344,10 @@ class CompressedStep(LocalSteps):
         if self._flight is not None:
             self._flight.load(flight, [name for name, _ in self.named])
         if self._noise is not None:
-            # The noise in a mean depends on the number of ranks.
-            self._noise.load_state_dict(state_dict.get("noise", {}) if same else {})
+            self._noise.load_state_dict(state_dict.get("noise", {}))
+            if not same:
+                # The noise in a mean depends on the number of ranks.
+                self._noise.restart()
         self._apart = apart
         self._shrunk_by = [1.0] * len(self._members)
 
@@ -452,26 +454,47 @@ class CompressedStep(LocalSteps):
 
     def outer(self, mean: Tensor) -> None:
         if self._noise is not None and self._noise.due():
-            starts = [self._start(number) for number in range(len(self.params))]
-            ways = ((start - param).float() for start, param in zip(starts, self.params, strict=True))
-            self._noise.measure(zip(ways, self.way.views, strict=True))
+            self._noise.measure(self._ways(mean))
         super().outer(mean)
 
+    def _ways(self, mean: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the group, this rank's own way in the round and the mean way of each parameter."""
+        means = torch.split(mean, [param.numel() for param in self.params])
+        for group, numbers in enumerate(self._members):
+            for number in numbers:
+                param = self.params[number]
+                yield group, (self._start(number) - param).float(), means[number].view(param.shape)
+
     def _step_alone(self) -> None:
-        changed: dict[str, Callable[[Any], Any]] = {}
-        if self.decay == "outer":
-            self._shrink()
-            changed["weight_decay"] = lambda _: 0.0
-        if self._noise is not None and self._noise.factor != 1:
-            changed["lr"] = partial(operator.mul, self._noise.factor)
-        before = [{key: group[key] for key in changed} for group in self.param_groups]
+        if self.decay == "inner":
+            self._lengthened_step()
+            return
+        self._shrink()
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["weight_decay"] = 0.0
         try:
-            for group in self.param_groups:
-                group.update({key: change(group[key]) for key, change in changed.items()})
-            super()._step_alone()
+            self._lengthened_step()
         finally:
-            for group, values in zip(self.param_groups, before, strict=True):
-                group.update(values)
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                group["weight_decay"] = decay
+
+    def _lengthened_step(self) -> None:
+        """Make the inner step, and multiply it by the factor of each group."""
+        factors = [] if self._noise is None else self._noise.factors
+        longer = [
+            (number, factor)
+            for factor, numbers in zip(factors, self._members, strict=False)
+            for number in numbers
+            if factor != 1
+        ]
+        # Ways are written when the round ends; until then their slots are free.
+        for number, _ in longer:
+            self.way.views[number].copy_(self.params[number])
+        super()._step_alone()
+        for number, factor in longer:
+            param, before = self.params[number], self.way.views[number]
+            param.copy_(before.lerp_(param.float(), factor))
 
     def _shrink(self) -> None:
         """Apply a step's weight decay: to the agreed parameters, and to the change of this round."""
@@ -497,6 +520,17 @@ def decoupled(inner: Optimizer) -> bool:
     return all_decoupled or isinstance(inner, torch.optim.AdamW)
 
 
+def shortened_by_noise(inner: Optimizer) -> bool:
+    """Return whether steps are known to become shorter by the noise of gradients, in all phases of the optimizer.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> shortened_by_noise(torch.optim.AdamW([weight])), shortened_by_noise(torch.optim.RAdam([weight]))
+    (True, False)
+    """
+    # The first steps of RAdam are linear in the gradient.
+    return is_adaptive_class(type(inner)) and not isinstance(inner, torch.optim.RAdam)
+
+
 def check_correction(inner: Optimizer, others: Mapping[str, bool]) -> None:
     """Refuse to correct steps that noise does not shorten, or of which nobody could tell by how much.
 
@@ -509,7 +543,7 @@ def check_correction(inner: Optimizer, others: Mapping[str, bool]) -> None:
     name = "CompressedStep.variance_correction"
     for words, asked in others.items():
         require(not asked, name, f"False or None with {words}", True)
-    divides = is_adaptive(inner) or not type(inner).__module__.startswith("torch.optim")
+    divides = is_adaptive_class(type(inner)) or not type(inner).__module__.startswith("torch.optim")
     allowed = "False or None with an optimizer that does not divide by a mean of squares, as Adam does"
     require(divides, name, allowed, Verbatim(f"True with {type(inner).__name__}"))
 
