@@ -589,17 +589,19 @@ class Exchange:
         self.channel.all_reduce(flags, "max")
 
     @torch.no_grad()
-    def average(self, flat: Tensor) -> Tensor:
+    def average(self, flat: Tensor, *, extra: bool = False) -> Tensor:
         """Replace ``flat`` by its uncompressed mean over the ranks; kept tensors stay.
 
         Args:
             flat: contiguous float32.
+            extra: without compression it would not be sent, so it counts as sent, and not as what could be.
 
         Returns:
             bool of one element: whether the mean has a value that is not finite.
         """
         self.open()
-        self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.nbytes // self.channel.world
+        if not extra:
+            self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.nbytes // self.channel.world
         bad = DenseSession([(0, flat.numel())], self.channel, self.device).begin(flat)()
         self._bad.append(bad)
         return bad

@@ -85,11 +85,7 @@ class LocalNoise:
             sums[2 * group + 1] += torch.sum(own * own)
         # A rank that left out its steps, because its gradients were not finite, has gone nowhere.
         sums[-1] = (sums[1::2].sum() == 0).float()
-        counters = self._exchange.counters
-        dense = counters.dense_bytes
-        self._exchange.average(sums)
-        # It comes on top of what would be exchanged without compression.
-        counters.dense_bytes = dense
+        self._exchange.average(sums, extra=True)
         *pairs, absent = sums.tolist()
         if absent != 0 or not all(map(math.isfinite, pairs)):
             return

@@ -401,11 +401,7 @@ class CompressedStep(LocalSteps):
         """Apply the uncompressed mean of the residuals of these elements, which are zero afterwards."""
         waiting = list(self._waiting(lo, hi))
         mean = torch.cat(waiting).float()
-        counters = self.exchange.counters
-        dense = counters.dense_bytes
-        spoilt = bool(self.exchange.average(mean))
-        # It comes on top of what would be exchanged without compression.
-        counters.dense_bytes = dense
+        spoilt = bool(self.exchange.average(mean, extra=True))
         if not spoilt:
             self.agreed.data[lo:hi].sub_(mean)
             for part in waiting:
