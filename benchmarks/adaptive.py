@@ -87,10 +87,13 @@ STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "CompressedStep, none": ("none", {}),
     "CompressedStep, none, every 5": ("none", {"every": 5}),
 }
-for _label, (_method, _options) in list(STEPPED.items()):
-    if _method in ("none", "eden"):
-        STEPPED[f"{_label}, not corrected"] = _method, {**_options, "variance_correction": False}
 """Runs that compress steps of AdamW: label, method and options."""
+
+STEPPED |= {
+    f"{label}, not corrected": (method, {**options, "variance_correction": False})
+    for label, (method, options) in STEPPED.items()
+    if method in ("none", "eden")
+}
 
 WHOLE: dict[str, tuple[type[Exchanged], dict[str, Any]]] = {
     "OneBitAdam, 20 dense steps": (gradwire.optim.OneBitAdam, {"freeze_step": 20}),

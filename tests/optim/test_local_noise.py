@@ -120,11 +120,13 @@ def _measured_rounds(rank: int) -> list[int]:
         measure(ways)
 
     optimizer._noise.measure = recorded  # type: ignore[method-assign]
-    sent = []
+    sent, dense = [], []
     for _ in range(FIRST + 2 * EVERY):
         _step_with(optimizer, param, torch.ones(64))
         sent.append(optimizer.metrics()["bytes_sent"])
+        dense.append(optimizer.metrics()["dense_bytes"])
     differences = torch.tensor(sent).diff().tolist()
+    assert len(set(torch.tensor(dense).diff().tolist())) == 1  # Nothing of it would be sent without compression.
     assert max(differences) == min(differences) + 12  # On two ranks an average of three floats sends 12 bytes.
     return seen
 
@@ -190,6 +192,20 @@ def test_what_a_group_has_in_common_says_nothing_of_another() -> None:
     assert agreed == pytest.approx(1 - 3e-4, abs=1e-6)
 
 
+def _smoothed(rank: int) -> list[float]:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR, betas=(0.0, 0.999), eps=1e-12), "none")
+    factors = []
+    for grad in (SIGNS[rank], torch.ones(4), torch.ones(4)):
+        _step_with(optimizer, param, grad)
+        factors.append(optimizer.metrics()["step_factors"][0])
+    return factors
+
+
+def test_a_measurement_counts_as_much_as_all_before_it() -> None:
+    assert run_ranks(2, _smoothed)[0] == pytest.approx([share**-0.5 for share in (0.5, 0.75, 0.875)], rel=1e-3)
+
+
 class Decaying(torch.optim.AdamW):
     """Changes its learning rate within its step, as optimizers with a schedule of their own do."""
 
@@ -230,7 +246,8 @@ def test_the_log_says_it_once() -> None:
 def _resized(rank: int, saved: dict[str, Any]) -> list[float]:
     param = nn.Parameter(torch.ones(4))
     optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR, betas=(0.0, 0.999)), "none")
-    optimizer.load_state_dict(saved, on_resize="reset")
+    # Processes share the memory of what they are handed, and the inner optimizer goes on with the tensors given.
+    optimizer.load_state_dict(copy.deepcopy(saved), on_resize="reset")
     factors = [optimizer.metrics()["step_factors"][0]]
     for _ in range(2):
         _step_with(optimizer, param, SIGNS[rank])
@@ -350,8 +367,8 @@ class Foreign(torch.optim.Optimizer):
                 param.sub_(3e-3 * param.grad / (state["exp_avg_sq"].sqrt() + 1e-8))
 
 
-def _trained(rank: int, kind: str) -> tuple[list[float], float, float]:
-    """The factors, and how far parameters went with them and without, on gradients that have half in common."""
+def _trained(rank: int, kind: str) -> list[float]:
+    """Return how far an element went on which ranks disagree, and one on which they agree, corrected and not."""
     gone = []
     for corrects in (True, False):
         param = nn.Parameter(torch.zeros(1 << 12, dtype=torch.bfloat16 if kind == "half" else torch.float32))
@@ -368,8 +385,8 @@ def _trained(rank: int, kind: str) -> tuple[list[float], float, float]:
             param.grad = SIGNS[rank].repeat(1 << 10).to(param.dtype)
             optimizer.step()
         gone.append(float(param.detach()[0]))
-    model = CompressedStep(inner[kind](nn.Parameter(torch.zeros(4, dtype=param.dtype))), "none")
-    assert ("step_factors" in model.metrics()) == (kind != "foreign")
+    untold = CompressedStep(inner[kind](nn.Parameter(torch.zeros(4, dtype=param.dtype))), "none")
+    assert ("step_factors" in untold.metrics()) == (kind != "foreign")
     return [float(param.detach()[1]), *gone]
 
 
