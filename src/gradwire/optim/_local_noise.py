@@ -1,13 +1,14 @@
 """Correction of local steps for the noise of a rank's own gradients, which a mean over the ranks would not have.
 
-    share = sum_i <w_i, M> / sum_i |w_i|^2;  local step = step / sqrt(share)
+    share = |M|^2 / mean_i |w_i|^2,  M = mean_i w_i;  local step = step / sqrt(share)
 
 Law: Adam divides by the root of v, and v of one rank's gradients is their signal and all of their noise; that of a mean
 over W ranks has W times less noise. So where gradients are mostly noise the ranks' ways w_i are as long as ever, and
 their mean M, in which the noise cancels, is up to sqrt(W) times shorter than the way of one Adam that sees the mean
 gradient. share is what is left of the square: 1 if all ranks go the same way, 1 / W if their ways have nothing in
-common. The scalar product with the decoded M is right on average for every code that is, whatever noise the code adds.
-Each parameter group has a share of its own, because what one group's gradients have in common says nothing of another.
+common. A sample of the ways, before they are compressed, is averaged for it without compression, so it does not depend
+on the method, on what waits, nor on when the mean is applied. Each parameter group has a share of its own, because what
+one group's gradients have in common says nothing of another.
 
 Not the mean is lengthened, but the local steps: with several of them in a round a longer mean overshoots along what the
 ranks agree on. And the step itself is, not the learning rate, which an optimizer may change or limit within its step.
@@ -15,15 +16,15 @@ Ways have more in common than gradients, because momentum averages noise over st
 second moment alone would ask for. The whole of that, computed from share and the betas, was tried on a small GPT with 8
 ranks and an eighth of a bit: 1.94 in place of 1.87, and with five steps in a round 2.24 in place of 2.04.
 
-It is measured in the first rounds, in which the share changes most, and then in every ``EVERY``-th, for one pass over
-the parameters and one all-reduce of two floats for each parameter group, however many workers there are.
+It is measured in the first rounds, in which the share changes most, and then in every ``EVERY``-th, for one all-reduce
+of at most ``MOST_SAMPLED`` + 1 floats for each parameter group, however many elements and workers there are.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ FIRST, EVERY = 16, 8
 MOST = 4.0
 """The largest factor; what is gained was measured up to 2.5, with 8 ranks."""
 
+SHARE, LEAST, MOST_SAMPLED = 256, 256, 2048
+"""A sample of a group has one in so many of its elements; at least so many, and at most."""
+
+_TURN = (math.sqrt(5) - 1) / 2
+
 _SAID = 1.1
 """The factor from which on the log says once what is done."""
 
@@ -50,13 +56,13 @@ class LocalNoise:
 
     Args:
         exchange: exchange of the ranks.
-        groups: number of parameter groups.
+        groups: places of each parameter group in a flat tensor: first element, and the one behind the last.
         optimizer: name of the local optimizer, for the log.
     """
 
-    def __init__(self, exchange: Exchange, groups: int, optimizer: str) -> None:
-        self._exchange, self._optimizer = exchange, optimizer
-        self._shares: list[float | None] = [None] * groups
+    def __init__(self, exchange: Exchange, groups: Sequence[Sequence[tuple[int, int]]], optimizer: str) -> None:
+        self._exchange, self._groups, self._optimizer = exchange, groups, optimizer
+        self._shares: list[float | None] = [None] * len(groups)
         self._since = 0
         self._said = False
 
@@ -66,35 +72,46 @@ class LocalNoise:
         return [1 / math.sqrt(min(max(share or 1.0, MOST**-2), 1.0)) for share in self._shares]
 
     def due(self) -> bool:
-        """Return whether the round that is being exchanged is measured."""
-        t = self._exchange.step
+        """Return whether the round that comes next is measured."""
+        t = self._exchange.step + 1
         return self._exchange.channel.world > 1 and (t <= self._since + FIRST or t % EVERY == 0)
 
     @torch.no_grad()
-    def measure(self, ways: Iterable[tuple[int, Tensor, Tensor]]) -> None:
-        """Compare this rank's ways with the mean that has arrived; all ranks must call it in the same round.
+    def measure(self, way: Tensor) -> None:
+        """Compare a sample of this rank's way with the mean of all ranks'; all must call it before the same round.
 
         Args:
-            ways: number of the group, this rank's way and the mean way of each parameter; float32, of one shape.
+            way: this rank's way, flat, float32.
         """
         world = self._exchange.channel.world
-        device = self._exchange.device
-        sums = torch.zeros(2 * len(self._shares) + 1, dtype=torch.float32, device=device)
-        for group, own, mean in ways:
-            sums[2 * group] += torch.sum(own * mean)
-            sums[2 * group + 1] += torch.sum(own * own)
+        samples = [self._sample(way, spans) for spans in self._groups]
+        squares = torch.stack([sample.square().sum() for sample in samples])
         # A rank that left out its steps, because its gradients were not finite, has gone nowhere.
-        sums[-1] = (sums[1::2].sum() == 0).float()
-        self._exchange.average(sums, extra=True)
-        *pairs, absent = sums.tolist()
-        if absent != 0 or not all(map(math.isfinite, pairs)):
+        absent = (squares.sum() == 0).float()
+        mean = torch.cat([*samples, squares, absent[None]])
+        self._exchange.average(mean, extra=True)
+        *means, wholes, away = torch.split(mean, [*map(len, samples), len(samples), 1])
+        commons = torch.stack([sample.square().sum() for sample in means])
+        pairs = list(zip(commons.tolist(), wholes.tolist(), strict=True))
+        if float(away) != 0 or not all(math.isfinite(number) for pair in pairs for number in pair):
             return
-        for group, (common, whole) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
+        for group, (common, whole) in enumerate(pairs):
             if whole > 0:
-                # Fewer than 1 / W of the squares are common only by the noise of the code.
                 now, before = min(max(common / whole, 1 / world), 1.0), self._shares[group]
                 self._shares[group] = now if before is None else (now + before) / 2
         self._say()
+
+    def _sample(self, way: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Every so many-th element of a group; which of them changes from round to round."""
+        numel = sum(hi - lo for lo, hi in spans)
+        # An odd stride does not stay in one column of a matrix.
+        stride = max(numel // min(max(numel // SHARE, LEAST), MOST_SAMPLED), 1) | 1
+        first = int((self._exchange.step + 1) * _TURN % 1 * min(stride, numel))
+        parts = []
+        for lo, hi in spans:
+            parts.append(way[lo + first : hi : stride])
+            first = (first - (hi - lo)) % stride
+        return torch.cat(parts)
 
     def _say(self) -> None:
         largest = max(self.factors)

@@ -21,6 +21,7 @@ and p_i with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,11 +29,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.adaptive import is_adaptive_class, noise_only
+from gradwire.adaptive import is_adaptive_class
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.exchange.checkpoint import OnResize
+from gradwire.group.dense import joined
 from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import is_auto
 from gradwire.meeting.meeting import Meeting
@@ -99,12 +101,11 @@ class CompressedStep(LocalSteps):
             step, and ``finish()`` applies what is under way.
         variance_correction: multiply local steps by what the noise of this rank's own gradients makes the mean step too
             short, for each parameter group: with one step a round the mean is then about as long as a step of one AdamW
-            on the mean gradient, whose learning rate can be kept. It is measured, for an all-reduce of a few floats in
-            some rounds. It needs an inner optimizer that divides by a mean of squares, and a method that is right on
-            average and keeps nothing back; not with ``late``, a meeting or "auto". With ``decay="inner"`` the decay is
-            multiplied, too. Give False where ``eps`` is far larger than the root of the second moments: such steps
-            are linear in the gradient. None: wherever it can be, with an optimizer of torch or derived from one, but
-            for ``RAdam``.
+            on the mean gradient, whose learning rate can be kept. It is measured on a sample, which is averaged without
+            compression in some rounds. It needs an inner optimizer that divides by a mean of squares; not with a
+            meeting. With ``decay="inner"`` the decay is multiplied, too. Give False where ``eps`` is far larger than
+            the root of the second moments: such steps are linear in the gradient. None: wherever it can be, with an
+            optimizer of torch or derived from one, but for ``RAdam``.
         process_group: the ranks; None is the default group.
         meeting: meeting of workers that come and go, in place of a group; with the decay inside, moments apart and
             nothing late.
@@ -166,7 +167,6 @@ class CompressedStep(LocalSteps):
         if compressor is None:
             compressor = "topk" if keep else "eden"
         chosen = decay if decay is not None else "outer" if decoupled(inner) and meeting is None else "inner"
-        others = {"keep": keep, "late": late, "'auto'": is_auto(compressor), "a meeting": meeting is not None}
 
         def check() -> None:
             own = {"decay": decay, "moments": moments, "keep": keep, "late": late, "reset": reset}
@@ -186,9 +186,10 @@ class CompressedStep(LocalSteps):
             if chosen == "outer":
                 check_outer(inner)
             if variance_correction:
-                check_correction(inner, others)
+                require(alone, "CompressedStep.variance_correction", "False or None with a meeting", True)
+                check_correction(inner)
 
-        corrects = shortened_by_noise(inner) and not any(others.values())
+        corrects = shortened_by_noise(inner) and meeting is None
         if variance_correction is not None:
             corrects = variance_correction
         facts: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
@@ -206,7 +207,6 @@ class CompressedStep(LocalSteps):
         memory = self.exchange.memory_for(self.exchange.compressor if pilot is None else TopK())
         if keep:
             self._check_kept(memory)
-        self._noise = self._noise_of(inner, variance_correction) if corrects else None
         self.decay: Decay = chosen
         self.moments = moments
         self._moments = None if moments == "apart" else AveragedMoments(self.params)
@@ -217,6 +217,12 @@ class CompressedStep(LocalSteps):
             [numbers[id(param)] for param in group["params"] if id(param) in numbers] for group in self.param_groups
         ]
         self._shrunk_by = [1.0] * len(self._members)
+        self._noise = LocalNoise(self.exchange, self._spans(), type(inner).__name__) if corrects else None
+
+    def _spans(self) -> list[list[tuple[int, int]]]:
+        """The places in a flat tensor of all parameters of those of each group."""
+        ends = list(accumulate(param.numel() for param in self.params))
+        return [joined([(ends[n] - self.params[n].numel(), ends[n]) for n in numbers]) for numbers in self._members]
 
     def _check_kept(self, memory: Memory) -> None:
         """Refuse a memory in which there is nothing that a rank could go on with.
@@ -235,24 +241,6 @@ class CompressedStep(LocalSteps):
             return
         release(self.exchange)
         raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
-
-    def _noise_of(self, inner: Optimizer, required: bool | None) -> LocalNoise | None:
-        """Make the object that measures the noise in the steps of this rank; None if the method does not allow it.
-
-        Raises:
-            ConfigError: the correction is required with such a method.
-        """
-        methods = (self.exchange.compressor, *self.exchange.policy.overrides.values())
-        unfit = [method for method in methods if not noise_only(method, self.exchange.memory_for(method))]
-        if not unfit:
-            return LocalNoise(self.exchange, len(self.param_groups), type(inner).__name__)
-        if not required:
-            return None
-        release(self.exchange)
-        raise ConfigError(
-            "CompressedStep.variance_correction must be False or None with a method that is wrong on average or keeps "
-            f"back what it does not send, got True with {unfit[0].name!r}"
-        )
 
     @property
     def in_step(self) -> bool:
@@ -421,6 +409,7 @@ class CompressedStep(LocalSteps):
         self._gather_way()
         if self._late:
             self._land()
+        self._look()
         self._compare()
         self._flight.begin(self._exchange_once, self.way.data)
         for number, param in enumerate(self.params):
@@ -448,18 +437,14 @@ class CompressedStep(LocalSteps):
         if self._moments is not None and self.exchange.step % int(self.moments) == 0:
             self._moments.average(self.inner, self.exchange)
 
-    def outer(self, mean: Tensor) -> None:
-        if self._noise is not None and self._noise.due():
-            self._noise.measure(self._ways(mean))
-        super().outer(mean)
+    def _means(self) -> Iterator[Tensor]:
+        self._look()
+        yield from super()._means()
 
-    def _ways(self, mean: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the group, this rank's own way in the round and the mean way of each parameter."""
-        means = torch.split(mean, [param.numel() for param in self.params])
-        for group, numbers in enumerate(self._members):
-            for number in numbers:
-                param = self.params[number]
-                yield group, (self._start(number) - param).float(), means[number].view(param.shape)
+    def _look(self) -> None:
+        """Measure now and then what the ways of all ranks, which are gathered and not exchanged, have in common."""
+        if self._noise is not None and self._noise.due():
+            self._noise.measure(self.way.data)
 
     def _step_alone(self) -> None:
         if self.decay == "inner":
@@ -527,18 +512,13 @@ def shortened_by_noise(inner: Optimizer) -> bool:
     return is_adaptive_class(type(inner)) and not isinstance(inner, torch.optim.RAdam)
 
 
-def check_correction(inner: Optimizer, others: Mapping[str, bool]) -> None:
-    """Refuse to correct steps that noise does not shorten, or of which nobody could tell by how much.
-
-    Args:
-        others: the other arguments that exclude it, in words, and whether they were given.
+def check_correction(inner: Optimizer) -> None:
+    """Refuse to correct steps that noise does not shorten.
 
     Raises:
         ConfigError
     """
     name = "CompressedStep.variance_correction"
-    for words, asked in others.items():
-        require(not asked, name, f"False or None with {words}", True)
     divides = is_adaptive_class(type(inner)) or not type(inner).__module__.startswith("torch.optim")
     allowed = "False or None with an optimizer that does not divide by a mean of squares, as Adam does"
     require(divides, name, allowed, Verbatim(f"True with {type(inner).__name__}"))
