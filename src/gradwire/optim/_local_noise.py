@@ -42,7 +42,7 @@ FIRST, EVERY = 16, 8
 MOST = 4.0
 """The largest factor; what is gained was measured up to 2.5, with 8 ranks."""
 
-SHARE, LEAST, MOST_SAMPLED = 256, 256, 2048
+SHARE, LEAST, MOST_SAMPLED = 256, 256, 1024
 """A sample of a group has one in so many of its elements; at least so many, and at most."""
 
 _TURN = (math.sqrt(5) - 1) / 2
