@@ -564,8 +564,11 @@ def made_again(rank: int) -> dict[str, Any]:
     decisions, steps = training.auto["decisions"], training.state.metrics()["steps"]
     training.state.close()
     again = Training(rank, decisions=decisions)
+    before = again.auto["buckets"]
     again.run(steps, FAST)
     return {
+        "elements": sum(param.numel() for param in again.model.parameters()),
+        "told": (before, again.auto["buckets"]),
         "decisions": decisions,
         "digests": (digest(training.model), digest(again.model)),
         "phase": again.auto["phase"],

@@ -7,7 +7,7 @@ from gradwire.errors import ConfigError
 from gradwire.report import Results, auto_decisions, auto_speed, auto_verdicts
 from gradwire.report._lines import checked_cell
 from tests.experiments.test_auto_check import row
-from tests.report.made import ENTRIES, record
+from tests.report.made import ENTRIES, bucket, record
 
 
 def test_a_stretch_lasts_from_one_decision_to_the_next():
@@ -21,6 +21,18 @@ def test_a_stretch_lasts_from_one_decision_to_the_next():
     assert "20 ms not hidden, uncompressed 100 ms" in said
     assert "error 0.01 of 0.15" in said
     go.Figure(drawn)
+
+
+def test_a_run_that_repeats_decisions_has_no_times_to_draw():
+    again = [
+        {
+            "step": 20,
+            "phase": "replaying",
+            "buckets": [bucket("qsgd over allgather", None, None) | {"dense_exposed": None}],
+        }
+    ]
+    (bar,) = auto_decisions.figure(again, 50)["data"]
+    assert (bar["name"], bar["x"]) == ("qsgd over allgather", [20, 50, None])
 
 
 def test_runs_and_cells_with_decisions_are_drawn_and_no_others():

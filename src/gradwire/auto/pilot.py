@@ -141,7 +141,7 @@ class AutoPilot:
         """A function that is true if the optimizers are known and bear what is kept back: none divides by a mean of
         squares."""
         self._edges = edges(shapes, embeddings)
-        self._names = [name for name, _ in shapes]
+        self._numels = {name: math.prod(shape) for name, shape in shapes}
         self._choices = candidates(self.budget, exchange.channel.world)
         self._links: HostWire | None = None
         """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
@@ -152,7 +152,7 @@ class AutoPilot:
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
-        self._replayed = None if decisions is None else _checked(decisions, set(self._names))
+        self._replayed = None if decisions is None else _checked(decisions, set(self._numels))
         self._restart()
         exchange.pilot = self
 
@@ -445,7 +445,7 @@ class AutoPilot:
         Raises:
             ConfigError: the decisions are for other parameters, or have methods that cannot be carried.
         """
-        self._refuse(_checked(state.get("decisions", []), {*self._names, *frozen}))
+        self._refuse(_checked(state.get("decisions", []), {*self._numels, *frozen}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the methods of the last decision of a state that was checked, and watch how they do."""
@@ -467,7 +467,7 @@ class AutoPilot:
         """The choices of a saved decision that are possible here: of parameters that are still trained, and without
         those of hosts, which may be others now, and have different numbers of ranks.
         """
-        own, found = set(self._names), list[dict[str, Any]]()
+        own, found = set(self._numels), list[dict[str, Any]]()
         for each in choices:
             trained = [name for name in each["params"] if name in own]
             if trained and not from_config(each).on_hosts:
@@ -955,6 +955,8 @@ class AutoPilot:
             code = self._code(choice)
             assigned.update({name: (code(name), choice.strategy) for name in each["params"]})
         self.exchange.assign(assigned)
+        if self._replayed is not None:
+            self._why = self._repeated(decision["choices"])
 
     def _replay(self) -> None:
         """Repeat the recorded decision of this step."""
@@ -964,6 +966,22 @@ class AutoPilot:
                 self._apply(decision)
 
     # What is told.
+
+    def _label(self, choice: Choice) -> str:
+        return choice.label.replace("allgather", "reduce_scatter") if self.scatters else choice.label
+
+    def _repeated(self, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows of what a repeated decision sends, because nothing is known of buckets; uncompressed ones are last."""
+        shares = [(self._label(from_config(each)), list(each["params"])) for each in choices]
+        decided = {name for _, names in shares for name in names}
+        shares.append((DENSE.label, [name for name in self._numels if name not in decided]))
+        return [
+            {"bucket": number, "elements": sum(map(self._numels.__getitem__, names)), "choice": label}
+            | dict.fromkeys(("seconds", "dense_seconds", "exposed", "dense_exposed", "error"))
+            | {"budget": self.budget.variance, "compressed": len(names) if label != DENSE.label else 0}
+            for number, (label, names) in enumerate(shares)
+            if names
+        ]
 
     def _reasons(
         self, seen: StepWindow, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
@@ -983,7 +1001,7 @@ class AutoPilot:
                 {
                     "bucket": number,
                     "elements": sum(math.prod(shape) for _, shape in params),
-                    "choice": choice.label.replace("allgather", "reduce_scatter") if self.scatters else choice.label,
+                    "choice": self._label(choice),
                     "seconds": seconds,
                     "dense_seconds": plain.seconds,
                     "exposed": max(0.0, min(seconds, done - seen.ready[-1])),

@@ -59,10 +59,10 @@ def figure(entries: Sequence[Entry], last: int) -> Spec:
     labels = dict.fromkeys(bucket["choice"] for each in entries for bucket in each["buckets"])
     colours = dict(zip(sorted(labels, key=lambda label: (label != "dense", label)), cycle(_COLOURS), strict=False))
     bars = [_bars(entries, ends, label, colour) for label, colour in colours.items()]
-    lines = [
-        _line(entries, ends, "dense_exposed", "not hidden, uncompressed", "dot"),
-        _line(entries, ends, "exposed", "not hidden", "solid"),
-    ]
+    drawn = [("dense_exposed", "not hidden, uncompressed", "dot"), ("exposed", "not hidden", "solid")]
+    # Nothing was measured in a run that repeats the decisions of another.
+    known = any(bucket.get("exposed") is not None for each in entries for bucket in each["buckets"])
+    lines = [_line(entries, ends, *each) for each in drawn if known]
     buckets = axis("bucket", reverse=True, dtick=1, domain=[0, 0.6])
     above = axis("ms", domain=[0.68, 1], rangemode="tozero")
     return {"data": [*bars, *lines], "layout": layout(axis("step"), buckets, yaxis2=above, showlegend=True)}
