@@ -369,17 +369,21 @@ def test_bad_parameters_are_refused() -> None:
     ]
 
 
-def _apart(rank: int) -> str:
+def _apart(rank: int, what: str) -> str:
+    named = list(model_of().named_parameters())
+    split = 1 + (rank if what == "groups" else 0)
+    groups = [{"params": named[:split]}, {"params": named[split:]}]
     try:
-        CompressedStep(torch.optim.AdamW(model_of().parameters()), variance_correction=rank == 0)
+        CompressedStep(torch.optim.AdamW(groups), variance_correction=what == "groups" or rank == 0)
     except (ConfigError, GroupError) as error:
         return str(error)
     return ""
 
 
-def test_ranks_that_would_step_differently_hear_of_it() -> None:
-    for text in run_ranks(2, _apart):
-        assert "variance_correction" in text
+@pytest.mark.parametrize("what", ["variance_correction", "groups"])
+def test_ranks_that_would_step_differently_hear_of_it(what: str) -> None:
+    for text in run_ranks(2, _apart, what):
+        assert what in text
 
 
 class Foreign(torch.optim.Optimizer):

@@ -189,11 +189,9 @@ class CompressedStep(LocalSteps):
                 require(alone, "CompressedStep.variance_correction", "False or None with a meeting", True)
                 check_correction(inner)
 
-        corrects = shortened_by_noise(inner) and meeting is None
-        if variance_correction is not None:
-            corrects = variance_correction
+        corrects = shortened_by_noise(inner) and meeting is None if variance_correction is None else variance_correction
         facts: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
-        facts |= {"variance_correction": variance_correction, "noise_shortens_steps": shortened_by_noise(inner)}
+        facts |= facts_of_correction(inner, variance_correction, corrects)
         if keep:
             facts["reset"] = reset
         if moments != "apart":
@@ -510,6 +508,17 @@ def shortened_by_noise(inner: Optimizer) -> bool:
     """
     # The first steps of RAdam are linear in the gradient.
     return is_adaptive_class(type(inner)) and not isinstance(inner, torch.optim.RAdam)
+
+
+def facts_of_correction(inner: Optimizer, given: bool | None, corrects: bool) -> dict[str, Any]:
+    """Return what must be the same on all ranks, so that they correct their steps alike."""
+    # Each group has a sample of its own.
+    sizes = [sum(param.numel() for param in group["params"]) for group in inner.param_groups] if corrects else None
+    return {
+        "variance_correction": given,
+        "noise_shortens_steps": shortened_by_noise(inner),
+        "variance_groups": sizes,
+    }
 
 
 def check_correction(inner: Optimizer) -> None:
