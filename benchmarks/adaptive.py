@@ -84,6 +84,8 @@ STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "CompressedStep, eden, an eighth of a bit, every 16": ("eden", {"bits": 0.125, "every": 16}),
     "CompressedStep, eden, half a bit, every 5": ("eden", {"bits": 0.5, "every": 5}),
     "CompressedStep, eden, an eighth of a bit, every 5": ("eden", {"bits": 0.125, "every": 5}),
+    "CompressedStep, eden, an eighth of a bit, late": ("eden", {"bits": 0.125, "late": True}),
+    "CompressedStep, eden, a 90th of a bit": ("eden", {"bits": 0.125, "fraction": 0.09, "block": 16384}),
     "CompressedStep, none": ("none", {}),
     "CompressedStep, none, every 5": ("none", {"every": 5}),
 }
@@ -92,7 +94,6 @@ STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
 STEPPED |= {
     f"{label}, not corrected": (method, {**options, "variance_correction": False})
     for label, (method, options) in STEPPED.items()
-    if method in ("none", "eden")
 }
 
 WHOLE: dict[str, tuple[type[Exchanged], dict[str, Any]]] = {

@@ -971,7 +971,7 @@ class AutoPilot:
         return choice.label.replace("allgather", "reduce_scatter") if self.scatters else choice.label
 
     def _repeated(self, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows of what a repeated decision sends, because nothing is known of buckets; uncompressed ones are last."""
+        """Return rows of what a repeated decision sends, as nothing is known of buckets; uncompressed ones are last."""
         shares = [(self._label(from_config(each)), list(each["params"])) for each in choices]
         decided = {name for _, names in shares for name in names}
         shares.append((DENSE.label, [name for name in self._numels if name not in decided]))
