@@ -250,13 +250,15 @@ def test_decisions_are_made_again_without_measuring() -> None:
         assert found["digests"][0] == found["digests"][1]
         assert (found["phase"], found["made"]) == ("replaying", found["decisions"])
         before, rows = found["told"]
-        assert before == []
+        assert [(row["choice"], row["elements"]) for row in before] == [("dense", found["elements"])]
         choices = found["decisions"][-1]["choices"]
         sent = [f"{each['method']} over {each['strategy']}" for each in choices]
         # Nothing is known of buckets, nor of times: the rows are what is sent, and all that is not compressed.
         assert [row["choice"] for row in rows] in (sent, [*sent, "dense"])
         assert sum(row["elements"] for row in rows) == found["elements"]
         assert {row["exposed"] for row in rows} == {None}
+        # Biases are named with their buckets, and are too small to be compressed.
+        assert 0 < rows[0]["compressed"] < len(choices[0]["params"])
 
 
 def test_a_checkpoint_carries_the_decisions() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradwire
 from gradwire.errors import ConfigError, GroupError
 from gradwire.optim import CompressedStep
-from gradwire.optim._local_noise import EVERY, FIRST, MOST, LocalNoise
+from gradwire.optim._local_noise import EVERY, FIRST, LEAST, MOST, MOST_SAMPLED, SHARE, LocalNoise
 from gradwire.testing.processes import run_ranks
 from tests.heard import heard
 from tests.optim.jobs import model_of, resume
@@ -92,30 +92,81 @@ def test_what_ways_have_in_common_is_found_whatever_sends_them(level: float) -> 
     assert 1 <= factor <= math.sqrt(3) + 1e-6
 
 
-def _sampled(rank: int) -> list[list[int]]:
-    """The elements that count in 600 rounds, by group; elements of both groups lie between each other."""
+def _samples(rank: int, groups: list[list[tuple[int, int]]], numel: int, rounds: int) -> list[list[list[int]]]:
+    """The elements that are drawn of each group, by round."""
     optimizer = CompressedStep(torch.optim.AdamW([nn.Parameter(torch.zeros(4))]), "none")
-    groups = [[(0, 1000), (1500, 2000), (2000, 2003)], [(1000, 1500)]]
     noise = LocalNoise(optimizer.exchange, groups, "AdamW")
-    places, counts = torch.arange(2003), torch.zeros(2, 2003, dtype=torch.long)
-    for optimizer.exchange.step in range(600):
-        for group, spans in enumerate(groups):
-            sample = noise._sample(places, spans)
-            assert len(sample) == len(sample.unique())
-            counts[group, sample] += 1
-    return counts.tolist()
+    places, found = torch.arange(numel), []
+    for optimizer.exchange.step in range(1, rounds + 1):
+        found.append([noise._sample(places, spans).tolist() for spans in groups])
+    return found
 
 
-def test_a_sample_takes_all_elements_of_a_group_in_turn() -> None:
-    one, other = torch.tensor(run_ranks(1, _sampled)[0])
-    first = torch.zeros(2003, dtype=torch.bool)
-    first[:1000] = first[1500:] = True
-    assert not one[~first].any()
-    assert not other[first].any()
-    # One in five of 1,503 elements, and in one of 500, that is all of them, because 256 are wanted of each.
-    assert one[first].min() > 60
-    assert one[first].max() < 180
-    assert (other[~first] == 600).all()
+def test_a_sample_takes_all_elements_of_a_group_alike_and_no_others() -> None:
+    groups = [[(0, 1000), (1500, 2000), (2000, 2003)], [(1000, 1200)], []]
+    counts = torch.zeros(3, 2003)
+    for drawn in run_ranks(1, _samples, groups, 2003, 600)[0]:
+        assert [len(sample) for sample in drawn] == [256, 200, 0]
+        for group, sample in enumerate(drawn):
+            counts[group].index_add_(0, torch.tensor(sample, dtype=torch.long), torch.ones(len(sample)))
+    one, other, none = counts
+    inside = torch.zeros(2003, dtype=torch.bool)
+    inside[:1000] = inside[1500:] = True
+    assert not one[~inside].any()
+    assert (one[inside].mean() - 600 * 256 / 1503).abs() < 1e-3
+    assert one[inside].min() > 60
+    assert one[inside].max() < 150
+    assert (other[1000:1200] == 600).all()
+    assert other.sum() == 600 * 200
+    assert not none.any()
+
+
+@pytest.mark.parametrize("columns", [256, 257, 1023])
+def test_a_sample_sees_all_columns_of_a_matrix_in_every_round(columns: int) -> None:
+    numel = 1024 * columns
+    for (drawn,) in run_ranks(1, _samples, [[(0, numel)]], numel, 8)[0]:
+        assert len(drawn) == min(max(numel // SHARE, LEAST), MOST_SAMPLED)
+        odd = sum(place % columns % 2 for place in drawn) / len(drawn)
+        assert 0.4 < odd < 0.6
+
+
+def _partly(rank: int, kind: str) -> tuple[list[float], list[float]]:
+    """Groups of which nothing is trained, beside one on which the ranks agree by half."""
+    param = nn.Parameter(torch.ones(4))
+    rest = {
+        "frozen": [nn.Parameter(torch.ones(3), requires_grad=False)],
+        "empty": [],
+        "none": [nn.Parameter(torch.ones(0))],
+    }
+    groups = [{"params": rest[kind]}, {"params": [param]}]
+    optimizer = CompressedStep(torch.optim.AdamW(groups, lr=LR), "none")
+    _step_with(optimizer, param, SIGNS[rank])
+    return optimizer.metrics()["step_factors"], param.tolist()
+
+
+@pytest.mark.parametrize("kind", ["frozen", "empty", "none"])
+def test_a_group_of_which_nothing_is_trained_has_no_factor(kind: str) -> None:
+    for factors, _ in run_ranks(2, _partly, kind):
+        assert factors == pytest.approx([1.0, math.sqrt(2)], rel=1e-3)
+
+
+def _came_apart(rank: int, kind: str) -> str:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none", timeout=20)
+    _step_with(optimizer, param, SIGNS[rank])
+    if rank == 1:
+        # Its next round is one that is not measured.
+        optimizer.exchange.step = FIRST + 1
+    try:
+        _step_with(optimizer, param, SIGNS[rank])
+    except GroupError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_in_different_rounds_hear_of_it_though_only_one_of_them_measures() -> None:
+    for text in run_ranks(2, _came_apart, "steps"):
+        assert "step is" in text
 
 
 STEPS = 200
@@ -154,7 +205,7 @@ def _measured_rounds(rank: int) -> list[int]:
     seen, measure = [], optimizer._noise.measure
 
     def recorded(way: Tensor) -> None:
-        seen.append(optimizer.round + 1)
+        seen.append(optimizer.round)
         measure(way)
 
     optimizer._noise.measure = recorded  # type: ignore[method-assign]
@@ -190,9 +241,9 @@ SIGNS = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).repeat(1, 2)
 """Gradients of two ranks; half of the square of Adam's first step is common."""
 
 
-def _spoilt(rank: int, where: str) -> tuple[list[float], bool]:
+def _spoilt(rank: int, where: str, options: dict[str, Any]) -> tuple[list[float], int]:
     param = nn.Parameter(torch.ones(4))
-    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none")
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), min_numel=0, **{"compressor": "none", **options})
     factors = []
     for step in range(4):
         grad = SIGNS[rank].clone()
@@ -203,14 +254,21 @@ def _spoilt(rank: int, where: str) -> tuple[list[float], bool]:
                 param[0] = math.nan
         _step_with(optimizer, param, grad)
         factors.append(optimizer.metrics()["step_factors"][0])
-    return factors, optimizer.metrics()["nonfinite_steps"] > 0
+    optimizer.exchange_ways()
+    return factors, optimizer.metrics()["nonfinite_steps"]
 
 
-def test_a_round_that_is_not_finite_or_that_a_rank_left_out_says_nothing() -> None:
+@pytest.mark.parametrize("options", [{}, {"compressor": "topk"}, {"late": True}, {"keep": True, "compressor": "topk"}])
+def test_a_round_that_is_not_finite_or_that_a_rank_left_out_says_nothing(options: dict[str, Any]) -> None:
     """A rank that goes nowhere would look like one that has nothing in common with the others."""
-    root = pytest.approx(math.sqrt(2), rel=1e-3)
-    assert run_ranks(2, _spoilt, "gradient") == [([1.0, root, root, root], False)] * 2
-    assert run_ranks(2, _spoilt, "parameter") == [([root] * 4, True)] * 2
+    if not options:
+        root = pytest.approx(math.sqrt(2), rel=1e-3)
+        assert run_ranks(2, _spoilt, "gradient", options) == [([1.0, root, root, root], 0)] * 2
+        assert run_ranks(2, _spoilt, "parameter", options) == [([root] * 4, 3)] * 2
+    else:
+        # The parameter stays as it was set by hand. Sample and exchange find it, and each round counts once.
+        rounds = 3 if options == {"compressor": "topk"} else 1
+        assert [count for _, count in run_ranks(2, _spoilt, "parameter", options)] == [rounds] * 2
 
 
 def _grouped(rank: int) -> tuple[list[float], list[float], float]:
@@ -307,6 +365,22 @@ def test_another_number_of_ranks_measures_anew_at_once() -> None:
     """The next round would not be measured otherwise."""
     state = run_ranks(3, _saved)[0]
     assert run_ranks(2, _resized, state)[0] == [1.0, *[pytest.approx(math.sqrt(2), rel=0.05)] * 2]
+
+
+def _older(rank: int, saved: list[dict[str, Any]]) -> list[float]:
+    """Go on from a checkpoint after more rounds than the first, in which nothing was measured."""
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none")
+    state = copy.deepcopy(saved[rank])
+    del state["noise"]
+    optimizer.load_state_dict(state)
+    _step_with(optimizer, param, SIGNS[rank])
+    return optimizer.metrics()["step_factors"]
+
+
+def test_a_checkpoint_of_a_version_that_did_not_measure_is_measured_at_once() -> None:
+    saved = run_ranks(2, _saved)
+    assert all(1.1 < factor < 1.5 for (factor,) in run_ranks(2, _older, saved))
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -141,7 +141,7 @@ class AutoPilot:
         """A function that is true if the optimizers are known and bear what is kept back: none divides by a mean of
         squares."""
         self._edges = edges(shapes, embeddings)
-        self._numels = {name: math.prod(shape) for name, shape in shapes}
+        self._shapes = dict(shapes)
         self._choices = candidates(self.budget, exchange.channel.world)
         self._links: HostWire | None = None
         """The links of hosts that have several ranks each; None: there are none, or nobody has asked yet."""
@@ -152,7 +152,7 @@ class AutoPilot:
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
         self._check: Callable[[Compressor], None] = lambda _: None
-        self._replayed = None if decisions is None else _checked(decisions, set(self._numels))
+        self._replayed = None if decisions is None else _checked(decisions, set(self._shapes))
         self._restart()
         exchange.pilot = self
 
@@ -185,7 +185,7 @@ class AutoPilot:
         self._norms: dict[NAMES, tuple[float, float]] = {}
         """The squared norms of each bucket, of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
-        self._why: list[dict[str, Any]] = []
+        self._why: list[dict[str, Any]] = [] if self._replayed is None else self._repeated([])
         self._spoilt: list[bool] = []
         """Flags of the steps that were left to DDP since ranks last told each other: true where this one was spoilt."""
         self._fresh = False
@@ -445,7 +445,7 @@ class AutoPilot:
         Raises:
             ConfigError: the decisions are for other parameters, or have methods that cannot be carried.
         """
-        self._refuse(_checked(state.get("decisions", []), {*self._numels, *frozen}))
+        self._refuse(_checked(state.get("decisions", []), {*self._shapes, *frozen}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the methods of the last decision of a state that was checked, and watch how they do."""
@@ -467,7 +467,7 @@ class AutoPilot:
         """The choices of a saved decision that are possible here: of parameters that are still trained, and without
         those of hosts, which may be others now, and have different numbers of ranks.
         """
-        own, found = set(self._numels), list[dict[str, Any]]()
+        own, found = set(self._shapes), list[dict[str, Any]]()
         for each in choices:
             trained = [name for name in each["params"] if name in own]
             if trained and not from_config(each).on_hosts:
@@ -972,16 +972,18 @@ class AutoPilot:
 
     def _repeated(self, choices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return rows of what a repeated decision sends, as nothing is known of buckets; uncompressed ones are last."""
-        shares = [(self._label(from_config(each)), list(each["params"])) for each in choices]
+        shares = [(from_config(each), list(each["params"])) for each in choices]
         decided = {name for _, names in shares for name in names}
-        shares.append((DENSE.label, [name for name in self._numels if name not in decided]))
-        return [
-            {"bucket": number, "elements": sum(map(self._numels.__getitem__, names)), "choice": label}
-            | dict.fromkeys(("seconds", "dense_seconds", "exposed", "dense_exposed", "error"))
-            | {"budget": self.budget.variance, "compressed": len(names) if label != DENSE.label else 0}
-            for number, (label, names) in enumerate(shares)
-            if names
-        ]
+        shares.append((DENSE, [name for name in self._shapes if name not in decided]))
+        rows = list[dict[str, Any]]()
+        for choice, names in shares:
+            params = [(name, self._shapes[name]) for name in names]
+            row: dict[str, Any] = {"bucket": len(rows), "elements": sum(math.prod(shape) for _, shape in params)}
+            row |= {"choice": self._label(choice), "budget": self.budget.variance}
+            row |= dict.fromkeys(("seconds", "dense_seconds", "exposed", "dense_exposed", "error"))
+            row["compressed"] = 0 if choice.dense else len(compressible(params, self.exchange.policy, choice))
+            rows += [row] if names else []
+        return rows
 
     def _reasons(
         self, seen: StepWindow, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None

@@ -307,7 +307,7 @@ class Channel:
         heads = headed[:, : headed.size(1) - self.traffic.room]
         comparison.write(heads, self.traffic.room)
         self._open_with(headed)()
-        comparison.check(heads)
+        self._compare(partial(comparison.check, heads))
         self._post_deferred()
         moved = len(self.peers) * self.traffic.room
         self.metrics.compared_bytes += len(self.peers) * heads.size(1)
@@ -411,9 +411,17 @@ class Channel:
         self._refuse_after_failure()
         comparison, self._opening = self._opening, None
         if comparison is not None:
-            comparison.end()
+            self._compare(comparison.end)
             self.traffic.room = 0
         self._post_deferred()
+
+    def _compare(self, compare: Callable[[], None]) -> None:
+        """Compare the ranks, and hold back meanwhile what waits to be sent: of ranks that came apart it may have other
+        sizes than that of the others, who are told why.
+        """
+        waiting, self._deferred = self._deferred, []
+        compare()
+        self._deferred = waiting
 
     def _post_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []

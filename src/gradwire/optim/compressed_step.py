@@ -331,8 +331,8 @@ class CompressedStep(LocalSteps):
             self._flight.load(flight, [name for name, _ in self.named])
         if self._noise is not None:
             self._noise.load_state_dict(state_dict.get("noise", {}))
-            if not same:
-                # The noise in a mean depends on the number of ranks.
+            if not same or "noise" not in state_dict:
+                # The noise in a mean depends on the number of ranks, and of this training nothing was measured yet.
                 self._noise.restart()
         self._apart = apart
         self._shrunk_by = [1.0] * len(self._members)
@@ -407,9 +407,9 @@ class CompressedStep(LocalSteps):
         self._gather_way()
         if self._late:
             self._land()
-        self._look()
         self._compare()
-        self._flight.begin(self._exchange_once, self.way.data)
+        self._begin_exchange()
+        self._flight.begin(self.exchanged, self.way.data)
         for number, param in enumerate(self.params):
             param.copy_(self._start(number))
         self.since = 0
@@ -421,10 +421,6 @@ class CompressedStep(LocalSteps):
             self.outer(mean)
         self._average_moments()
 
-    def _exchange_once(self, flat: Tensor) -> bool:
-        self.exchange.begin_step()
-        return self.exchanged(flat)
-
     def _compare(self) -> None:
         """Let the ranks compare the factors by which they shrank ``agreed``, which must be equal."""
         if self.decay == "outer":
@@ -435,12 +431,9 @@ class CompressedStep(LocalSteps):
         if self._moments is not None and self.exchange.step % int(self.moments) == 0:
             self._moments.average(self.inner, self.exchange)
 
-    def _means(self) -> Iterator[Tensor]:
-        self._look()
-        yield from super()._means()
-
-    def _look(self) -> None:
-        """Measure now and then what the ways of all ranks, which are gathered and not exchanged, have in common."""
+    def _begin_exchange(self) -> None:
+        """Begin the step of the exchange, and measure now and then what the ways of all ranks have in common."""
+        super()._begin_exchange()
         if self._noise is not None and self._noise.due():
             self._noise.measure(self.way.data)
 
@@ -513,11 +506,11 @@ def shortened_by_noise(inner: Optimizer) -> bool:
 def facts_of_correction(inner: Optimizer, given: bool | None, corrects: bool) -> dict[str, Any]:
     """Return what must be the same on all ranks, so that they correct their steps alike."""
     # Each group has a sample of its own.
-    sizes = [sum(param.numel() for param in group["params"]) for group in inner.param_groups] if corrects else None
+    sizes = [sum(param.numel() for param in group["params"] if param.requires_grad) for group in inner.param_groups]
     return {
         "variance_correction": given,
         "noise_shortens_steps": shortened_by_noise(inner),
-        "variance_groups": sizes,
+        "variance_groups": sizes if corrects else None,
     }
 
 

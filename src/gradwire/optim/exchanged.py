@@ -82,7 +82,9 @@ class Exchanged(Optimizer):
                 require(not float32 or param.dtype == torch.float32, f"dtype of {name}", "float32", param.dtype)
             return found
 
-        device = self.param_groups[0]["params"][0].device
+        # Without any parameter ``select`` says so.
+        devices = [param.device for group in self.param_groups for param in group["params"]]
+        device = devices[0] if devices else torch.device("cpu")
         facts = {"optimizer": type(self).__name__, **facts}
         caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         if meeting is None:

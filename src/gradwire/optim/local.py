@@ -160,9 +160,13 @@ class LocalSteps(Exchanged):
         if self.rounds is not None:
             yield from self.rounds.means(self.way.data, self.kept())
             return
-        self.exchange.begin_step()
+        self._begin_exchange()
         if self.exchanged(self.way.data):
             yield self.way.data
+
+    def _begin_exchange(self) -> None:
+        """Begin the step of the exchange in which the gathered changes of this round are sent."""
+        self.exchange.begin_step()
 
     def _go(self, mean: Tensor) -> None:
         if not any_nonfinite([mean]):

@@ -65,7 +65,8 @@ def figure(entries: Sequence[Entry], last: int) -> Spec:
     lines = [_line(entries, ends, *each) for each in drawn if known]
     buckets = axis("bucket", reverse=True, dtick=1, domain=[0, 0.6])
     above = axis("ms", domain=[0.68, 1], rangemode="tozero")
-    return {"data": [*bars, *lines], "layout": layout(axis("step"), buckets, yaxis2=above, showlegend=True)}
+    times = {"yaxis2": above} if known else {}
+    return {"data": [*bars, *lines], "layout": layout(axis("step"), buckets, **times, showlegend=True)}
 
 
 def _bars(entries: Sequence[Entry], ends: Sequence[int], label: str, colour: str) -> Spec:
