@@ -104,15 +104,16 @@ class LocalNoise:
 
     def _sample(self, way: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
         """Return elements of a group drawn at random, the same on all ranks, or all of a small group."""
-        numel = sum(hi - lo for lo, hi in spans)
+        sizes = [hi - lo for lo, hi in spans]
+        numel = sum(sizes)
         wanted = min(max(numel // SHARE, LEAST), MOST_SAMPLED)
         if numel <= wanted:
             return torch.cat([way[lo:hi] for lo, hi in spans] or [way[:0]])
         # A regular choice would see one column of a matrix, or rows of one kind.
         drawn = torch.randint(numel, (wanted,), generator=torch.Generator().manual_seed(self._exchange.step))
-        ends = torch.tensor([hi - lo for lo, hi in spans]).cumsum(0)
-        # Element k of the group lies as far behind the start of its span as k behind the end of the spans before.
-        shifts = torch.tensor([lo for lo, _ in spans]) - (ends - torch.tensor([hi - lo for lo, hi in spans]))
+        ends = torch.tensor(sizes).cumsum(0)
+        # What is at the end of a span in the group is at the end of it in the flat tensor, too.
+        shifts = torch.tensor([hi for _, hi in spans]) - ends
         places = drawn + shifts[torch.searchsorted(ends, drawn, right=True)]
         return way[places.to(way.device)]
 
@@ -133,7 +134,7 @@ class LocalNoise:
         return {"shares": list(self._shares), "since": self._since}
 
     def restart(self) -> None:
-        """Forget what was measured up to now, because other ranks go on from here."""
+        """Forget what was measured up to now, and measure all of the next rounds."""
         self._shares, self._since = [None] * len(self._shares), self._exchange.step
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
