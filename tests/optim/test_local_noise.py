@@ -185,12 +185,16 @@ def _noisy(rank: int, options: dict[str, Any]) -> float:
             grad /= dist.get_world_size()
         param.grad = grad
         optimizer.step()
+    if optimizer is not inner:
+        optimizer.exchange_ways()
     return float(-param.detach().mean())
 
 
 def test_steps_on_noise_get_nearer_to_those_of_one_optimizer_on_the_mean_gradient() -> None:
     dense = run_ranks(4, _noisy, {"dense": True})[0]
-    for options in ({"compressor": "none"}, {"bits": 0.5}, {"bits": 0.5, "every": 5}):
+    late = {"bits": 0.5, "late": True}
+    kept = {"compressor": "topk", "ratio": 0.2, "keep": True}
+    for options in ({"compressor": "none"}, {"bits": 0.5}, {"bits": 0.5, "every": 5}, late, kept):
         corrected, plain = (
             run_ranks(4, _noisy, {**options, "variance_correction": given})[0] for given in (None, False)
         )
@@ -216,7 +220,7 @@ def _measured_rounds(rank: int) -> list[int]:
         dense.append(optimizer.metrics()["dense_bytes"])
     differences = torch.tensor(sent).diff().tolist()
     assert len(set(torch.tensor(dense).diff().tolist())) == 1  # Nothing of it would be sent without compression.
-    # On two ranks an average sends all its bytes: those of 64 elements, of their squares, and of one word.
+    # On two ranks an average sends all its bytes: 64 elements, their square, and whether a rank left out.
     assert max(differences) == min(differences) + 4 * 66
     return seen
 
