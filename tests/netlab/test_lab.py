@@ -234,16 +234,3 @@ def test_without_root_or_iproute2_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="netlab needs ip and tc, which iproute2 brings"):
         Netlab()
-
-
-def test_a_delay_is_kept_or_refused(lab: Netlab) -> None:
-    """It needs a part of the kernel that not every one has."""
-    error = ""
-    try:
-        lab.shape("100mbit", "20ms")
-    except NetlabError as refused:
-        error = str(refused)
-    delays = [each["options"]["delay"]["delay"] for each in disciplines(lab.names.worker(0), "eth0", "netem")]
-    lab.shape("100mbit")
-    assert len(disciplines(lab.names.worker(2), "eth0", "tbf")) == 1
-    assert "needs the kernel's netem (sch_netem)" in error if error else delays == [0.02]

@@ -24,7 +24,7 @@ __all__ = ["command"]
 _workers = click.option(
     "--workers", default=4, show_default=True, type=Integer(2, MOST_WORKERS), help="Namespaces with a link each."
 )
-_delay = click.option("--delay", default="0ms", metavar="TIME", help="From one worker to another; needs netem.")
+_delay = click.option("--delay", default="0ms", metavar="TIME", help="From one worker to another.")
 
 
 @click.group("netlab", cls=CommandGroup)

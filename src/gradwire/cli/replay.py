@@ -32,7 +32,7 @@ Row = dict[str, Any]
     metavar="RATE",
     help="As 100mbit, or none: the loopback. Needs root; may be repeated. Default: none.",
 )
-@click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the links; needs netem.")
+@click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the links.")
 @click.option(
     "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
 )

@@ -72,7 +72,7 @@ _LOCAL = 2
 @click.option(
     "--link", default="none", show_default=True, metavar="RATE", help="Between workers, as 100mbit; needs root."
 )
-@click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the link; needs netem.")
+@click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the link.")
 @click.option("--checkpoint", type=click.Path(path_type=Path, file_okay=False), help="Save the run in this folder.")
 @click.option("--checkpoint-every", type=Integer(1), metavar="STEPS", help="Within an epoch, too.")
 @click.option("--resume", is_flag=True, help="Go on from the folder of --checkpoint, if there is anything.")

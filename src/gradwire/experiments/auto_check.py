@@ -199,7 +199,7 @@ def measure(cell: MatrixCell) -> Row:
         cell: cell to measure.
 
     Raises:
-        ConfigError: a link needs root, iproute2 or netem, and there is none.
+        ConfigError: a link needs root or iproute2, and there is none.
     """
     slowest = min(cell.links, key=lambda link: link.rate or math.inf)
     with lab_for(cell.workers, cell.links[0]) as lab, tempfile.TemporaryDirectory() as folder:

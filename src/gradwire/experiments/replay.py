@@ -164,7 +164,7 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
         contestants: contestants, at least one; ``speedup`` refers to the first of them.
 
     Raises:
-        ConfigError: a link needs root, iproute2 or netem, and there is none.
+        ConfigError: a link needs root or iproute2, and there is none.
     """
     with lab_for(plan.workers, plan.link) as made:
         first: float | None = None

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from gradwire.errors import is_int, require
 from gradwire.netlab import _watchdog
+from gradwire.netlab.delay import DelayLine, has_netem
 from gradwire.netlab.link import Link
 from gradwire.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire.netlab.system import NetlabError, counters, require_system, run, settle
@@ -42,7 +43,7 @@ class Netlab:
     Args:
         workers: 2 to 250.
         rate: rate of each link, such as ``100mbit``, ``1gbit`` or ``none``.
-        delay: delay from one worker to another, such as ``1ms``; needs the kernel's netem.
+        delay: delay from one worker to another, such as ``1ms``: by the kernel's netem, or by a process of our own.
         congestion: TCP's control, one of those that the kernel allows; None: as on this machine. It is in the results.
         keep: the lab outlives this process, until ``gradwire netlab down``.
 
@@ -67,6 +68,7 @@ class Netlab:
         self.names = LabNames(secrets.token_hex(3), workers)
         self.congestion = congestion
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._delay_line: DelayLine | None = None
         self._owner: int | None = os.getpid()
         self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
         try:
@@ -169,6 +171,8 @@ class Netlab:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
+        if self._delay_line is not None:
+            self._delay_line.end()
         _watchdog.remove(self.names.id)
         self._dismiss()
 
@@ -231,8 +235,14 @@ class Netlab:
             yield self.names.hub, self.names.port(rank), False
 
     def _shape(self) -> None:
+        if self._delay_line is not None:
+            self._delay_line.close()
+            self._delay_line = None
+        netem = not self.link.delay or has_netem(self.names.hub)
+        if not netem:
+            self._delay_line = DelayLine(self.names, self.link.delay)
         for namespace, device, near in self._ports():
-            lines = self.link.shaper(device, near=near)
+            lines = self.link.shaper(device, near=near, netem=netem)
             if lines:
                 run(["tc", "-n", namespace, "-batch", "-"], lines)
 

@@ -41,7 +41,7 @@ class Link:
 
     Args:
         rate: bits a second, 1 Mbit/s to 100 Tbit/s; in a lab to 100 Gbit/s; None: not shaped.
-        delay: seconds from one worker to another, 0 to 1; needs the kernel's ``netem``.
+        delay: seconds from one worker to another, 0 to 1.
 
     Raises:
         ConfigError: a number out of range.
@@ -112,12 +112,13 @@ class Link:
         """The bytes that may pass at once after a pause."""
         return max(_LEAST_BUCKET, round((self.rate or 0) / 8 * _BUCKET_SECONDS))
 
-    def shaper(self, device: str, *, near: bool = False) -> list[str]:
+    def shaper(self, device: str, *, near: bool = False, netem: bool = True) -> list[str]:
         """Lines for ``tc -batch`` that shape the traffic leaving a device that has no queueing discipline.
 
         Args:
             device: name of the device.
             near: true: this is the worker's end, which delays, too; else a port of the switch.
+            netem: false: something else delays.
         """
         lines, parent = [], "root"
         if self.rate is not None:
@@ -125,7 +126,7 @@ class Link:
             queue = f"burst {self.bucket} latency {1e3 * (held + self.delay):g}ms"
             lines.append(f"qdisc add dev {device} root handle 1: tbf rate {self.rate}bit {queue}")
             parent = "parent 1:1"
-        if near and self.delay:
+        if near and self.delay and netem:
             delay = f"netem delay {1e6 * self.delay:.0f}us limit {self._in_flight}"
             lines.append(f"qdisc add dev {device} {parent} {delay}")
         return lines
