@@ -41,9 +41,9 @@ def advice(share: float, budget: str) -> str:
     worse = known["loss"] / known["uncompressed_loss"] - 1
     return (
         f"the step still waits for the exchange for {100 * share:.0f} % of its time, and budget {budget!r} has nothing "
-        "faster for gradients under this optimizer. Its steps bear fewer bytes and fewer exchanges: "
-        f"gradwire.CompressedStep(optimizer, {known['compressor']!r}, bits={known['bits']}, every={known['every']}) in "
-        f"place of what averages gradients sends {known['fewer_bytes']:.0f} times fewer bytes than no compression, for "
-        f"{100 * worse:.0f} % more loss in the 200 steps of a small GPT with two workers, and less in longer runs "
-        "(docs/auto.md#exchanged-steps)"
+        "faster for gradients under this optimizer. Its steps bear fewer bytes: "
+        f"gradwire.CompressedStep(optimizer, {known['compressor']!r}, bits={known['bits']}) in place of what averages "
+        f"gradients sends {known['fewer_bytes']:.0f} times fewer bytes than no compression for a small GPT, and more "
+        f"times fewer for larger models; there it cost {100 * worse:.1f} % more loss in 200 steps with two workers, "
+        "and nothing with four and eight (docs/auto.md#exchanged-steps)"
     )
