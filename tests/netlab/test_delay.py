@@ -6,6 +6,7 @@ import hashlib
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -109,10 +110,59 @@ def test_the_process_ends_with_the_lab(possible: None, monkeypatch: pytest.Monke
     assert not Path(f"/proc/{process}").exists()
 
 
+def test_what_ended_is_named_and_shaping_anew_mends_it(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "has_netem", lambda _: False)
+    with Netlab(2, "50mbit", "1ms") as made:
+        (process,) = lines_of(made)
+        waits = [sys.executable, "-c", f"import os, time; os.kill({process}, 9); time.sleep(0.5); raise SystemExit(3)"]
+        with pytest.raises(NetlabError, match="the process that delays frames ended: exit code -9"):
+            made.run(waits)
+        for use in (made.traffic, lambda: made.run(["true"]), lambda: made.popen(0, ["true"])):
+            with pytest.raises(NetlabError, match="the process that delays frames ended"):
+                use()
+        made.shape("50mbit", "1ms")
+        made.run(["true"])
+
+
+def test_a_delay_that_cannot_be_made_leaves_the_workers_connected(
+    possible: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "line.py"
+    broken.write_text("raise SystemExit('no room')\n", encoding="utf-8")
+    monkeypatch.setattr(lab, "has_netem", lambda _: False)
+    with Netlab(3, "100mbit") as made:
+        with monkeypatch.context() as patched:
+            patched.setattr(_delay_line, "__file__", str(broken))
+            with pytest.raises(NetlabError, match="did not begin within 10 s: no room"):
+                made.shape("100mbit", "20ms")
+        made.shape("100mbit")
+        assert round_trip(made) < DELAY
+
+
+def test_what_cannot_be_asked_is_not_taken_for_a_kernel_without_netem(possible: None) -> None:
+    with pytest.raises(NetlabError, match="gw-nowhere"):
+        has_netem("gw-nowhere")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_maker_without_a_standard_stream_keeps_its_lab(possible: None, closed: str, tmp_path: Path) -> None:
+    code = (
+        "import time; from gradwire.netlab import Netlab, _watchdog\n"
+        "with Netlab(2, '50mbit', '1ms') as made:\n"
+        "    time.sleep(0.5)\n"
+        f"    open({str(tmp_path / 'seen')!r}, 'w').write(str(len(_watchdog.namespaces(made.names.id))))\n"
+    )
+    shell = f'exec "$0" -c "$1" {closed}'
+    subprocess.run(["sh", "-c", shell, sys.executable, code], timeout=60, check=True)
+    assert (tmp_path / "seen").read_text() == "3"
+
+
 def test_without_netem_and_devices_it_says_so(possible: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "line.py"
-    broken.write_text("open('/dev/net/nothing')\n", encoding="utf-8")
+    broken.write_text("open('/dev/net/tun/nothing')\n", encoding="utf-8")
     monkeypatch.setattr(lab, "has_netem", lambda _: False)
     monkeypatch.setattr(_delay_line, "__file__", str(broken))
-    with pytest.raises(NetlabError, match=r"netem \(sch_netem\) or its TAP devices.*No such file.*/dev/net/nothing"):
+    with pytest.raises(
+        NetlabError, match=r"netem \(sch_netem\) or its TAP devices.*Not a directory: '/dev/net/tun/nothing'"
+    ):
         Netlab(2, "50mbit", "20ms")

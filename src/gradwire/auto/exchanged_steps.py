@@ -43,7 +43,7 @@ def advice(share: float, budget: str) -> str:
         f"the step still waits for the exchange for {100 * share:.0f} % of its time, and budget {budget!r} has nothing "
         "faster for gradients under this optimizer. Its steps bear fewer bytes: "
         f"gradwire.CompressedStep(optimizer, {known['compressor']!r}, bits={known['bits']}) in place of what averages "
-        f"gradients sends {known['fewer_bytes']:.0f} times fewer bytes than no compression for a small GPT, and more "
-        f"times fewer for larger models; there it cost {100 * worse:.1f} % more loss in 200 steps with two workers, "
-        "and nothing with four and eight (docs/auto.md#exchanged-steps)"
+        f"gradients sent {known['fewer_bytes']:.0f} times fewer bytes than no compression in a small GPT with two "
+        f"workers, for {100 * worse:.1f} % more loss in 200 steps, and for none with four and eight (one seed each); "
+        "larger models send still fewer (docs/auto.md#exchanged-steps)"
     )

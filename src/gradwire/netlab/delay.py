@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from gradwire.netlab import _delay_line
 from gradwire.netlab.names import LabNames
@@ -15,16 +16,25 @@ __all__ = ["DelayLine", "has_netem"]
 
 _DEADLINE = 10.0
 
+_UNKNOWN = "unknown", "rtnetlink answers: no such file", "not supported"
+"""Answers of a ``tc`` or of a kernel that does not know ``netem``."""
+
 _QUEUE = 10_000
 """Frames that the bridge's end of a device holds while the process does not run."""
 
 
 def has_netem(namespace: str) -> bool:
-    """Find out whether the kernel can delay what leaves an interface, by delaying the loopback for a moment."""
+    """Find out whether the kernel can delay what leaves an interface, by delaying the loopback for a moment.
+
+    Raises:
+        NetlabError: ``tc`` failed for another reason.
+    """
     try:
         run(["tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"])
-    except NetlabError:
-        return False
+    except NetlabError as error:
+        if any(words in str(error).lower() for words in _UNKNOWN):
+            return False
+        raise
     run(["tc", "-n", namespace, "qdisc", "delete", "dev", "lo", "root"])
     return True
 
@@ -39,21 +49,33 @@ class DelayLine:
         delay: seconds, > 0.
 
     Raises:
-        NetlabError: the kernel has neither ``netem`` nor TAP devices.
+        NetlabError: the kernel has neither ``netem`` nor TAP devices, or the process did not begin; the ports are as
+            they were.
     """
 
     def __init__(self, names: LabNames, delay: float) -> None:
         self._names = names
         self._ports = {names.port(rank): f"late{rank}" for rank in range(names.workers)}
-        self._bridge(f"link set {port} nomaster promisc on" for port in self._ports)
+        self._process: subprocess.Popen[str] | None = None
         pairs = [f"{port}:{device}" for port, device in self._ports.items()]
-        self._process = _start(names.hub, [_delay_line.__file__, f"{delay:.6f}", *pairs])
         try:
-            self._wait()
+            self._bridge(f"link set {port} nomaster promisc on" for port in self._ports)
+            self._process = _start(names.hub, [_delay_line.__file__, f"{delay:.6f}", *pairs])
+            self._wait(self._process)
             self._bridge(f"link set {late} txqueuelen {_QUEUE} master br0 up" for late in self._ports.values())
         except BaseException:
-            self.end()
+            with suppress(NetlabError):  # What went wrong first is what is told.
+                self.close()
             raise
+
+    def check(self) -> None:
+        """Raise if the process has ended, without which the workers do not reach each other.
+
+        Raises:
+            NetlabError: the process has ended; the message has its last words.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise NetlabError(f"the process that delays frames ended: {last_words(self._process)}")
 
     def close(self) -> None:
         """End the process, and join the ports to the bridge again; what it held is lost, and TCP sends it again."""
@@ -62,33 +84,49 @@ class DelayLine:
 
     def end(self) -> None:
         """End the process; the workers do not reach each other any more."""
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            last_words(self._process)
+            self._process = None
 
     def _bridge(self, lines: Iterable[str]) -> None:
         run(["ip", "-n", self._names.hub, "-batch", "-"], list(lines))
 
-    def _wait(self) -> None:
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _DEADLINE)
-        if ready and self._process.stdout.readline():
+    def _wait(self, process: subprocess.Popen[str]) -> None:
+        """Wait until the process has its devices."""
+        assert process.stdout is not None
+        ready = select.poll()
+        ready.register(process.stdout, select.POLLIN)
+        if ready.poll(1e3 * _DEADLINE) and process.stdout.readline():
             return
-        self._process.kill()  # It may be there and silent.
-        said = self._process.communicate()[1].strip().splitlines()
-        raise NetlabError(
-            "a delay needs the kernel's netem (sch_netem) or its TAP devices (/dev/net/tun), and this kernel has "
-            f"neither: leave the delay out. {said[-1] if said else 'The process that holds frames did not begin.'}"
-        )
+        process.kill()  # It may be there and silent.
+        said = last_words(process)
+        if "/dev/net/tun" in said:
+            raise NetlabError(
+                "a delay needs the kernel's netem (sch_netem) or its TAP devices (/dev/net/tun), and this kernel has "
+                f"neither: leave the delay out. {said}"
+            )
+        raise NetlabError(f"the process that delays frames did not begin within {_DEADLINE:g} s: {said}")
+
+
+def last_words(process: subprocess.Popen[str]) -> str:
+    """Wait for the end of a process, and return the last line of its errors, or how it ended."""
+    assert process.stderr is not None
+    said = [] if process.stderr.closed else process.communicate()[1].strip().splitlines()
+    return said[-1] if said else f"exit code {process.wait()}"
 
 
 def _start(namespace: str, command: Sequence[str]) -> subprocess.Popen[str]:
     """Start a program of the standard library in a namespace; signals meant for this process do not reach it."""
-    return subprocess.Popen(
-        ["ip", "netns", "exec", namespace, sys.executable, "-I", "-S", *command],
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-    )
+    try:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", namespace, sys.executable, "-I", "-S", *command],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+    except OSError as error:
+        raise NetlabError(f"the process that delays frames cannot be started: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import signal
@@ -106,7 +107,12 @@ class Netlab:
         self._record()
 
     def traffic(self) -> list[LabTraffic]:
-        """The bytes that each worker's interface has sent and received since the lab was made."""
+        """The bytes that each worker's interface has sent and received since the lab was made.
+
+        Raises:
+            NetlabError: the process that delays frames has ended.
+        """
+        self._check_delay()
         return traffic_of(self.names)
 
     def popen(
@@ -123,7 +129,9 @@ class Netlab:
 
         Raises:
             ConfigError: no such worker.
+            NetlabError: the process that delays frames has ended.
         """
+        self._check_delay()
         require(is_int(rank, 0, self.workers - 1), "rank", f"in [0, {self.workers - 1}]", rank)
         told = {**os.environ, **self.names.environment(rank), **(env or {})}
         process = subprocess.Popen(["ip", "netns", "exec", self.names.worker(rank), *command], env=told, **options)
@@ -157,8 +165,10 @@ class Netlab:
                 rank, said = outputs[output], _last_line(output.result()[1])
                 code = running[rank].returncode
                 if code:
+                    self._check_delay()
                     raise NetlabError(f"worker {rank} ended with exit code {code}: {said}")
         except TimeoutError:
+            self._check_delay()
             raise NetlabError(f"{command[0]} did not end on all workers within {timeout:g} s") from None
         finally:
             end(running)
@@ -183,6 +193,10 @@ class Netlab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_delay(self) -> None:
+        if self._delay_line is not None:
+            self._delay_line.check()
 
     def _record(self) -> None:
         born = None if self._owner is None else _watchdog.born(self._owner)
@@ -280,7 +294,10 @@ def start_watchdog(lab: str) -> subprocess.Popen[bytes]:
     """Start a process that takes the lab away as soon as this process has ended, and that ignores signals meant for
     this one.
     """
-    owner = os.pidfd_open(os.getpid())
+    found = os.pidfd_open(os.getpid())
+    # Where standard streams are closed it may have the number of one, which the process would lose to its own.
+    owner = fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(found)
     try:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", _watchdog.__file__, lab, str(owner)],
