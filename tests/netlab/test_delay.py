@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import socket
 import subprocess
@@ -21,14 +22,26 @@ from gradwire.netlab.system import inside
 DELAY = 0.02
 
 
+@pytest.fixture
+def held_back(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let labs delay by a process, as on a kernel without netem; skip where the kernel has no devices for it."""
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        pytest.skip(f"this system has no TAP devices: {error}")
+    monkeypatch.setattr(lab, "has_netem", lambda _: False)
+
+
 @pytest.fixture(params=["netem", "delay line"])
-def delayed(possible: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Netlab]:
+def delayed(possible: None, request: pytest.FixtureRequest) -> Iterator[Netlab]:
     """A lab whose links have a delay."""
     if request.param == "delay line":
-        monkeypatch.setattr(lab, "has_netem", lambda _: False)
+        request.getfixturevalue("held_back")
+    else:
+        with Netlab(2, "none") as made:
+            if not has_netem(made.names.hub):
+                pytest.skip("this kernel has no netem")
     with Netlab(3, "50mbit", "20ms") as made:
-        if request.param == "netem" and not has_netem(made.names.hub):
-            pytest.skip("this kernel has no netem")
         yield made
 
 
@@ -102,16 +115,14 @@ def test_a_delay_comes_and_goes_while_a_connection_lives(delayed: Netlab) -> Non
     assert not lines_of(delayed)
 
 
-def test_the_process_ends_with_the_lab(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "has_netem", lambda _: False)
+def test_the_process_ends_with_the_lab(held_back: None) -> None:
     with Netlab(2, "50mbit", "20ms") as made:
         (process,) = lines_of(made)
         assert Path(f"/proc/{process}").exists()
     assert not Path(f"/proc/{process}").exists()
 
 
-def test_what_ended_is_named_and_shaping_anew_mends_it(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "has_netem", lambda _: False)
+def test_what_ended_is_named_and_shaping_anew_mends_it(held_back: None) -> None:
     with Netlab(2, "50mbit", "1ms") as made:
         (process,) = lines_of(made)
         waits = [sys.executable, "-c", f"import os, time; os.kill({process}, 9); time.sleep(0.5); raise SystemExit(3)"]
@@ -125,11 +136,10 @@ def test_what_ended_is_named_and_shaping_anew_mends_it(possible: None, monkeypat
 
 
 def test_a_delay_that_cannot_be_made_leaves_the_workers_connected(
-    possible: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    held_back: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "line.py"
     broken.write_text("raise SystemExit('no room')\n", encoding="utf-8")
-    monkeypatch.setattr(lab, "has_netem", lambda _: False)
     with Netlab(3, "100mbit") as made:
         with monkeypatch.context() as patched:
             patched.setattr(_delay_line, "__file__", str(broken))
@@ -145,7 +155,7 @@ def test_what_cannot_be_asked_is_not_taken_for_a_kernel_without_netem(possible: 
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_maker_without_a_standard_stream_keeps_its_lab(possible: None, closed: str, tmp_path: Path) -> None:
+def test_a_maker_without_a_standard_stream_keeps_its_lab(held_back: None, closed: str, tmp_path: Path) -> None:
     code = (
         "import time; from gradwire.netlab import Netlab, _watchdog\n"
         "with Netlab(2, '50mbit', '1ms') as made:\n"
