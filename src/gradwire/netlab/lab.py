@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,7 +21,7 @@ from gradwire.netlab import _watchdog
 from gradwire.netlab.delay import DelayLine, has_netem
 from gradwire.netlab.link import Link
 from gradwire.netlab.names import INTERFACE, MOST_WORKERS, LabNames
-from gradwire.netlab.system import NetlabError, counters, require_system, run, settle
+from gradwire.netlab.system import NetlabError, counters, last_line, require_system, run, settle, start_program
 
 __all__ = ["LabTraffic", "Netlab", "lab_for", "remove_leftovers"]
 
@@ -162,7 +161,7 @@ class Netlab:
         outputs = {pool.submit(process.communicate): rank for rank, process in enumerate(running)}
         try:
             for output in as_completed(outputs, timeout):
-                rank, said = outputs[output], _last_line(output.result()[1])
+                rank, said = outputs[output], last_line(output.result()[1])
                 code = running[rank].returncode
                 if code:
                     self._check_delay()
@@ -299,14 +298,13 @@ def start_watchdog(lab: str) -> subprocess.Popen[bytes]:
     owner = fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(found)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", _watchdog.__file__, lab, str(owner)],
+        return start_program(
+            _watchdog.__file__,
+            lab,
+            str(owner),
             pass_fds=(owner,),
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            cwd="/",
         )
     finally:
         os.close(owner)
@@ -318,8 +316,3 @@ def end(running: Sequence[subprocess.Popen[Any]]) -> None:
         if process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

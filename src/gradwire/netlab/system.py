@@ -10,11 +10,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.netlab._watchdog import NAMESPACES
 
-__all__ = ["NetlabError", "counters", "enter", "inside", "own_counters", "require_system", "run", "settle", "tune"]
+__all__ = [
+    "NetlabError",
+    "counters",
+    "enter",
+    "inside",
+    "last_line",
+    "own_counters",
+    "require_system",
+    "run",
+    "settle",
+    "start_program",
+    "tune",
+]
 
 _DEADLINE = 30.0
 _CLONE_NEWNET = 0x40000000
@@ -53,6 +66,37 @@ def run(command: Sequence[str], lines: Sequence[str] = ()) -> str:
     if done.returncode:
         raise NetlabError(f"{' '.join(command)} failed: {' '.join(done.stderr.split())}")
     return done.stdout
+
+
+def start_program(file: str, *arguments: str, namespace: str | None = None, **options: Any) -> subprocess.Popen[Any]:
+    """Start a file that imports the standard library alone as a process of its own, which is there within
+    milliseconds, and which signals that are meant for this process do not reach.
+
+    Args:
+        file: path of the file.
+        arguments: arguments of the program.
+        namespace: network namespace in which it runs; None: this process's.
+        options: further arguments of ``subprocess.Popen``.
+
+    Raises:
+        NetlabError: the process cannot be started.
+    """
+    within = [] if namespace is None else ["ip", "netns", "exec", namespace]
+    command = [*within, sys.executable, "-I", "-S", file, *arguments]
+    try:
+        return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, cwd="/", **options)
+    except OSError as error:
+        raise NetlabError(f"{Path(file).name} cannot be started: {error}") from None
+
+
+def last_line(text: str) -> str:
+    r"""The last line of what a process said.
+
+    >>> last_line("a line\nand another\n"), last_line("")
+    ('and another', 'it said nothing')
+    """
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def enter(namespace: str) -> None:
