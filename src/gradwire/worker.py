@@ -12,6 +12,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +23,9 @@ from gradwire.errors import ConfigError, GroupError
 
 __all__ = ["Worker"]
 
-Job = tuple[Callable[[], Tensor], "Future[Tensor]"]
+Result = TypeVar("Result")
+
+Job = tuple[Callable[[], Any], "Future[Any]"]
 Jobs = queue.SimpleQueue["Job | None"]
 
 PATIENCE = 10.0
@@ -37,7 +41,7 @@ class Worker:
         self._stop: Callable[[], object] | None = None
         self._closed = False
 
-    def submit(self, job: Callable[[], Tensor]) -> Future[Tensor]:
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
         """Run ``job`` after all earlier ones; the future gets its result or its exception.
 
         An exception set from Python stays a mere value to C++; one raised in a callback is an error to both.
@@ -47,15 +51,27 @@ class Worker:
         """
         if self._closed:
             raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")
-        future: Future[Tensor] = Future()
+        future: Future[Result] = Future()
         if self._stop is None:
             arguments = (self._jobs, self._failed, torch.get_num_threads())
             thread = threading.Thread(target=_work, name="gradwire", args=arguments, daemon=True)
             thread.start()
             self._stop = weakref.finalize(self, _end, self._jobs, thread)
-        done: Future[Tensor] = future.then(lambda finished: finished.wait())
+        done: Future[Result] = future.then(lambda finished: finished.wait())
         self._jobs.put((job, future))
         return done
+
+    def submit_start(self, start: Callable[[], Future[Tensor]]) -> Future[Tensor]:
+        """Run a job that only starts something, after all earlier ones; the future gets what was started.
+
+        The thread does not wait for it, so any number of such things may be under way.
+
+        Raises:
+            ConfigError: the worker was closed, and its process group may serve somebody else.
+        """
+        arrived: Future[Tensor] = Future()
+        self.submit(start).then(partial(_follow, arrived))
+        return arrived.then(lambda finished: finished.wait())
 
     def result(self, future: Future[Tensor]) -> Tensor:
         """Wait for the job of a future from ``submit``; raise what the job raised, not torch's account of it."""
@@ -72,6 +88,21 @@ class Worker:
             self._stop = None
 
 
+def _follow(arrived: Future[Tensor], begun: Future[Future[Tensor]]) -> None:
+    """Have ``arrived`` end as what a job has begun, or as the job if that failed."""
+    try:
+        begun.value().then(partial(_hand_on, arrived))
+    except Exception as error:
+        arrived.set_exception(error)  # type: ignore[arg-type]
+
+
+def _hand_on(arrived: Future[Tensor], done: Future[Tensor]) -> None:
+    try:
+        arrived.set_result(done.value())
+    except Exception as error:
+        arrived.set_exception(error)  # type: ignore[arg-type]
+
+
 def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
     torch.set_num_threads(threads)
     while (item := jobs.get()) is not None:
@@ -82,7 +113,7 @@ def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
             future.set_result(job())
         except Exception as error:
             failed.append(error)
-            future.set_exception(error)  # type: ignore[arg-type]
+            future.set_exception(error)
         # While it waits for the next job the thread must not keep the last one's model alive.
         del item, job, future
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from torch.futures import Future
 
 from gradwire.errors import ConfigError
 from gradwire.worker import Worker
@@ -63,3 +64,39 @@ def test_nothing_runs_after_close() -> None:
     worker.close()
     with pytest.raises(ConfigError, match=r"state must be open .* got one after close\(\)"):
         worker.submit(lambda: torch.zeros(1))
+
+
+def test_what_a_job_starts_may_end_long_after_the_next_has_run() -> None:
+    worker, slow, quick = Worker(), Future[torch.Tensor](), Future[torch.Tensor]()
+    started = worker.submit_start(lambda: slow)
+    assert int(worker.submit(lambda: torch.tensor(1)).wait()) == 1
+    assert not started.done()
+    quick.set_result(torch.tensor(2))
+    assert int(worker.submit_start(lambda: quick).wait()) == 2
+    slow.set_result(torch.tensor(3))
+    assert int(started.wait()) == 3
+    worker.close()
+
+
+@pytest.mark.parametrize("posted", [True, False])
+def test_the_failure_of_what_a_job_starts_or_of_its_start_is_heard_of(posted: bool) -> None:
+    """A sum that was started fails alone, and later jobs run all the same."""
+    worker, broken = Worker(), Future[torch.Tensor]()
+
+    def start() -> Future[torch.Tensor]:
+        if not posted:
+            raise ValueError("the wire was cut")
+        return broken
+
+    started = worker.submit_start(start)
+    if posted:
+        broken.set_exception(ValueError("the wire was cut"))
+    with pytest.raises(Exception, match="the wire was cut"):
+        started.wait()
+    later = worker.submit(lambda: torch.tensor(1))
+    if posted:
+        assert int(later.wait()) == 1
+    else:
+        with pytest.raises(Exception, match="an earlier exchange failed: the wire was cut"):
+            later.wait()
+    worker.close()
