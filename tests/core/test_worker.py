@@ -1,5 +1,8 @@
 """One thread, in order, and no life after a failure."""
 
+import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -8,7 +11,7 @@ import torch
 from torch.futures import Future
 
 from gradwire.errors import ConfigError
-from gradwire.worker import Worker
+from gradwire.worker import Worker, _open
 
 
 def test_jobs_run_in_order_on_another_thread() -> None:
@@ -100,3 +103,47 @@ def test_the_failure_of_what_a_job_starts_or_of_its_start_is_heard_of(posted: bo
         with pytest.raises(Exception, match="an earlier exchange failed: the wire was cut"):
             later.wait()
     worker.close()
+
+
+def test_nothing_is_started_when_the_process_ends() -> None:
+    worker, gate, begun = Worker(), threading.Event(), []
+
+    def wait() -> torch.Tensor:
+        gate.wait(5.0)
+        return torch.zeros(1)
+
+    def start() -> Future[torch.Tensor]:
+        begun.append(True)
+        return Future[torch.Tensor]()
+
+    worker.submit(wait)
+    started = worker.submit_start(start)
+    threading.Timer(0.1, gate.set).start()
+    key = id(worker)
+    _open[key]()
+    with pytest.raises(Exception, match="the process ends"):
+        started.wait()
+    assert begun == []
+    del started, worker
+    gc.collect()
+    assert key not in _open
+
+
+PROGRAM = """
+import sys, threading, time
+import torch
+from torch.futures import Future
+from gradwire.worker import Worker
+
+worker, late = Worker(), Future()
+started = worker.submit_start(lambda: late)
+started.then(lambda done: print("ended with", int(done.wait()), flush=True))
+threading.Thread(target=lambda: (time.sleep(0.3), late.set_result(torch.tensor(3))), daemon=True).start()
+worker.submit(lambda: torch.zeros(1)).wait()
+sys.exit(7)
+"""
+
+
+def test_the_process_ends_after_what_is_under_way() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "ended with 3\n", "")

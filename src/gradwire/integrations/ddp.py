@@ -146,7 +146,9 @@ class GradwireState(ExchangeState):
         self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
         self._glancing = False
         self._status = torch.zeros(1, dtype=torch.int32)
-        self._many = sum(self.sizes.values()) >= MANY
+        # The channel's own group is one of Gloo's on a CPU, and DDP's may be another.
+        same = self.exchange.channel.world > 1 and "cpu:gloo" in dist.get_backend_config(group)
+        self._many = same and sum(self.sizes.values()) >= MANY
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
@@ -342,7 +344,7 @@ class GradwireState(ExchangeState):
                 look(mean)
 
             return channel.begin_sum(buffer.mul_(1 / channel.world), group, arrived_on_device)
-        if self._glancing or channel.world == 1 or not self._many:
+        if self._glancing or not self._many:
             return self._divide(buffer, partial(channel.begin_sum, buffer, group, arrived))
         # On DDP's group the order would depend on what else is started there meanwhile, so these use the channel's own.
         start = partial(channel.begin_sum, buffer, channel.group, arrived)
