@@ -12,6 +12,7 @@ own size. Noise makes v larger and leaves the mean of m: steps become shorter.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,9 +31,12 @@ __all__ = [
     "is_adaptive",
     "is_adaptive_class",
     "keeps_much",
+    "mostly_zero",
     "noise_only",
     "right_on_average",
     "trouble_of",
+    "warn_of_sparse_steps",
+    "warn_of_spread_zeros",
 ]
 
 log = logging.getLogger("gradwire")
@@ -106,6 +110,20 @@ _INSTEAD = (
     "docs/adaptive.md shows why; force=True says that you know"
 )
 _FIGURES = "%s. docs/adaptive.md has figures"
+_SPREAD = (
+    "%s makes noise of zeros, and %s divides what arrives by its own size, so the noise counts as much as gradients. "
+    "In the first step %.0f %% of the gradient of %r were zeros, as of an embedding whose rows are rarely used. Give "
+    "such parameters a method that sends zeros as zeros: overrides={%r: 'qsgd:bits=4'}. docs/choosing.md has figures"
+)
+_SPARSE = (
+    "In the first round %.0f %% of the step of %r were zeros, as of an embedding whose rows are rarely used. A row "
+    "that few workers have seen moves too little when the steps of their %s are averaged, whatever sends them, so "
+    "training may end worse than with gradients that are averaged, as by gradwire.compress_ddp or "
+    "gradwire.compress_optimizer. docs/transformer.md has figures"
+)
+
+MOSTLY = 0.5
+"""The share of zeros above which a parameter is taken for an embedding whose rows are rarely used."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,30 @@ class Trouble:
         """Warn what such a method does to an optimizer, and say what to use."""
         end = _INSTEAD % remedies.fewer if self.harmful else _FIGURES % remedies.noise
         log.warning("%s%s", _WHY[self.kind] % (self.method, optimizer), end)
+
+
+def mostly_zero(zeros: Mapping[str, float], names: Iterable[str]) -> str | None:
+    """Find the parameter of which most was zero; None: of no parameter more than half was.
+
+    Args:
+        zeros: share of zeros of each parameter.
+        names: names of the parameters that are meant.
+
+    >>> mostly_zero({"words": 0.9, "head": 0.1}, ["words", "head"]), mostly_zero({"head": 0.1}, ["head"])
+    ('words', None)
+    """
+    most = max(names, key=lambda name: zeros.get(name, 0.0), default=None)
+    return most if most is not None and zeros.get(most, 0.0) > MOSTLY else None
+
+
+def warn_of_spread_zeros(method: str, optimizer: str, parameter: str, share: float) -> None:
+    """Warn that a method makes noise of the zeros of a gradient, of which there are many."""
+    log.warning(_SPREAD, repr(method), optimizer, 100 * share, parameter, parameter)
+
+
+def warn_of_sparse_steps(optimizer: str, parameter: str, share: float) -> None:
+    """Warn that steps which are mostly zeros are averaged."""
+    log.warning(_SPARSE, 100 * share, parameter, optimizer)
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:

@@ -196,6 +196,13 @@ class Compressor(Configuration, ABC):
         """
         return False
 
+    @property
+    def spreads(self) -> bool:
+        """Return whether zeros arrive as noise that is not small beside other elements: an optimizer that divides each
+        element by its own size makes steps of it.
+        """
+        return False
+
     def sums_in(self, dtype: torch.dtype) -> bool:
         """Return whether the payload of gradients of this dtype is the gradients themselves, which are summed in it.
 

@@ -194,6 +194,8 @@ class Exchange:
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[str, Plan] = {}  # By the first of their parameters, of which no two share one.
+        self.zeros: dict[str, float] = {}
+        """The share of zeros in what this rank gave first for each matrix, in [0, 1)."""
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
@@ -452,6 +454,7 @@ class Exchange:
             if self.pilot is not None:
                 self.pilot.after(flat)
             return
+        self._look_for_zeros(flat, params)
         plan = self.plan(params)
         # Only now, because the pilot may just have given the parameters other methods, and so other tensors.
         put_back = self._set_aside(flat, params, uses) if uses else None
@@ -480,6 +483,17 @@ class Exchange:
             put_back()
         if self.pilot is not None:
             self.pilot.after(flat)
+
+    def _look_for_zeros(self, flat: Tensor, params: Sequence[Named]) -> None:
+        """Count the zeros of each parameter once. One that is nothing but zeros, as behind a layer that begins with
+        zeros, tells nothing.
+        """
+        if not params or params[-1][0] in self.zeros:
+            return
+        numels = [torch.Size(shape).numel() for _, shape in params]
+        for (name, shape), part in zip(params, torch.split(flat, numels), strict=True):
+            zeros = part.numel() - int(part.count_nonzero()) if len(shape) > 1 else 0
+            self.zeros.setdefault(name, zeros / part.numel() if zeros < part.numel() else 0.0)
 
     def _whole(self, params: Sequence[Named], dtype: torch.dtype) -> bool:
         """Return whether a bucket is averaged as it is: none of it is compressed, measured, or waits."""

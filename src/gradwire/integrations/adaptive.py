@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradwire.adaptive import TORCH, Remedies, is_adaptive, trouble_of
+from gradwire.adaptive import TORCH, Remedies, is_adaptive, mostly_zero, trouble_of, warn_of_spread_zeros
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Verbatim, require
@@ -21,6 +21,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import SAMPLED
 from gradwire.memory.base import Memory
+from gradwire.memory.preconditioned import Preconditioned
 
 __all__ = ["AdaptiveWatch", "check_optimizer", "follow_optimizers"]
 
@@ -69,6 +70,7 @@ class AdaptiveWatch:
         holds this."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._plain = False
+        self._zeros_said = False
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
         else:
@@ -95,6 +97,24 @@ class AdaptiveWatch:
                     _WAITING.discard(self)
                 if exchange.channel.rank == 0:
                     trouble.warn(optimizer, self._remedies)
+            self._check_zeros(optimizer, params)
+
+    def _check_zeros(self, optimizer: str, params: Iterable[Named]) -> None:
+        """Warn once of a method that makes noise of zeros, if a gradient of this rank is mostly zeros."""
+        exchange = self._exchange
+        if self._zeros_said or not exchange.zeros or exchange.channel.rank != 0:
+            return
+        spread = {}
+        for name, shape in params:
+            method = exchange.policy.choose(name, shape, exchange.main_of(name, exchange.compressor))
+            if method is None or not method.spreads:
+                continue
+            # In units of each element's own size zeros stay small.
+            if not isinstance(exchange.memory_for(method), Preconditioned):
+                spread[name] = method.name
+        if (found := mostly_zero(exchange.zeros, spread)) is not None:
+            self._zeros_said = True
+            warn_of_spread_zeros(spread[found], optimizer, found, exchange.zeros[found])
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Check an optimizer, which may be of these parameters, at its step."""
@@ -102,6 +122,9 @@ class AdaptiveWatch:
             _WAITING.discard(self)
             return
         if optimizer in self._seen:
+            for each, params in self._adaptive.items() if self._exchange.step == 1 else ():
+                # It was known before the first step.
+                self._check_zeros(each, params)
             return
         self._seen.add(optimizer)
         groups = getattr(optimizer, "param_groups", None) or ()

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.adaptive import is_adaptive_class
+from gradwire.adaptive import is_adaptive, is_adaptive_class, mostly_zero, warn_of_sparse_steps
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, Verbatim, is_int, require
@@ -215,6 +215,7 @@ class CompressedStep(LocalSteps):
             [numbers[id(param)] for param in group["params"] if id(param) in numbers] for group in self.param_groups
         ]
         self._shrunk_by = [1.0] * len(self._members)
+        self._looked = False
         self._noise = LocalNoise(self.exchange, self._spans(), type(inner).__name__) if corrects else None
 
     def _spans(self) -> list[list[tuple[int, int]]]:
@@ -403,6 +404,7 @@ class CompressedStep(LocalSteps):
             for number, param in enumerate(self.params) if self._apart else ():
                 param.copy_(self._start(number))
             self._average_moments()
+            self._look_for_zeros()
             return
         self._gather_way()
         if self._late:
@@ -420,6 +422,17 @@ class CompressedStep(LocalSteps):
         if mean is not None:
             self.outer(mean)
         self._average_moments()
+        self._look_for_zeros()
+
+    def _look_for_zeros(self) -> None:
+        """Warn on rank 0, after the first round, if the steps of a parameter were mostly zeros."""
+        if self._looked:
+            return
+        self._looked, zeros = True, self.exchange.zeros
+        found = mostly_zero(zeros, zeros)
+        several = self.exchange.channel.world > 1 and self.exchange.channel.rank == 0
+        if several and found is not None and is_adaptive(self.inner):
+            warn_of_sparse_steps(type(self.inner).__name__, found, zeros[found])
 
     def _compare(self) -> None:
         """Let the ranks compare the factors by which they shrank ``agreed``, which must be equal."""

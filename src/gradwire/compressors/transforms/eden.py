@@ -146,6 +146,10 @@ class EDEN(Compressor):
         return self.bits >= 2 and self.sent == self.block and not self.scaled
 
     @property
+    def spreads(self) -> bool:
+        return self.bits < 4 or self.sent < self.block
+
+    @property
     def bounded(self) -> str:
         return repr(replace(self, scaled=True))
 
