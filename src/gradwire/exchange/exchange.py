@@ -486,9 +486,9 @@ class Exchange:
 
     def _look_for_zeros(self, flat: Tensor, params: Sequence[Named]) -> None:
         """Count the zeros of each parameter once. One that is nothing but zeros, as behind a layer that begins with
-        zeros, tells nothing.
+        zeros, tells nothing. Only on a CPU, because elsewhere the exchange would have to wait for the numbers.
         """
-        if not params or params[-1][0] in self.zeros:
+        if not params or params[-1][0] in self.zeros or flat.device.type != "cpu":
             return
         numels = [torch.Size(shape).numel() for _, shape in params]
         for (name, shape), part in zip(params, torch.split(flat, numels), strict=True):
