@@ -66,9 +66,8 @@ class Worker:
             self._thread.start()
             # At the end of the process ``_end_all`` does it: weakref's own function gives up when another thread
             # collects an object in that moment.
-            weakref.finalize(self, _end, self._jobs, self._thread).atexit = False
             _open[id(self)] = partial(_end_with_process, self._jobs, self._thread, self._ends)
-            weakref.finalize(self, _open.pop, id(self), None).atexit = False
+            weakref.finalize(self, _end_with_worker, id(self), self._jobs, self._thread).atexit = False
         done: Future[Result] = future.then(lambda finished: finished.wait())
         self._jobs.put((job, future))
         return done
@@ -82,10 +81,10 @@ class Worker:
         Raises:
             ConfigError: the worker was closed, and its process group may serve somebody else.
         """
-        arrived: Future[Tensor] = Future()
+        begun, arrived = self.submit(partial(_start, self._ends, start)), Future[Tensor]()
         _under_way.add(arrived)
         given = arrived.then(_given)
-        self.submit(partial(_start, self._ends, start)).then(partial(_follow, arrived))
+        begun.then(partial(_follow, arrived))
         return given
 
     def result(self, future: Future[Tensor]) -> Tensor:
@@ -148,6 +147,11 @@ def _end(jobs: Jobs, thread: threading.Thread) -> None:
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join(PATIENCE)
+
+
+def _end_with_worker(key: int, jobs: Jobs, thread: threading.Thread) -> None:
+    _open.pop(key, None)
+    _end(jobs, thread)
 
 
 def _end_with_process(jobs: Jobs, thread: threading.Thread, ends: threading.Event) -> None:

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -106,6 +106,8 @@ class SlowChannel(Channel):
     apart = 1.0
     """The factor by which messages to single ranks take longer than their bytes say."""
     factor = 1.0
+    starters: ClassVar[set[bool]] = set()
+    """True: the thread that computes has started sums of DDP's buckets; False: another one has."""
 
     def _count(self, sent: int, received: int) -> None:
         super()._count(sent, received)
@@ -127,6 +129,7 @@ class SlowChannel(Channel):
     ) -> Future[Tensor]:
         if group is self.group and threading.current_thread() is threading.main_thread():
             return super().begin_sum(tensor, group, arrived)
+        self.starters.add(threading.current_thread() is threading.main_thread())
         self.direct = True
         done = super().begin_sum(tensor, group, ddp.nothing).wait()
         self.direct = False
@@ -329,12 +332,13 @@ def resting(rank: int, many: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
     same, decided = digest(training.model) == digest(plain), training.auto["decisions"]
-    said = said[:]
+    said, starters = said[:], set(training.channel.starters)
     training.run(50, SLOW / 10)
     return {
         "said": said,
         "same": same,
         "decided": decided,
+        "starters": starters,
         "timed": timed,
         "sent": sent,
         "compared": compared,

@@ -74,6 +74,8 @@ def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums(m
     for found in (first, *others):
         assert found["same"]
         assert found["decided"] == []
+        # The thread starts the sums of all steps but those in which it compares the ranks.
+        assert found["starters"] == ({True} if many else {True, False})
         late = range(40, 100)
         compared = [step for step in late if found["compared"][step]]
         assert len(compared) == 2

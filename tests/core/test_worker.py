@@ -11,7 +11,7 @@ import torch
 from torch.futures import Future
 
 from gradwire.errors import ConfigError
-from gradwire.worker import Worker, _open
+from gradwire.worker import Worker, _open, _under_way
 
 
 def test_jobs_run_in_order_on_another_thread() -> None:
@@ -147,3 +147,35 @@ sys.exit(7)
 def test_the_process_ends_after_what_is_under_way() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, "ended with 3\n", "")
+
+
+FORKS = """
+import os, sys, time
+import torch
+from torch.futures import Future
+from gradwire.worker import Worker
+
+worker, never = Worker(), Future()
+started = worker.submit_start(lambda: never)
+worker.submit(lambda: torch.zeros(1)).wait()
+child = os.fork()
+began = time.monotonic()
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+import atexit
+atexit._run_exitfuncs()
+os._exit(0 if time.monotonic() - began < 1 else 1)
+"""
+
+
+def test_a_process_that_is_forked_waits_for_nothing_of_its_parent() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKS], timeout=60, check=False).returncode == 0
+
+
+def test_a_worker_that_is_closed_leaves_nothing_to_wait_for() -> None:
+    worker, before = Worker(), set(_under_way)
+    worker.submit(lambda: torch.zeros(1)).wait()
+    worker.close()
+    with pytest.raises(ConfigError, match=r"after close\(\)"):
+        worker.submit_start(lambda: Future[torch.Tensor]())
+    assert before == _under_way

@@ -29,6 +29,13 @@ class Words(nn.Module):
         return self.head(self.words(rows))
 
 
+def train(model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        model(torch.arange(8) + step).square().sum().backward()
+        optimizer.step()
+
+
 def said_of(said: list[str], docs: str) -> list[str]:
     return [text for text in said if f"docs/{docs}.md has figures" in text and "zeros" in text]
 
@@ -47,10 +54,7 @@ def gradients(rank: int, way: str, optimizer: str, empty: bool, method: str, opt
         state = gradwire.compress_ddp(model, method, optimizer=made, min_numel=64, **options)
     else:
         state = gradwire.compress_optimizer(made, model, method, min_numel=64, **options)
-    for step in range(3):
-        made.zero_grad()
-        model(torch.arange(8) + 8 * rank + step).square().sum().backward()
-        made.step()
+    train(model, made, range(8 * rank, 8 * rank + 3))
     state.close()
     return said_of(said, "choosing")
 
@@ -73,6 +77,7 @@ def test_who_makes_noise_of_zeros_under_adam_is_told_once_by_rank_0(way: str) ->
         ("AdamW", False, "eden", {"bits": 4}),
         ("AdamW", False, "qsgd", {"bits": 2}),
         ("AdamW", True, "eden", {}),
+        ("AdamW", False, "eden", {"force": True}),
         ("SGD", False, "eden", {}),
     ],
 )
@@ -81,16 +86,53 @@ def test_nobody_else_is(optimizer: str, empty: bool, method: str, options: dict[
     assert run_ranks(2, gradients, "ddp", optimizer, empty, method, options) == [[], []]
 
 
+def skipped(rank: int) -> list[str]:
+    """An optimizer that is known from the start, whose first step is left out, as a loss scaler does."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Words())
+    made = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    said = heard()
+    state = gradwire.compress_ddp(model, "eden", optimizer=made, min_numel=64)
+    model(torch.arange(8)).square().sum().backward()
+    train(model, made, range(2))
+    state.close()
+    return said_of(said, "choosing")
+
+
+def test_a_first_step_that_is_left_out_hides_nothing() -> None:
+    (_,), others = run_ranks(2, skipped)
+    assert others == []
+
+
+def named_later(rank: int) -> list[list[str]]:
+    """First a method that sends zeros as zeros; then one that does not, and again."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Words())
+    made = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    said, told = heard(), []
+    state = gradwire.compress_ddp(model, "qsgd", bits=4, min_numel=64)
+    for bits in (None, 1, 2):
+        if bits is not None:
+            state.change("eden", bits=bits)
+        train(model, made, range(2))
+        told.append(said_of(said, "choosing"))
+    state.close()
+    return told
+
+
+def test_a_method_that_is_changed_to_is_looked_at_too() -> None:
+    (before, after, later), others = run_ranks(2, named_later)
+    assert (len(before), len(after), len(later)) == (0, 1, 1)
+    assert others == [[], [], []]
+
+
 def steps(rank: int, optimizer: str, options: dict[str, Any]) -> list[str]:
     torch.manual_seed(0)
     model = Words()
     inner = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}[optimizer](model.named_parameters(), lr=1e-2)
     said = heard()
     made = gradwire.CompressedStep(inner, min_numel=64, **options)
-    for step in range(4):
-        made.zero_grad()
-        model(torch.arange(8) + 8 * rank + step).square().sum().backward()
-        made.step()
+    train(model, made, range(8 * rank, 8 * rank + 4))
     made.exchange_ways()
     return said_of(said, "transformer")
 

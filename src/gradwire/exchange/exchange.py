@@ -194,8 +194,8 @@ class Exchange:
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[str, Plan] = {}  # By the first of their parameters, of which no two share one.
-        self.zeros: dict[str, float] = {}
-        """The share of zeros in what this rank gave first for each matrix, in [0, 1)."""
+        self._nonzeros: dict[str, tuple[int, Tensor | None]] = {}
+        """Of what this rank gave first for each parameter the elements and, for a matrix, how many were not zero."""
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
@@ -454,7 +454,7 @@ class Exchange:
             if self.pilot is not None:
                 self.pilot.after(flat)
             return
-        self._look_for_zeros(flat, params)
+        self._count_nonzeros(flat, params)
         plan = self.plan(params)
         # Only now, because the pilot may just have given the parameters other methods, and so other tensors.
         put_back = self._set_aside(flat, params, uses) if uses else None
@@ -484,16 +484,28 @@ class Exchange:
         if self.pilot is not None:
             self.pilot.after(flat)
 
-    def _look_for_zeros(self, flat: Tensor, params: Sequence[Named]) -> None:
-        """Count the zeros of each parameter once. One that is nothing but zeros, as behind a layer that begins with
-        zeros, tells nothing. Only on a CPU, because elsewhere the exchange would have to wait for the numbers.
-        """
-        if not params or params[-1][0] in self.zeros or flat.device.type != "cpu":
+    def _count_nonzeros(self, flat: Tensor, params: Sequence[Named]) -> None:
+        """Count what is not zero in each matrix once, on the device: nobody waits for it."""
+        if not params or params[-1][0] in self._nonzeros:
             return
-        numels = [torch.Size(shape).numel() for _, shape in params]
-        for (name, shape), part in zip(params, torch.split(flat, numels), strict=True):
-            zeros = part.numel() - int(part.count_nonzero()) if len(shape) > 1 else 0
-            self.zeros.setdefault(name, zeros / part.numel() if zeros < part.numel() else 0.0)
+        parts = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
+        matrices = [part for (_, shape), part in zip(params, parts, strict=True) if len(shape) > 1]
+        # The zeroth norm is the number of elements that are not zero.
+        counts = iter(torch._foreach_norm(matrices, 0) if matrices else ())
+        for (name, shape), part in zip(params, parts, strict=True):
+            self._nonzeros.setdefault(name, (part.numel(), next(counts) if len(shape) > 1 else None))
+
+    def zeros(self) -> dict[str, float] | None:
+        """Return the share of zeros, in [0, 1), in what this rank gave first for each matrix; it waits for the device.
+
+        A matrix of nothing but zeros is left out: it tells nothing, because behind a layer that begins with zeros all
+        gradients are zero at first. None: nothing was exchanged yet but what was averaged as it is.
+        """
+        if not self._nonzeros:
+            return None
+        counted = {name: (numel, count) for name, (numel, count) in self._nonzeros.items() if count is not None}
+        counts = torch.stack([count for _, count in counted.values()]).tolist() if counted else []
+        return {name: 1 - n / numel for (name, (numel, _)), n in zip(counted.items(), counts, strict=True) if n}
 
     def _whole(self, params: Sequence[Named], dtype: torch.dtype) -> bool:
         """Return whether a bucket is averaged as it is: none of it is compressed, measured, or waits."""

@@ -70,7 +70,7 @@ class AdaptiveWatch:
         holds this."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._plain = False
-        self._zeros_said = False
+        self._zeros_due, self._zeros_said = True, False
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
         else:
@@ -97,24 +97,28 @@ class AdaptiveWatch:
                     _WAITING.discard(self)
                 if exchange.channel.rank == 0:
                     trouble.warn(optimizer, self._remedies)
-            self._check_zeros(optimizer, params)
+        self._check_zeros()
 
-    def _check_zeros(self, optimizer: str, params: Iterable[Named]) -> None:
-        """Warn once of a method that makes noise of zeros, if a gradient of this rank is mostly zeros."""
+    def _check_zeros(self) -> None:
+        """Warn on rank 0, once, of a method that makes noise of zeros, if a gradient of this rank is mostly zeros."""
         exchange = self._exchange
-        if self._zeros_said or not exchange.zeros or exchange.channel.rank != 0:
+        if not self._adaptive or exchange.force or self._zeros_said or (zeros := exchange.zeros()) is None:
             return
-        spread = {}
-        for name, shape in params:
-            method = exchange.policy.choose(name, shape, exchange.main_of(name, exchange.compressor))
-            if method is None or not method.spreads:
-                continue
-            # In units of each element's own size zeros stay small.
-            if not isinstance(exchange.memory_for(method), Preconditioned):
-                spread[name] = method.name
-        if (found := mostly_zero(exchange.zeros, spread)) is not None:
-            self._zeros_said = True
-            warn_of_spread_zeros(spread[found], optimizer, found, exchange.zeros[found])
+        self._zeros_due = False
+        for optimizer, params in self._adaptive.items() if exchange.channel.rank == 0 else ():
+            spread = {
+                name: method.name for name, shape in params if (method := self._spreading(name, shape)) is not None
+            }
+            if (found := mostly_zero(zeros, spread)) is not None and not self._zeros_said:
+                self._zeros_said = True
+                warn_of_spread_zeros(spread[found], optimizer, found, zeros[found])
+
+    def _spreading(self, name: str, shape: tuple[int, ...]) -> Compressor | None:
+        """The method of a parameter, if zeros arrive as noise; not with a memory in whose units they stay small."""
+        exchange = self._exchange
+        method = exchange.policy.choose(name, shape, exchange.main_of(name, exchange.compressor))
+        kept_small = method is None or isinstance(exchange.memory_for(method), Preconditioned)
+        return method if method is not None and method.spreads and not kept_small else None
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Check an optimizer, which may be of these parameters, at its step."""
@@ -122,9 +126,9 @@ class AdaptiveWatch:
             _WAITING.discard(self)
             return
         if optimizer in self._seen:
-            for each, params in self._adaptive.items() if self._exchange.step == 1 else ():
-                # It was known before the first step.
-                self._check_zeros(each, params)
+            if self._zeros_due:
+                # It was known before anything was exchanged.
+                self._check_zeros()
             return
         self._seen.add(optimizer)
         groups = getattr(optimizer, "param_groups", None) or ()

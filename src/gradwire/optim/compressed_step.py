@@ -426,12 +426,11 @@ class CompressedStep(LocalSteps):
 
     def _look_for_zeros(self) -> None:
         """Warn on rank 0, after the first round, if the steps of a parameter were mostly zeros."""
-        if self._looked:
+        exchange, looked, self._looked = self.exchange, self._looked, True
+        if looked or exchange.channel.world == 1 or exchange.channel.rank != 0 or not is_adaptive(self.inner):
             return
-        self._looked, zeros = True, self.exchange.zeros
-        found = mostly_zero(zeros, zeros)
-        several = self.exchange.channel.world > 1 and self.exchange.channel.rank == 0
-        if several and found is not None and is_adaptive(self.inner):
+        zeros = exchange.zeros() or {}
+        if (found := mostly_zero(zeros, zeros)) is not None:
             warn_of_sparse_steps(type(self.inner).__name__, found, zeros[found])
 
     def _compare(self) -> None:
