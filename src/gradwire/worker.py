@@ -9,14 +9,11 @@ The thread ends before the interpreter does: one that is caught inside C++ at th
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,16 +23,11 @@ from gradwire.errors import ConfigError, GroupError
 
 __all__ = ["Worker"]
 
-Result = TypeVar("Result")
-
-Job = tuple[Callable[[], Any], "Future[Any]"]
+Job = tuple[Callable[[], Tensor], "Future[Tensor]"]
 Jobs = queue.SimpleQueue["Job | None"]
 
 PATIENCE = 10.0
 """Seconds that closing waits for an exchange under way; its own deadline is the process group's."""
-
-LAST = 2.0
-"""Seconds that the end of the process waits for what was started: it ends unless another rank has come apart."""
 
 
 class Worker:
@@ -44,12 +36,10 @@ class Worker:
     def __init__(self) -> None:
         self._jobs: Jobs = queue.SimpleQueue()
         self._failed: list[Exception] = []
-        self._thread: threading.Thread | None = None
-        self._ends = threading.Event()
-        """Set when the process ends."""
+        self._stop: weakref.finalize[..., Worker] | None = None
         self._closed = False
 
-    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+    def submit(self, job: Callable[[], Tensor]) -> Future[Tensor]:
         """Run ``job`` after all earlier ones; the future gets its result or its exception.
 
         An exception set from Python stays a mere value to C++; one raised in a callback is an error to both.
@@ -59,33 +49,19 @@ class Worker:
         """
         if self._closed:
             raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")
-        future: Future[Result] = Future()
-        if self._thread is None:
+        future: Future[Tensor] = Future()
+        if self._stop is None:
             arguments = (self._jobs, self._failed, torch.get_num_threads())
-            self._thread = threading.Thread(target=_work, name="gradwire", args=arguments, daemon=True)
-            self._thread.start()
-            # At the end of the process ``_end_all`` does it: weakref's own function gives up when another thread
-            # collects an object in that moment.
-            _open[id(self)] = partial(_end_with_process, self._jobs, self._thread, self._ends)
-            weakref.finalize(self, _end_with_worker, id(self), self._jobs, self._thread).atexit = False
-        done: Future[Result] = future.then(lambda finished: finished.wait())
+            thread = threading.Thread(target=_work, name="gradwire", args=arguments, daemon=True)
+            thread.start()
+            # At the end of the process ``_end_all`` does it: weakref's own function gives up on all that is left when
+            # another thread collects an object in that moment.
+            self._stop = weakref.finalize(self, _end_one, id(self), self._jobs, thread)
+            self._stop.atexit = False
+            _open[id(self)] = partial(_end, self._jobs, thread)
+        done: Future[Tensor] = future.then(lambda finished: finished.wait())
         self._jobs.put((job, future))
         return done
-
-    def submit_start(self, start: Callable[[], Future[Tensor]]) -> Future[Tensor]:
-        """Run a job that only starts something, after all earlier ones; the future gets what was started.
-
-        The thread does not wait for it, so any number of such things may be under way. When the process ends nothing
-        is started any more, and what is under way is waited for, because it would end without an interpreter.
-
-        Raises:
-            ConfigError: the worker was closed, and its process group may serve somebody else.
-        """
-        begun, arrived = self.submit(partial(_start, self._ends, start)), Future[Tensor]()
-        _under_way.add(arrived)
-        given = arrived.then(_given)
-        begun.then(partial(_follow, arrived))
-        return given
 
     def result(self, future: Future[Tensor]) -> Tensor:
         """Wait for the job of a future from ``submit``; raise what the job raised, not torch's account of it."""
@@ -97,35 +73,9 @@ class Worker:
     def close(self) -> None:
         """Finish the queue and end the thread; nothing can be submitted any more."""
         self._closed = True
-        if self._thread is not None:
-            _end(self._jobs, self._thread)
-            self._thread = None
-
-
-def _start(ends: threading.Event, start: Callable[[], Future[Tensor]]) -> Future[Tensor]:
-    if ends.is_set():
-        raise GroupError("the process ends")
-    return start()
-
-
-def _given(arrived: Future[Tensor]) -> Tensor:
-    _under_way.discard(arrived)
-    return arrived.wait()
-
-
-def _follow(arrived: Future[Tensor], begun: Future[Future[Tensor]]) -> None:
-    """Have ``arrived`` end as what a job has begun, or as the job if that failed."""
-    try:
-        begun.value().then(partial(_hand_on, arrived))
-    except Exception as error:
-        arrived.set_exception(error)  # type: ignore[arg-type]
-
-
-def _hand_on(arrived: Future[Tensor], done: Future[Tensor]) -> None:
-    try:
-        arrived.set_result(done.value())
-    except Exception as error:
-        arrived.set_exception(error)  # type: ignore[arg-type]
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
 
 
 def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
@@ -138,7 +88,7 @@ def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
             future.set_result(job())
         except Exception as error:
             failed.append(error)
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
         # While it waits for the next job the thread must not keep the last one's model alive.
         del item, job, future
 
@@ -149,34 +99,16 @@ def _end(jobs: Jobs, thread: threading.Thread) -> None:
         thread.join(PATIENCE)
 
 
-def _end_with_worker(key: int, jobs: Jobs, thread: threading.Thread) -> None:
-    _open.pop(key, None)
-    _end(jobs, thread)
-
-
-def _end_with_process(jobs: Jobs, thread: threading.Thread, ends: threading.Event) -> None:
-    # A process that was forked has none of its parent's threads.
-    if thread.is_alive():
-        ends.set()
-        _end(jobs, thread)
-
-
 _open: dict[int, Callable[[], None]] = {}
 """Functions that end the threads that run, by the identities of their workers."""
 
-_under_way: set[Future[Tensor]] = set()
-"""All that was started and has not ended: it may outlive its worker, but must not outlive the interpreter."""
 
-os.register_at_fork(after_in_child=_under_way.clear)
+def _end_one(key: int, jobs: Jobs, thread: threading.Thread) -> None:
+    _open.pop(key, None)
+    _end(jobs, thread)
 
 
 @atexit.register
 def _end_all() -> None:
     for end in list(_open.values()):
         end()
-    deadline, waits = time.monotonic() + LAST, bool(_under_way)
-    while _under_way and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if waits:
-        # Whoever hands a result on needs the interpreter for a moment longer.
-        time.sleep(0.3)

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
-from gradwire.integrations import ddp
+from gradwire.integrations.ddp import nothing
 from tests.heard import heard
 
 FAST, SLOW = 1e12, 2e7
@@ -89,8 +89,7 @@ class LinkClock:
     def carry_beside(self, seconds: float) -> None:
         """A message that nobody waits for yet; the next who asks is told when it is there."""
         self.line = max(self.main, self.line) + self.noise() * seconds
-        if threading.current_thread() is threading.main_thread():
-            self._completed = self.line
+        self._completed = self.line
 
     def wait(self) -> None:
         """The thread that computes waits for all messages."""
@@ -106,8 +105,6 @@ class SlowChannel(Channel):
     apart = 1.0
     """The factor by which messages to single ranks take longer than their bytes say."""
     factor = 1.0
-    starters: ClassVar[set[bool]] = set()
-    """True: the thread that computes has started sums of DDP's buckets; False: another one has."""
 
     def _count(self, sent: int, received: int) -> None:
         super()._count(sent, received)
@@ -127,11 +124,10 @@ class SlowChannel(Channel):
     def begin_sum(
         self, tensor: Tensor, group: dist.ProcessGroup | None, arrived: Callable[[Tensor], object]
     ) -> Future[Tensor]:
-        if group is self.group and threading.current_thread() is threading.main_thread():
+        if group is self.group:
             return super().begin_sum(tensor, group, arrived)
-        self.starters.add(threading.current_thread() is threading.main_thread())
         self.direct = True
-        done = super().begin_sum(tensor, group, ddp.nothing).wait()
+        done = super().begin_sum(tensor, group, nothing).wait()
         self.direct = False
         self.link.carry_beside(2 * (self.world - 1) * tensor.nbytes / self.world / self.rate)
         arrived(done)
@@ -183,18 +179,6 @@ def slow(exchange: Exchange, rate: float) -> LinkClock:
     return link
 
 
-def wait_for_starts(state: ddp.GradwireState) -> None:
-    """Have the thread that computes wait until sums that another one starts have begun, so that it is no later then."""
-    worker, submit_start = state._worker, state._worker.submit_start
-
-    def submit_and_wait(start: Callable[[], Future[Tensor]]) -> Future[Tensor]:
-        future = submit_start(start)
-        worker.submit(lambda: torch.empty(0)).wait()
-        return future
-
-    worker.submit_start = submit_and_wait  # type: ignore[method-assign]
-
-
 def network(width: int = 384) -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Linear(width, width) for _ in range(6)]
@@ -228,7 +212,6 @@ class Training:
         self.model = DistributedDataParallel(net, bucket_cap_mb=1)
         self.state = gradwire.compress_ddp(self.model, "auto", **options)
         self.link = slow(self.state.exchange, FAST)
-        wait_for_starts(self.state)
         self.optimizer = getattr(torch.optim, optimizer)(self.model.parameters(), lr=1e-3)
         self.data = torch.Generator().manual_seed(rank + 1)
 
@@ -283,9 +266,8 @@ def slow_link(rank: int, budget: str, optimizer: str) -> dict[str, Any]:
     }
 
 
-def nothing_to_gain(rank: int, many: int) -> dict[str, Any]:
+def nothing_to_gain(rank: int) -> dict[str, Any]:
     """A fast link, and a backward pass that takes long."""
-    ddp.MANY = many
     training = Training(rank, pause=0.03)
     training.run(25, FAST)
     plain = DistributedDataParallel(network(), bucket_cap_mb=1)
@@ -310,9 +292,8 @@ def warming_up(rank: int) -> dict[str, Any]:
     return {"phases": phases, "decisions": training.auto["decisions"], "said": said}
 
 
-def resting(rank: int, many: int) -> dict[str, Any]:
+def resting(rank: int) -> dict[str, Any]:
     """A fast link for a hundred steps, where next to nothing happens at last; then a slow one for fifty."""
-    ddp.MANY = many
     said = heard()
     training = Training(rank, pause=0.03)
     counters, pilot = training.state.exchange.counters, training.state.exchange.pilot
@@ -332,13 +313,12 @@ def resting(rank: int, many: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
     same, decided = digest(training.model) == digest(plain), training.auto["decisions"]
-    said, starters = said[:], set(training.channel.starters)
+    said = said[:]
     training.run(50, SLOW / 10)
     return {
         "said": said,
         "same": same,
         "decided": decided,
-        "starters": starters,
         "timed": timed,
         "sent": sent,
         "compared": compared,
@@ -347,12 +327,11 @@ def resting(rank: int, many: int) -> dict[str, Any]:
     }
 
 
-def looking_for_unused(rank: int, steps: int, many: int) -> list[bool]:
+def looking_for_unused(rank: int, steps: int) -> list[bool]:
     """Steps left to a DDP that looks for unused parameters; one rank's thread is quick, the others' is not.
 
     After the hook of the last bucket such a DDP starts one more collective on its group.
     """
-    ddp.MANY = many
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     model = DistributedDataParallel(net, bucket_cap_mb=1e-4, find_unused_parameters=True)
@@ -458,10 +437,9 @@ def with_embeddings(rank: int) -> dict[str, float]:
     }
 
 
-def not_finite(rank: int, many: int) -> dict[str, Any]:
+def not_finite(rank: int) -> dict[str, Any]:
     """Steps where nothing is to be gained, in which a gradient of one rank is not finite: of each whether its times are
     noted, and how many were counted before and in it; and what was counted when ranks have told each other."""
-    ddp.MANY = many
     training = Training(rank, pause=0.03)
     pilot = training.state.exchange.pilot
     assert isinstance(pilot, AutoPilot)
@@ -498,9 +476,8 @@ def on_hosts(rank: int, inside: float, sharing: int) -> dict[str, Any]:
     return {"auto": training.auto, "digest": digest(training.model)}
 
 
-def sixteen_bits(rank: int, many: int) -> dict[str, Any]:
+def sixteen_bits(rank: int) -> dict[str, Any]:
     """A model in bfloat16 on a slow link, where rounding to bfloat16 gains nothing; and the same under DDP alone."""
-    ddp.MANY = many
     torch.set_num_threads(1)
     digests, phases, said = [], set(), heard()
     for steered in (True, False):
@@ -508,7 +485,6 @@ def sixteen_bits(rank: int, many: int) -> dict[str, Any]:
         if steered:
             state = gradwire.compress_ddp(model, "auto", budget="exact")
             link = slow(state.exchange, SLOW)
-            wait_for_starts(state)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         data = torch.Generator().manual_seed(rank + 1)
         for _ in range(40):

@@ -11,12 +11,8 @@ import torch
 from gradwire.auto.pilot import LONGEST, PATIENCE, WINDOW, AutoPilot
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.ddp import MANY
 from gradwire.testing.processes import run_ranks
 from tests.auto import jobs
-
-HANDED_OVER = [pytest.param(MANY, id="hook"), pytest.param(0, id="thread")]
-"""Elements of a model from which on its buckets are divided, and their sums are started, on a thread."""
 
 
 def compressed(auto: dict[str, Any]) -> list[str]:
@@ -47,9 +43,8 @@ def test_what_keeps_gradients_back_is_not_chosen_under_adam() -> None:
     assert not any(label.startswith("topk") for label in compressed(one["auto"]))
 
 
-@pytest.mark.parametrize("many", HANDED_OVER)
-def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit(many: int) -> None:
-    for found in run_ranks(3, jobs.nothing_to_gain, many):
+def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
+    for found in run_ranks(3, jobs.nothing_to_gain):
         assert found["same"]
         assert found["auto"]["decisions"] == []
         assert found["auto"]["phase"] == "watching"
@@ -66,16 +61,13 @@ def test_nothing_is_decided_for_steps_that_are_uncompressed_in_any_case() -> Non
     assert not any("uncompressed steps again" in text for text in one["said"])
 
 
-@pytest.mark.parametrize("many", HANDED_OVER)
-def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums(many: int) -> None:
+def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums() -> None:
     """One of 32 steps compares the ranks, 12 time their buckets, and the others only add up."""
-    first, *others = run_ranks(2, jobs.resting, many)
+    first, *others = run_ranks(2, jobs.resting)
     assert all(each["digest"] == first["digest"] for each in others)
     for found in (first, *others):
         assert found["same"]
         assert found["decided"] == []
-        # The thread starts the sums of all steps but those in which it compares the ranks.
-        assert found["starters"] == ({True} if many else {True, False})
         late = range(40, 100)
         compared = [step for step in late if found["compared"][step]]
         assert len(compared) == 2
@@ -94,9 +86,8 @@ def test_where_nothing_is_to_be_gained_steps_are_next_to_nothing_but_ddps_sums(m
     assert [found["said"] for found in others] == [[]]
 
 
-@pytest.mark.parametrize("many", HANDED_OVER)
-def test_ddp_may_look_for_unused_parameters_in_steps_that_are_left_to_it(many: int) -> None:
-    assert run_ranks(2, jobs.looking_for_unused, 5, many) == [[True] * 5] * 2
+def test_ddp_may_look_for_unused_parameters_in_steps_that_are_left_to_it() -> None:
+    assert run_ranks(2, jobs.looking_for_unused, 5) == [[True] * 5] * 2
 
 
 def test_a_line_of_the_log_says_what_was_chosen_for_which_bucket_and_why() -> None:
@@ -158,10 +149,9 @@ def test_it_is_said_when_nothing_could_be_measured(caplog: pytest.LogCaptureFixt
     assert (pilot.phase, pilot.decisions) == ("watching", [])
 
 
-@pytest.mark.parametrize("many", HANDED_OVER)
-def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained(many: int) -> None:
+def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained() -> None:
     """A rank counts its own at once, and others' when ranks tell each other their times."""
-    other, one = run_ranks(2, jobs.not_finite, many)
+    other, one = run_ranks(2, jobs.not_finite)
     assert one["counted"] == list(range(1, 2 * LONGEST + 1))
     assert all(0 <= mine - theirs <= LONGEST + 1 for mine, theirs in zip(one["counted"], other["counted"], strict=True))
     for found in (one, other):
@@ -171,10 +161,9 @@ def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained
         assert found["changed"] == found["later"] + 5
 
 
-@pytest.mark.parametrize("many", HANDED_OVER)
-def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step(many: int) -> None:
+def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:
     """Three ranks, of whose sum each rounding counts; steps in which methods are tried are among them."""
-    for rank, found in enumerate(run_ranks(3, jobs.sixteen_bits, many)):
+    for rank, found in enumerate(run_ranks(3, jobs.sixteen_bits)):
         one, plain = found["digests"]
         why = "wait for the exchange, and nothing within budget 'exact' saves 3 % of a step"
         assert sum(text.endswith(why) for text in found["said"]) == (rank == 0)

@@ -4,8 +4,7 @@ Law: DDP launches buckets in the order of their indices on all ranks, so one thr
 may issue as many dependent collectives for each as it likes. The hook hands over the bucket and returns a future;
 backward goes on meanwhile. On NCCL the same code runs at once on a stream of its own, and the future carries the event.
 Where nothing but the mean is wanted there is nothing dependent: the hook itself starts the sum of the bucket, and the
-last one looks whether the ranks are in the same step, by rows that were sent with the first. Steps that ``auto`` leaves
-to DDP are such sums, too; of a large model the thread starts them, after the division that DDP makes while it copies.
+last one looks whether the ranks are in the same step, by rows that were sent with the first.
 """
 
 import json
@@ -50,11 +49,6 @@ CALLER = Caller(
     "give it another method with state.change(...), or close it first with "
     "state.close() and wrap the module into a new DDP model",
 )
-
-
-MANY = 2**21
-"""Elements of a model on a CPU from which on it pays to hand its buckets to the communication thread: dividing them
-takes longer."""
 
 
 class GradwireState(ExchangeState):
@@ -146,9 +140,6 @@ class GradwireState(ExchangeState):
         self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
         self._glancing = False
         self._status = torch.zeros(1, dtype=torch.int32)
-        # The channel's own group is one of Gloo's on a CPU, and DDP's may be another.
-        same = self.exchange.channel.world > 1 and "cpu:gloo" in dist.get_backend_config(group)
-        self._many = same and sum(self.sizes.values()) >= MANY
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
@@ -196,6 +187,8 @@ class GradwireState(ExchangeState):
             self._first(names, buffer.device)
         self._buckets.append(names)
         if self._direct is not None:
+            # It is started here and not on the thread, because after the last bucket DDP may start one more collective
+            # on the same group, of which parameters were used.
             future = self._direct(self, buffer, params)
             if bucket.is_last():
                 if self._glancing:
@@ -327,7 +320,7 @@ class GradwireState(ExchangeState):
         return self._begin_sum(buffer, nothing)
 
     def _begin_sum(self, buffer: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
-        """Start to average a bucket as DDP does without a hook; ``arrived`` is called with the mean.
+        """Start to average a bucket on DDP's own group; ``arrived`` is called with the mean.
 
         A mean of parts of finite values is finite, and a rank's own part is divided in any case. So on a CPU each rank
         looks at its own in that pass, and the pilot tells the others when it tells them the times.
@@ -344,30 +337,15 @@ class GradwireState(ExchangeState):
                 look(mean)
 
             return channel.begin_sum(buffer.mul_(1 / channel.world), group, arrived_on_device)
-        if self._glancing or not self._many:
-            return self._divide(buffer, partial(channel.begin_sum, buffer, group, arrived))
-        # On DDP's group the order would depend on what else is started there meanwhile, so these use the channel's own.
-        start = partial(channel.begin_sum, buffer, channel.group, arrived)
-        return self._worker.submit_start(partial(self._divide, buffer, start))
-
-    def _divide(self, buffer: Tensor, start: Callable[[], Future[Tensor]]) -> Future[Tensor]:
-        """Divide a bucket on a CPU by the number of ranks, look whether it is finite, and start its sum.
-
-        DDP divides while it copies gradients into its buckets, which a hook cannot have it do; so this is a pass of its
-        own, and the backward pass need not wait for it.
-        """
-        # All buckets of a step come here on the same thread.
-        pilot, share, status = self.exchange.pilot, 1 / self.exchange.channel.world, self._status
-        assert isinstance(pilot, AutoPilot)
         if buffer.dtype == torch.float32:
-            ops.scale(buffer, share, status)
+            ops.scale(buffer, 1 / channel.world, self._status)
         else:
-            ops.nonfinite(buffer.mul_(share), status)
-        if status.item():
+            ops.nonfinite(buffer.mul_(1 / channel.world), self._status)
+        if self._status.item():
             pilot.spoil()
-            self.exchange.note(status.bool().view(()))
-            status.zero_()
-        return start()
+            exchange.note(self._status.bool().view(()))
+            self._status.zero_()
+        return channel.begin_sum(buffer, group, arrived)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
