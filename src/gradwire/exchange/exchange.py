@@ -195,7 +195,7 @@ class Exchange:
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[str, Plan] = {}  # By the first of their parameters, of which no two share one.
         self._nonzeros: dict[str, tuple[int, Tensor | None]] = {}
-        """Of what this rank gave first for each parameter the elements and, for a matrix, how many were not zero."""
+        """The elements of each parameter and, of a matrix, how many that this rank gave first were not zero."""
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
