@@ -47,11 +47,25 @@ def variable(_: float) -> Iterator[dict[str, Any]]:
     yield {"operation": os.environ.get("TRITON_INTERPRET", "none"), "difference": None}
 
 
+def named(_: float, name: str) -> Iterator[dict[str, Any]]:
+    if name == "dies":
+        time.sleep(0.5)
+        os._exit(11)
+    for variant in "ab":
+        yield {"operation": name, "variant": variant, "difference": None}
+    if name == "hangs":
+        time.sleep(1000)
+
+
 def filled(function: Any, *arguments: Any, seconds: float = 100.0, interpreted: bool = False) -> PartReport:
+    return dealt(function, [arguments], seconds=seconds, interpreted=interpreted)
+
+
+def dealt(function: Any, work: Any, *, seconds: float = 100.0, interpreted: bool = False) -> PartReport:
     part = PartReport("part")
     report = GpuReport(WHERE, [part])
     deadline = time.monotonic() + seconds
-    gpu_check._fill(part, function, arguments, deadline, report, lambda _: None, interpreted=interpreted)
+    gpu_check._fill(part, function, work, deadline, report, lambda _: None, interpreted=interpreted)
     return part
 
 
@@ -59,6 +73,20 @@ def test_rows_come_from_a_process_of_their_own() -> None:
     part = filled(good, 3)
     assert [row["variant"] for row in part.rows] == ["0", "1", "2"]
     assert (part.error, part.left_out, part.wrong) == ("", "", [])
+
+
+def test_several_processes_share_a_part() -> None:
+    part = dealt(named, [("x",), ("y",), ("z",)])
+    told = [(row["operation"], row["variant"]) for row in part.rows]
+    assert sorted(told) == [(name, variant) for name in "xyz" for variant in "ab"]
+    assert (part.error, part.left_out) == ("", "")
+
+
+def test_one_of_several_that_dies_ends_the_part_and_the_others() -> None:
+    before = set(multiprocessing.active_children())
+    part = dealt(named, [("hangs",), ("dies",)])
+    assert part.error == "its process died with exit code 11"
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_process_that_dies_ends_its_part_alone() -> None:

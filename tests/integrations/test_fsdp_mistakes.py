@@ -120,7 +120,14 @@ def test_after_close_another_state_takes_the_place() -> None:
 
 
 def test_another_torch_is_named() -> None:
-    """The modules of torch 2.6 have one group of parameters, by another name."""
+    """The modules of torch 2.6 have no place for another reduce-scatter."""
     module: Any = SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_fsdp_param_group=None))
-    with pytest.raises(ConfigError, match=r"^torch must have an FSDP2 like that of 2\.13, .* got 2\.\d+"):
+    with pytest.raises(ConfigError, match=r"^torch must have an FSDP2 like those of 2\.11 and 2\.13, .* got 2\.\d+"):
         parameter_groups(module)
+
+
+@pytest.mark.parametrize(("group", "found"), [(None, []), ("group", ["group"])])
+def test_the_modules_of_torch_2_11_have_one_group_or_none(group: Any, found: list[Any]) -> None:
+    state = SimpleNamespace(_fsdp_param_group=group)
+    module: Any = SimpleNamespace(_get_fsdp_state=lambda: state, set_custom_reduce_scatter=None)
+    assert parameter_groups(module) == found

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError, GroupError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.integrations.setup import backend_of
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, digest, model_of
 
@@ -240,3 +241,31 @@ def test_a_rank_that_does_not_come_is_missed_in_time(missing: Future[list[str]])
     told, _ = missing.result()
     assert "did not all set up gradwire within 10 s" in told
     assert "1 of 2 came" in told
+
+
+def backends(rank: int) -> dict[str, str]:
+    """The backend of the exchange for each kind of gradients, where the default group is Gloo's."""
+    return {kind: backend_of(None, torch.device(kind)) for kind in ("cpu", "cuda")}
+
+
+def test_gradients_on_a_gpu_go_over_the_backend_that_the_group_has_for_them() -> None:
+    """NCCL refuses two ranks on one GPU, and who has one GPU for several ranks takes Gloo."""
+    assert run_ranks(1, backends) == [{"cpu": "gloo", "cuda": "gloo"}]
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ("cpu:gloo,cuda:nccl", ("gloo", "nccl")),
+        ("cuda:nccl,cpu:gloo", ("gloo", "nccl")),
+        ("cuda:nccl", ("gloo", "nccl")),
+        ("cpu:gloo", ("gloo", "nccl")),
+        ("cpu:gloo,cuda:gloo", ("gloo", "gloo")),
+    ],
+)
+def test_a_group_may_have_a_backend_for_each_device(
+    config: str, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch describes a group by such a text; a build without CUDA cannot make one of NCCL."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda *_: config)
+    assert tuple(backend_of(None, torch.device(kind)) for kind in ("cpu", "cuda")) == found

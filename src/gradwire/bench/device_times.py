@@ -203,24 +203,31 @@ def _profiled(step: Callable[[], object]) -> Row:
     with torch.profiler.profile(activities=activities) as profile:
         step()
         torch.cuda.synchronize()
-    return launches((event.name, event.device_type.name) for event in profile.events() or ())
+    events = profile.events() or ()
+    return launches((event.name, event.device_type.name, event.time_range.elapsed_us() / 1e6) for event in events)
 
 
-def launches(events: Iterable[tuple[str, str]]) -> Row:
-    """Count the kernels, copies and fills that a device was given, and name the most frequent kernels.
+def launches(events: Iterable[tuple[str, str, float]]) -> Row:
+    """Count the kernels, copies and fills that a device was given, and name the kernels that took longest.
 
     Args:
-        events: name and type of device of each that the profiler saw.
+        events: name, type of device and seconds of each that the profiler saw.
 
     Example:
-        >>> launches([("aten::add", "CPU"), ("add_kernel", "CUDA"), ("Memcpy DtoD", "CUDA")])
-        {'launches': 2, 'copies': 1, 'fills': 0, 'kernels': {'add_kernel': 1}}
+        >>> launches([("aten::add", "CPU", 1e-5), ("add_kernel", "CUDA", 2e-5), ("Memcpy DtoD", "CUDA", 1e-6)])
+        {'launches': 2, 'copies': 1, 'fills': 0, 'kernels': {'add_kernel': {'launches': 1, 'seconds': 2e-05}}}
     """
-    names = Counter(name for name, device in events if device == "CUDA")
+    names: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for name, device, took in events:
+        if device == "CUDA":
+            names[name] += 1
+            seconds[name] += took  # type: ignore[assignment]
     copies = sum(count for name, count in names.items() if name.startswith("Memcpy"))
     fills = sum(count for name, count in names.items() if name.startswith("Memset"))
-    kernels = [(name[:80], count) for name, count in names.most_common() if not name.startswith(("Memcpy", "Memset"))]
-    return {"launches": names.total(), "copies": copies, "fills": fills, "kernels": dict(kernels[:10])}
+    slow = [name for name, _ in seconds.most_common() if not name.startswith(("Memcpy", "Memset"))][:10]
+    kernels = {name[:80]: {"launches": names[name], "seconds": seconds[name]} for name in slow}
+    return {"launches": names.total(), "copies": copies, "fills": fills, "kernels": kernels}
 
 
 def _first_synchronisation(step: Callable[[], object]) -> str | None:

@@ -94,14 +94,15 @@ def with_kernels() -> dict[str, Op[Any]]:
     return {name: op for name, op in sorted(operations().items()) if op.gpu_kernel is not None}
 
 
-def operation_rows(device: str) -> Iterator[Row]:
+def operation_rows(device: str, names: Sequence[str] | None = None) -> Iterator[Row]:
     """Yield a row for each kernel and each variant of its arguments; ``difference`` describes the first difference, and
     is None if there is none.
 
     Args:
         device: "cuda", or ``INTERPRETED``.
+        names: names of operations that have a kernel; None: every one.
     """
-    known = with_kernels()
+    known = {name: op for name, op in with_kernels().items() if names is None or name in names}
     plain: Iterator[tuple[Op[Any], dict[str, Any]]] = ((op, {}) for op in known.values())
     changed = ((op, change) for op in known.values() for change in variants(op))
     # Every kernel once before any of them again: the time may end.

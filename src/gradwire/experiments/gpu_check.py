@@ -4,7 +4,8 @@ It needs this source tree and torch, and neither pytest nor a network:
 
     PYTHONPATH=src python -m gradwire.experiments.gpu_check --json gpu.json
 
-Parts, from cheap to dear, each in processes of its own, so that one that ends badly takes nothing else with it:
+Parts, from cheap to dear, each in processes of its own, so that one that ends badly takes nothing else with it. Those
+that compare kernels have several, because most of their time goes into compiling:
 
     operations    every GPU kernel beside its reference, with small arguments and their variants
     methods       what an exchange calls of every method, beside the reference
@@ -30,9 +31,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import starmap
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -43,7 +45,7 @@ from gradwire import registry
 from gradwire._files import replace_text
 from gradwire.bench import gpu_kernels
 from gradwire.bench.device_times import SIZES, time_rows
-from gradwire.bench.gpu_kernels import INTERPRETED, method_rows, operation_rows
+from gradwire.bench.gpu_kernels import INTERPRETED, method_rows, operation_rows, with_kernels
 from gradwire.bench.machine import environment
 from gradwire.errors import ConfigError, GradwireError, require
 from gradwire.experiments.replay import Replayed
@@ -74,6 +76,12 @@ SHAPES = {"first": (64, 3, 7, 7), "bias": (64,), "second": (300, 257), "head": (
 STEPS = 3
 CAP = 0.2
 """Megabytes of a bucket of the models."""
+
+MOST_PROCESSES = 8
+"""Processes that compile and compare kernels at once, where there are as many processors."""
+
+PATIENCE = 60.0
+"""Seconds after which ranks that have not finished count as wrong, and not as slow."""
 
 _GRACE = 5.0
 """Seconds before the end in which nothing new begins."""
@@ -184,22 +192,24 @@ def check_gpu(
     end = start + 60 * minutes - min(_GRACE, 6 * minutes)
     chosen, device = list(methods) or _ordered(), INTERPRETED if interpreter else "cuda"
     small = METHOD_SIZES[:2] if interpreter else METHOD_SIZES
-    shares: list[tuple[str, float, Callable[..., Iterator[Row]], tuple[Any, ...]]] = [
-        ("operations", 0.3, _operations, (device,)),
-        ("methods", 0.4, _methods, (device, chosen, small)),
+    several = 1 if interpreter else min(MOST_PROCESSES, os.cpu_count() or 1)
+    operations = list(with_kernels())
+    shares: list[tuple[str, float, Callable[..., Iterator[Row]], list[tuple[Any, ...]]]] = [
+        ("operations", 0.3, _operations, [(device, operations[i::several]) for i in range(several)]),
+        ("methods", 0.4, _methods, [(device, chosen[i::several], small) for i in range(min(several, len(chosen)))]),
     ]
     if not interpreter:
         shares += [
-            ("ddp nccl", 0.25, _ddp, ("nccl", 1, chosen)),
-            ("ddp gloo", 0.35, _ddp, ("gloo", 2, chosen)),
-            ("times", 1.0, _times, (device, chosen, tuple(sizes))),
+            ("ddp nccl", 0.4, _ddp, [("nccl", 1, chosen)]),
+            ("ddp gloo", 0.5, _ddp, [("gloo", 2, chosen)]),
+            ("times", 1.0, _times, [(device, chosen, tuple(sizes))]),
         ]
-    for name, share, function, arguments in shares:
+    for name, share, function, work in shares:
         part = PartReport(name)
         report.parts.append(part)
         begun = time.monotonic()
         deadline = begun + share * max(0.0, end - begun)
-        _fill(part, function, arguments, deadline, report, note, interpreted=interpreter)
+        _fill(part, function, work, deadline, report, note, interpreted=interpreter)
         part.seconds, report.seconds = time.monotonic() - begun, time.monotonic() - start
         note(report)
     return report
@@ -226,8 +236,8 @@ def _triton() -> str | None:
         return None
 
 
-def _operations(_: float, device: str) -> Iterator[Row]:
-    return operation_rows(device)
+def _operations(_: float, device: str, names: Sequence[str]) -> Iterator[Row]:
+    return operation_rows(device, names)
 
 
 def _methods(_: float, device: str, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
@@ -247,11 +257,19 @@ def _ddp(deadline: float, backend: str, world: int, names: Sequence[str]) -> Ite
     """Compare the gradients of models on a GPU with those of the same models on the CPU.
 
     A gradient is the parameter itself, so that both begin with the same bits.
+
+    Raises:
+        TimeoutError: the ranks did not finish, and had less than ``PATIENCE``, so that they may only have been slow.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     left = max(1.0, deadline - time.monotonic())
-    # The CPU has as long as the GPU.
-    found = run_ranks(world, _train, device, names, deadline - left / 2, backend=backend, timeout=left)
+    # Most of the time goes into kernels that are compiled, and into starting NCCL; the CPU has neither.
+    try:
+        found = run_ranks(world, _train, device, names, deadline - left / 4, backend=backend, timeout=left)
+    except RankFailedError:
+        if left < PATIENCE and time.monotonic() > deadline:
+            raise TimeoutError from None
+        raise
     left = max(1.0, deadline - time.monotonic())
     wanted = run_ranks(world, _train, "cpu", list(found[0]), deadline - left / 10, timeout=left)
     for name in names:
@@ -319,7 +337,7 @@ def _apart(name: str, found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[np
 def _fill(
     part: PartReport,
     function: Callable[..., Iterator[Row]],
-    arguments: tuple[Any, ...],
+    work: Sequence[tuple[Any, ...]],
     deadline: float,
     report: GpuReport,
     note: Callable[[GpuReport], object],
@@ -329,7 +347,7 @@ def _fill(
     """Collect the rows of a part until it ends or the deadline comes."""
     noted = time.monotonic()
     try:
-        for row in _rows(function, arguments, deadline, interpreted=interpreted):
+        for row in _rows(function, work, deadline, interpreted=interpreted):
             part.rows.append(row)
             if time.monotonic() > noted + 5.0:
                 note(report)
@@ -347,40 +365,65 @@ class _PartFailedError(GradwireError):
 
 
 def _rows(
-    function: Callable[..., Iterator[Row]], arguments: tuple[Any, ...], deadline: float, *, interpreted: bool
+    function: Callable[..., Iterator[Row]], work: Sequence[tuple[Any, ...]], deadline: float, *, interpreted: bool
 ) -> Iterator[Row]:
-    """Yield the rows of a function that runs in a process of its own.
+    """Yield the rows of a function, which runs in a process of its own for each of these arguments.
 
     Raises:
         TimeoutError: the deadline came.
-        GradwireError: the function failed, or its process died.
+        GradwireError: the function failed, or a process died.
     """
     if function is _ddp:
         # It starts processes, and does nothing else on the GPU.
-        yield from function(deadline, *arguments)
+        for arguments in work:
+            yield from function(deadline, *arguments)
         return
+    running: dict[Connection, SpawnProcess] = {}
+    try:
+        with _environment(TRITON_INTERPRET="1" if interpreted else None):
+            for arguments in work:
+                receive, process = _started(function, deadline, arguments)
+                running[receive] = process
+        while running:
+            ready = cast("list[Connection]", wait(list(running), max(0.0, deadline - time.monotonic())))
+            if not ready:
+                raise TimeoutError
+            for receive in ready:
+                kind, value = _received(receive, running[receive])
+                if kind == "end":
+                    _end(receive, running.pop(receive))
+                elif kind == "error":
+                    raise _PartFailedError(value)
+                else:
+                    yield value
+    finally:
+        for receive, process in running.items():
+            _end(receive, process)
+
+
+def _started(
+    function: Callable[..., Iterator[Row]], deadline: float, arguments: tuple[Any, ...]
+) -> tuple[Connection, SpawnProcess]:
     context = mp.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
-    with _environment(TRITON_INTERPRET="1" if interpreted else None):
-        process = context.Process(target=_work, args=(send, function, deadline, arguments), daemon=True)
-        process.start()
+    process = context.Process(target=_work, args=(send, function, deadline, arguments), daemon=True)
+    process.start()
     send.close()
+    return receive, process
+
+
+def _received(receive: Connection, process: SpawnProcess) -> tuple[str, Any]:
     try:
-        while receive.poll(max(0.0, deadline - time.monotonic())):
-            kind, value = receive.recv()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise _PartFailedError(value)
-            yield value
-        raise TimeoutError
+        return cast("tuple[str, Any]", receive.recv())
     except EOFError:
         process.join(10.0)
         raise _PartFailedError(f"its process died with exit code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
-        receive.close()
+
+
+def _end(receive: Connection, process: SpawnProcess) -> None:
+    process.kill()
+    process.join()
+    receive.close()
 
 
 def _work(

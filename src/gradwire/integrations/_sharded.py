@@ -431,5 +431,6 @@ def check_size(tensor: Tensor, numel: int) -> None:
     if tensor.numel() != numel:
         raise ConfigError(
             f"gradients of a module must have {numel} elements, got {tensor.numel()}: parameters were unused; call "
-            "model.set_reduce_scatter_unused_params(True), and freeze parameters only between two steps"
+            "model.set_reduce_scatter_unused_params(True), which torch 2.13 has, and freeze parameters only "
+            "between two steps"
         )

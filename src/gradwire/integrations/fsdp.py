@@ -476,11 +476,14 @@ def parameter_groups(module: FSDPModule) -> Sequence[Any]:
     Raises:
         ConfigError: this torch has another FSDP2.
     """
-    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
     groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None and hasattr(state, "_fsdp_param_group"):
+        # Before torch 2.12 a module has one group at most.
+        groups = [group for group in [state._fsdp_param_group] if group is not None]
     if groups is None or not hasattr(module, "set_custom_reduce_scatter"):
         raise ConfigError(
-            f"torch must have an FSDP2 like that of 2.13, the one that was tested, got {torch.__version__}: "
+            f"torch must have an FSDP2 like those of 2.11 and 2.13, which were tested, got {torch.__version__}: "
             "take that torch, or compress_fsdp1, or gradwire.wrap_group for the process group"
         )
     return cast(Sequence[Any], groups)

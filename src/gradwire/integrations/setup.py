@@ -28,8 +28,8 @@ from gradwire.metrics import Metrics
 
 __all__ = [
     "AUTO",
-    "BACKENDS",
     "Prepared",
+    "backend_of",
     "check_dtypes",
     "frozen_in",
     "in_memory",
@@ -269,19 +269,29 @@ def memory_order(param: torch.Tensor) -> list[int]:
     return sorted(range(param.dim()), key=lambda dim: (-param.stride()[dim], dim))
 
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
+    """The backend of the group for tensors on a device: a group may have one for each kind of device.
+
+    A group that has none for this device takes part with the usual one, as NCCL alone does for tensors on a CPU.
+    """
+    pairs = (pair.partition(":") for pair in dist.get_backend_config(group).split(","))
+    own = {kind: name for kind, _, name in pairs}
+    return own.get(device.type) or _USUAL.get(device.type) or dist.get_backend(group)
+
+
+_USUAL = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> Lease:
     """Make a process group over the same ranks, on which nobody else issues collectives.
 
-    Its backend follows the gradients' device, because a default group may hold one for each device. A timeout that
-    is not valid is refused later, when all ranks can hear of it.
+    Its backend is the one that the given group has for the gradients' device. A timeout that is not valid is refused
+    later, when all ranks can hear of it.
     """
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     if dist.get_rank() not in members:
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
-    backend = BACKENDS.get(device.type) or dist.get_backend(group)
+    backend = backend_of(group, device)
     given = cast("float | None", timeout) if valid_timeout(timeout) else None
     seconds = float(given or timeout_of(group, device) or default_pg_timeout.total_seconds())
     with roll_call("set-up", "-".join(map(str, members)), members) as missing:

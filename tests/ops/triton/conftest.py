@@ -61,6 +61,8 @@ def _interpreted(process: Executor, op: Op[Any]) -> Callable[..., None]:
 
 def _on_cuda(op: Op[Any]) -> Callable[..., None]:
     def run(**arguments: object) -> None:
+        # The first call compiles the kernel and makes its tables, for which it may wait.
+        op(**{name: _on_gpu(x) for name, x in arguments.items()})
         moved = {name: _on_gpu(x) for name, x in arguments.items()}
         torch.cuda.set_sync_debug_mode("error")
         try:

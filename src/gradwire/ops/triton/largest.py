@@ -1,8 +1,11 @@
 """The k largest magnitudes of a tensor on a GPU, written in the order of their places.
 
-Magnitudes are compared as the integers of their bits. Three passes count the digits of those that begin like the k-th
+Magnitudes are compared as the integers of their bits. Four passes count the digits of those that begin like the k-th
 largest; between them one program chooses the next digit. Then every part counts what it keeps, one program adds the
 counts up, and every part writes. Only kernels do it, so that the pieces of a message are done in the same launches.
+
+A digit has 8 bits: on an H200 a pass over 2^26 elements takes .25 ms, with 10 bits .88, with 11 bits 1.9, with 6 bits
+.22. The time of a histogram grows with its bins, because each lane of a warp has its share of them to count.
 """
 
 import torch
@@ -16,8 +19,8 @@ from gradwire.ops.triton.tile import elements, number
 
 __all__ = ["magnitudes", "write_largest"]
 
-_DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of each digit of the 31 bits of a magnitude
-_PROGRAMS = 1024  # enough for any GPU; each adds its own histogram to the common one
+_DIGITS = ((23, 8), (15, 8), (7, 8), (0, 7))  # shift and width of each digit of the 31 bits of a magnitude
+_PROGRAMS = 2048  # enough for any GPU; each adds its own histogram to the common one
 
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
@@ -60,7 +63,10 @@ def _count_digits(
     counts = tl.zeros((1 << WIDTH,), tl.int32)
     for start in range(number(program) * BLOCK, n, stride):
         value = magnitudes(x, start + tl.arange(0, BLOCK), n)
-        counts += tl.histogram((value >> SHIFT) & ((1 << WIDTH) - 1), 1 << WIDTH, (value >> (SHIFT + WIDTH)) == found)
+        meant = (value >> (SHIFT + WIDTH)) == found
+        # The last digits have few magnitudes to count, and most blocks none.
+        if tl.max(meant.to(tl.int32)) > 0:
+            counts += tl.histogram((value >> SHIFT) & ((1 << WIDTH) - 1), 1 << WIDTH, meant)
     digit = tl.arange(0, 1 << WIDTH)
     tl.atomic_add(table + digit, counts.to(tl.int64), mask=counts > 0, sem="relaxed")
 
