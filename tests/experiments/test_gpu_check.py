@@ -53,8 +53,12 @@ def named(_: float, name: str) -> Iterator[dict[str, Any]]:
         os._exit(11)
     for variant in "ab":
         yield {"operation": name, "variant": variant, "difference": None}
-    if name == "hangs":
-        time.sleep(1000)
+        time.sleep(1.0 if name == "slow" else 0.0)
+
+
+def endless(_: float) -> Iterator[dict[str, Any]]:
+    while True:
+        yield {"operation": "x", "difference": None}
 
 
 def filled(function: Any, *arguments: Any, seconds: float = 100.0, interpreted: bool = False) -> PartReport:
@@ -82,11 +86,55 @@ def test_several_processes_share_a_part() -> None:
     assert (part.error, part.left_out) == ("", "")
 
 
-def test_one_of_several_that_dies_ends_the_part_and_the_others() -> None:
-    before = set(multiprocessing.active_children())
-    part = dealt(named, [("hangs",), ("dies",)])
+def test_one_of_several_that_dies_takes_nothing_from_the_others() -> None:
+    part = dealt(named, [("slow",), ("dies",)])
+    assert [row["operation"] for row in part.rows] == ["slow", "slow"]
     assert part.error == "its process died with exit code 11"
+
+
+def test_whoever_has_always_another_row_is_ended_too() -> None:
+    before, begun = set(multiprocessing.active_children()), time.monotonic()
+    part = dealt(endless, [(), ()], seconds=3.0)
+    assert part.left_out.startswith("what comes after these ")
+    assert time.monotonic() - begun < 20.0
     assert set(multiprocessing.active_children()) <= before
+
+
+def stuck(rank: int, device: str, names: list[str], deadline: float) -> dict[str, Any]:
+    time.sleep(1000)
+    return {}
+
+
+def crashed(rank: int, device: str, names: list[str], deadline: float) -> dict[str, Any]:
+    if rank == 0:
+        raise RuntimeError("an illegal memory access")
+    return stuck(rank, device, names, deadline)
+
+
+def late(rank: int, device: str, names: list[str], deadline: float) -> dict[str, Any]:
+    """The ranks on the GPU go on nearly to the end of the part, so that those on the CPU find no time."""
+    time.sleep(max(0.0, deadline - time.monotonic()) + 1.2)
+    return {name: [] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error", "broken"),
+    [
+        (stuck, "", "nothing was compared: what comes after these 0 rows: the time of this part was over"),
+        (late, "", "nothing was compared: what comes after these 0 rows: the time of this part was over"),
+        (crashed, "an illegal memory access", "an illegal memory access"),
+    ],
+)
+def test_ranks_that_compare_nothing_are_named(
+    ranks: Any, error: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow ranks cannot be told from those that wait for each other, but neither hold; one that fails says why."""
+    monkeypatch.setattr(gpu_check, "_train", ranks)
+    part = filled(gpu_check._ddp, "gloo", 2, ["none"], seconds=6.0)
+    assert part.rows == []
+    assert error in part.error
+    (told,) = GpuReport(WHERE, [part]).broken
+    assert broken in told
 
 
 def test_a_process_that_dies_ends_its_part_alone() -> None:
@@ -122,7 +170,7 @@ def test_what_takes_too_long_is_ended_and_said() -> None:
     part = filled(hangs, seconds=0.0)
     assert part.rows == []
     assert part.left_out == "what comes after these 0 rows: the time of this part was over"
-    assert GpuReport(WHERE, [part]).broken == []
+    assert GpuReport(WHERE, [part]).broken == [f"part: nothing was compared: {part.left_out}"]
     assert set(multiprocessing.active_children()) <= before
 
 

@@ -6,8 +6,10 @@ import gc
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,9 +18,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, GroupError
+from gradwire.integrations import setup
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.integrations.optimizer import compress_optimizer
-from gradwire.integrations.setup import backend_of
+from gradwire.integrations.process_group import wrap_group
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, digest, model_of
 
@@ -243,29 +246,74 @@ def test_a_rank_that_does_not_come_is_missed_in_time(missing: Future[list[str]])
     assert "1 of 2 came" in told
 
 
-def backends(rank: int) -> dict[str, str]:
-    """The backend of the exchange for each kind of gradients, where the default group is Gloo's."""
-    return {kind: backend_of(None, torch.device(kind)) for kind in ("cpu", "cuda")}
+def backends(rank: int) -> dict[str, Any]:
+    """The backend that an exchange asks for, where the default group is Gloo's, and where torch says otherwise."""
+    asked: list[str] = []
+
+    def refused(members: Any, backend: str, *_: Any) -> Any:
+        asked.append(backend)
+        raise GroupError("this is far enough")
+
+    def of(config: str | None, kind: str, call: Any) -> str:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(setup, "lease", refused))
+            if config is not None:
+                # A build without CUDA cannot make a group with NCCL.
+                stack.enter_context(patch.object(dist, "get_backend_config", lambda *_: config))
+            stack.enter_context(pytest.raises(GroupError, match="far enough"))
+            call(torch.device(kind))
+        return asked[-1]
+
+    told: dict[str, Any] = {"Gloo": [of(None, kind, private) for kind in ("cpu", "cuda")]}
+    for config in (
+        "cpu:gloo,cuda:nccl",
+        "cuda:nccl,cpu:gloo",
+        "cuda:nccl",
+        "cpu:gloo",
+        "cpu:ours,cuda:ours-nccl",
+        "gloo",
+    ):
+        told[config] = [of(config, kind, private) for kind in ("cpu", "cuda")]
+        told[config, "wrapped"] = of(config, "cpu", lambda _: wrap_group())
+    return told
 
 
-def test_gradients_on_a_gpu_go_over_the_backend_that_the_group_has_for_them() -> None:
+def private(device: torch.device) -> None:
+    setup.private_group(None, None, device)
+
+
+def test_an_exchange_takes_the_backend_that_the_group_has_for_the_gradients() -> None:
     """NCCL refuses two ranks on one GPU, and who has one GPU for several ranks takes Gloo."""
-    assert run_ranks(1, backends) == [{"cpu": "gloo", "cuda": "gloo"}]
+    (told,) = run_ranks(1, backends)
+    assert told == {
+        "Gloo": ["gloo", "gloo"],
+        "cpu:gloo,cuda:nccl": ["gloo", "nccl"],
+        ("cpu:gloo,cuda:nccl", "wrapped"): "nccl",
+        "cuda:nccl,cpu:gloo": ["gloo", "nccl"],
+        ("cuda:nccl,cpu:gloo", "wrapped"): "nccl",
+        "cuda:nccl": ["gloo", "nccl"],
+        ("cuda:nccl", "wrapped"): "nccl",
+        "cpu:gloo": ["gloo", "nccl"],
+        ("cpu:gloo", "wrapped"): "gloo",
+        "cpu:ours,cuda:ours-nccl": ["gloo", "nccl"],
+        ("cpu:ours,cuda:ours-nccl", "wrapped"): "gloo",
+        "gloo": ["gloo", "nccl"],
+        ("gloo", "wrapped"): "gloo",
+    }
 
 
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        ("cpu:gloo,cuda:nccl", ("gloo", "nccl")),
-        ("cuda:nccl,cpu:gloo", ("gloo", "nccl")),
-        ("cuda:nccl", ("gloo", "nccl")),
-        ("cpu:gloo", ("gloo", "nccl")),
-        ("cpu:gloo,cuda:gloo", ("gloo", "gloo")),
-    ],
-)
-def test_a_group_may_have_a_backend_for_each_device(
-    config: str, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch describes a group by such a text; a build without CUDA cannot make one of NCCL."""
-    monkeypatch.setattr(dist, "get_backend_config", lambda *_: config)
-    assert tuple(backend_of(None, torch.device(kind)) for kind in ("cpu", "cuda")) == found
+def unknown(rank: int) -> list[str]:
+    """The default group loses its configuration, which torch lacks for groups that were registered by hand."""
+    config = dist.distributed_c10d._world.pg_backend_config
+    known = config.pop(dist.group.WORLD)
+    try:
+        told = sorted(setup.backends_of(None))
+        model = DistributedDataParallel(nn.Linear(64, 64))
+        compress_ddp(model, "bf16").close()
+        return told
+    finally:
+        config[dist.group.WORLD] = known
+
+
+def test_a_group_that_torch_knows_by_no_configuration_is_exchanged_over_gloo() -> None:
+    assert run_ranks(2, unknown) == [[], []]

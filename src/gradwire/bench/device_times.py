@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -218,15 +218,16 @@ def launches(events: Iterable[tuple[str, str, float]]) -> Row:
         {'launches': 2, 'copies': 1, 'fills': 0, 'kernels': {'add_kernel': {'launches': 1, 'seconds': 2e-05}}}
     """
     names: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for name, device, took in events:
         if device == "CUDA":
-            names[name] += 1
-            seconds[name] += took  # type: ignore[assignment]
+            names[name[:80]] += 1
+            seconds[name[:80]] += took
     copies = sum(count for name, count in names.items() if name.startswith("Memcpy"))
     fills = sum(count for name, count in names.items() if name.startswith("Memset"))
-    slow = [name for name, _ in seconds.most_common() if not name.startswith(("Memcpy", "Memset"))][:10]
-    kernels = {name[:80]: {"launches": names[name], "seconds": seconds[name]} for name in slow}
+    ordered = sorted(seconds, key=lambda name: -seconds[name])
+    slow = [name for name in ordered if not name.startswith(("Memcpy", "Memset"))][:10]
+    kernels = {name: {"launches": names[name], "seconds": seconds[name]} for name in slow}
     return {"launches": names.total(), "copies": copies, "fills": fills, "kernels": kernels}
 
 

@@ -80,9 +80,6 @@ CAP = 0.2
 MOST_PROCESSES = 8
 """Processes that compile and compare kernels at once, where there are as many processors."""
 
-PATIENCE = 60.0
-"""Seconds after which ranks that have not finished count as wrong, and not as slow."""
-
 _GRACE = 5.0
 """Seconds before the end in which nothing new begins."""
 
@@ -108,6 +105,11 @@ class PartReport:
     seconds: float = 0.0
 
     @property
+    def compared(self) -> list[Row]:
+        """The rows that were not left out."""
+        return [row for row in self.rows if "left_out" not in row]
+
+    @property
     def wrong(self) -> list[Row]:
         """The rows that failed, or differ from the expected result."""
         return [row for row in self.rows if row.get("difference") or row.get("error") or row.get("waits")]
@@ -131,8 +133,8 @@ class GpuReport:
     def broken(self) -> list[str]:
         """Sentences on what is broken; empty if every comparison holds."""
         found = [f"{part.name}: {part.error}" for part in self.parts if part.error]
-        silent = (part for part in self.parts if not (part.rows or part.error or part.left_out))
-        found += [f"{part.name}: nothing was compared" for part in silent]
+        silent = (part for part in self.parts if not (part.compared or part.error))
+        found += [f"{part.name}: nothing was compared" + f": {part.left_out}" * bool(part.left_out) for part in silent]
         return found + [f"{part.name}: {_described(row)}" for part in self.parts for row in part.wrong]
 
     def as_dict(self) -> Row:
@@ -142,7 +144,7 @@ class GpuReport:
                 "seconds": part.seconds,
                 "error": part.error,
                 "left_out": part.left_out,
-                "compared": len(part.rows),
+                "compared": len(part.compared),
                 "wrong": len(part.wrong),
                 "rows": part.rows,
             }
@@ -259,19 +261,20 @@ def _ddp(deadline: float, backend: str, world: int, names: Sequence[str]) -> Ite
     A gradient is the parameter itself, so that both begin with the same bits.
 
     Raises:
-        TimeoutError: the ranks did not finish, and had less than ``PATIENCE``, so that they may only have been slow.
+        TimeoutError: the ranks did not finish: they were slow, or one waits for ever.
+        RankFailedError: a rank failed.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     left = max(1.0, deadline - time.monotonic())
-    # Most of the time goes into kernels that are compiled, and into starting NCCL; the CPU has neither.
     try:
-        found = run_ranks(world, _train, device, names, deadline - left / 4, backend=backend, timeout=left)
-    except RankFailedError:
-        if left < PATIENCE and time.monotonic() > deadline:
+        # Most of the time goes into kernels that are compiled, and into starting NCCL; the CPU has neither.
+        found = run_ranks(world, _train, device, names, deadline - left / 3, backend=backend, timeout=left)
+        left = max(1.0, deadline - time.monotonic())
+        wanted = run_ranks(world, _train, "cpu", list(found[0]), deadline - left / 10, timeout=left)
+    except RankFailedError as error:
+        if error.late:
             raise TimeoutError from None
         raise
-    left = max(1.0, deadline - time.monotonic())
-    wanted = run_ranks(world, _train, "cpu", list(found[0]), deadline - left / 10, timeout=left)
     for name in names:
         row: Row = {"method": name, "backend": backend, "ranks": world}
         if name not in found[0] or name not in wanted[0]:
@@ -371,7 +374,7 @@ def _rows(
 
     Raises:
         TimeoutError: the deadline came.
-        GradwireError: the function failed, or a process died.
+        GradwireError: the function failed, or a process died; the rows of the others have come before.
     """
     if function is _ddp:
         # It starts processes, and does nothing else on the GPU.
@@ -379,26 +382,26 @@ def _rows(
             yield from function(deadline, *arguments)
         return
     running: dict[Connection, SpawnProcess] = {}
+    failed: list[str] = []
     try:
         with _environment(TRITON_INTERPRET="1" if interpreted else None):
             for arguments in work:
                 receive, process = _started(function, deadline, arguments)
                 running[receive] = process
-        while running:
-            ready = cast("list[Connection]", wait(list(running), max(0.0, deadline - time.monotonic())))
-            if not ready:
-                raise TimeoutError
-            for receive in ready:
+        while running and (left := deadline - time.monotonic()) > 0:
+            for receive in cast("list[Connection]", wait(list(running), left)):
                 kind, value = _received(receive, running[receive])
-                if kind == "end":
-                    _end(receive, running.pop(receive))
-                elif kind == "error":
-                    raise _PartFailedError(value)
-                else:
+                if kind == "row":
                     yield value
+                    continue
+                _end({receive: running.pop(receive)})
+                failed += [value] if kind == "error" else []
+        if failed:
+            raise _PartFailedError("\n".join(failed))
+        if running:
+            raise TimeoutError
     finally:
-        for receive, process in running.items():
-            _end(receive, process)
+        _end(running)
 
 
 def _started(
@@ -417,13 +420,15 @@ def _received(receive: Connection, process: SpawnProcess) -> tuple[str, Any]:
         return cast("tuple[str, Any]", receive.recv())
     except EOFError:
         process.join(10.0)
-        raise _PartFailedError(f"its process died with exit code {process.exitcode}") from None
+        return "error", f"its process died with exit code {process.exitcode}"
 
 
-def _end(receive: Connection, process: SpawnProcess) -> None:
-    process.kill()
-    process.join()
-    receive.close()
+def _end(running: Mapping[Connection, SpawnProcess]) -> None:
+    for process in running.values():
+        process.kill()
+    for receive, process in running.items():
+        process.join()
+        receive.close()
 
 
 def _work(
@@ -434,7 +439,7 @@ def _work(
             torch.set_num_threads(1)
         for row in function(deadline, *arguments):
             send.send(("row", row))
-        send.send(("end", None))
+        send.send(("end", ""))
     except BaseException:
         send.send(("error", traceback.format_exc()[-2000:]))
 
@@ -470,8 +475,7 @@ def lines(report: GpuReport) -> list[str]:
     gpu = "Triton's interpreter" if where["interpreter"] else f"{where['gpu']}, CUDA {where['cuda']}"
     found = [f"{gpu}; {where['machine']}; torch {where['torch']}, triton {where['triton']}; {report.seconds:.0f} s", ""]
     for part in report.parts:
-        compared = sum("left_out" not in row for row in part.rows)
-        said = f"{part.name:<12} {compared:>5} rows, {len(part.wrong)} wrong, {part.seconds:.0f} s"
+        said = f"{part.name:<12} {len(part.compared):>5} rows, {len(part.wrong)} wrong, {part.seconds:.0f} s"
         found.append(said + (f"; FAILED: {part.error.splitlines()[-1]}" if part.error else ""))
     rows = {part.name: part.rows for part in report.parts}
     times = [row for row in rows.get("times", ()) if "seconds" in row]

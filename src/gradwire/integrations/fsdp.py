@@ -381,7 +381,8 @@ def take_over(group: Any, grid: RankGrid) -> Any:
     native = group.mesh_info
     inner = FSDPMeshInfo(grid.shard, shard_mesh_dim=0)
     inner.shard_process_group = native.shard_process_group
-    inner.reduce_scatter_process_group = native.reduce_scatter_process_group
+    if hasattr(native, "reduce_scatter_process_group"):  # Not in torch 2.11.
+        inner.reduce_scatter_process_group = native.reduce_scatter_process_group
     place(group, inner)
     return native
 

@@ -13,7 +13,7 @@ from gradwire.exchange.settings import valid_timeout
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.integrations._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
-from gradwire.integrations.setup import backend_of, kind_of, private_group
+from gradwire.integrations.setup import backends_of, kind_of, private_group
 from gradwire.metrics import Metrics
 
 __all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
@@ -86,8 +86,9 @@ def wrap_group(
     inner = cast(dist.ProcessGroup, inner)
     wrapped = isinstance(inner, CompressingGroup)
     require(not wrapped, "group", "one that does not compress: give the group that was wrapped", "one of wrap_group")
-    device = torch.device("cuda" if "nccl" in dist.get_backend_config(inner) else "cpu")
-    backend = backend_of(inner, device)
+    backends = backends_of(inner)
+    device = torch.device("cuda" if backends.get("cuda") == "nccl" else "cpu")
+    backend = backends.get(device.type) or dist.get_backend(inner)
     lent = private_group(inner, timeout, device)
     made: list[Carrier] = []
 

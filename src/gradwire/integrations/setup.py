@@ -29,7 +29,7 @@ from gradwire.metrics import Metrics
 __all__ = [
     "AUTO",
     "Prepared",
-    "backend_of",
+    "backends_of",
     "check_dtypes",
     "frozen_in",
     "in_memory",
@@ -269,14 +269,14 @@ def memory_order(param: torch.Tensor) -> list[int]:
     return sorted(range(param.dim()), key=lambda dim: (-param.stride()[dim], dim))
 
 
-def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """The backend of the group for tensors on a device: a group may have one for each kind of device.
-
-    A group that has none for this device takes part with the usual one, as NCCL alone does for tensors on a CPU.
-    """
-    pairs = (pair.partition(":") for pair in dist.get_backend_config(group).split(","))
-    own = {kind: name for kind, _, name in pairs}
-    return own.get(device.type) or _USUAL.get(device.type) or dist.get_backend(group)
+def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """The backend of the group for each kind of device; empty for a group of which torch knows none."""
+    try:
+        config = dist.get_backend_config(group)
+    except TypeError:
+        return {}
+    pairs = (pair.partition(":") for pair in config.split(","))
+    return {kind: name for kind, _, name in pairs}
 
 
 _USUAL = {"cpu": "gloo", "cuda": "nccl"}
@@ -285,13 +285,16 @@ _USUAL = {"cpu": "gloo", "cuda": "nccl"}
 def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> Lease:
     """Make a process group over the same ranks, on which nobody else issues collectives.
 
-    Its backend is the one that the given group has for the gradients' device. A timeout that is not valid is refused
-    later, when all ranks can hear of it.
+    Gloo and NCCL serve it where the given group has them for the gradients' device; other backends may lack what an
+    exchange needs, and the usual one of the device takes their place. A timeout that is not valid is refused later,
+    when all ranks can hear of it.
     """
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     if dist.get_rank() not in members:
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
-    backend = backend_of(group, device)
+    usual = _USUAL.get(device.type) or dist.get_backend(group)
+    own = backends_of(group).get(device.type, usual)
+    backend = own if own in _USUAL.values() else usual
     given = cast("float | None", timeout) if valid_timeout(timeout) else None
     seconds = float(given or timeout_of(group, device) or default_pg_timeout.total_seconds())
     with roll_call("set-up", "-".join(map(str, members)), members) as missing:

@@ -30,6 +30,9 @@ __all__ = ["RankFailedError", "run_ranks"]
 PRELOAD = ["torch", "torch.distributed", "torch.profiler", "torch._dynamo", "gradwire"]
 """Modules that the server imports before the first rank; a test suite adds what its own modules import."""
 
+LATE = "did not finish before the deadline"
+"""The message of a rank that did not."""
+
 CONNECTS = 3
 """Number of attempts to connect a group."""
 
@@ -40,6 +43,11 @@ class RankFailedError(AssertionError):
     def __init__(self, errors: dict[int, str]) -> None:
         self.errors = errors
         super().__init__("\n".join(f"rank {rank}:\n{text}" for rank, text in sorted(errors.items())))
+
+    @property
+    def late(self) -> bool:
+        """True if no rank failed, and some did not finish in time."""
+        return set(self.errors.values()) == {LATE}
 
 
 class _NotConnectedError(RankFailedError):
@@ -169,7 +177,7 @@ def _collect(pipes: list[Connection], deadline: float, death: Callable[[int], st
     while open_pipes:
         ready = wait(list(open_pipes), max(0.0, deadline - time.monotonic()))
         if not ready:
-            errors |= dict.fromkeys(open_pipes.values(), "did not finish before the deadline")
+            errors |= dict.fromkeys(open_pipes.values(), LATE)
             break
         for pipe in cast("list[Connection]", ready):
             rank = open_pipes.pop(pipe)

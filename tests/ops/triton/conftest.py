@@ -47,6 +47,21 @@ def on(installed: None, request: pytest.FixtureRequest) -> On:
     return _on_cuda
 
 
+@pytest.fixture
+def interpreted(interpreter: Executor) -> On:
+    """Gives the interpreted version of an operation."""
+    return partial(_interpreted, interpreter)
+
+
+@pytest.fixture
+def two_programs(interpreter: Executor) -> Iterator[None]:
+    """Two programs count the digits of all blocks, as many do on a GPU for millions of elements."""
+    place = "gradwire.ops.triton.largest", "_PROGRAMS"
+    before = interpreter.submit(kernel_process.change, *place, 2).result()
+    yield
+    interpreter.submit(kernel_process.change, *place, before).result()
+
+
 def _process(start: Callable[..., None], *arguments: object) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, arguments)
 

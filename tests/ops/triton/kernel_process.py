@@ -46,6 +46,14 @@ def interpret(module: str, name: str, arguments: bytes) -> bytes:
     return pickle.dumps(named)
 
 
+def change(module: str, name: str, value: object) -> object:
+    """Give a constant of a module another value, and return the one that it had."""
+    there = importlib.import_module(module)
+    before = getattr(there, name)
+    setattr(there, name, value)
+    return before
+
+
 def compile_only(module: str, name: str, calls: list[dict[str, Any]]) -> list[Compiled]:
     """Call the GPU version of an operation, which starts nothing, and return what had to be compiled for it."""
     found: list[Compiled] = []

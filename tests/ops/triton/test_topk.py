@@ -7,6 +7,9 @@ from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check
 
+BLOCK = 2048
+"""Elements of a block of ``ops.triton.largest``, which cannot be imported where Triton is missing."""
+
 SIZES = (0, 1, 2, 7, 33, 1000, 5001)
 KINDS = ("normal", "zeros", "ties", "one-hot", "awkward", "denormal")
 
@@ -58,3 +61,11 @@ def test_encode_feedback(on, n, kind, watched):
 def test_segments(on, n):
     for k in (1, n // 50):
         check(Case(topk_encode, {"x": made("ties", n)}, outputs(n, k)), on, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_counts_several_blocks_and_skips_those_without_a_digit(interpreted, two_programs, kind):
+    """In the last passes few blocks have a magnitude that begins like the k-th largest."""
+    n = 5 * BLOCK + 3
+    for k in (1, n // 100, n // 3):
+        check(Case(topk_encode, {"x": made(kind, n)}, outputs(n, k)), interpreted, n % 3)
