@@ -246,60 +246,46 @@ def test_a_rank_that_does_not_come_is_missed_in_time(missing: Future[list[str]])
     assert "1 of 2 came" in told
 
 
-def backends(rank: int) -> dict[str, Any]:
-    """The backend that an exchange asks for, where the default group is Gloo's, and where torch says otherwise."""
+ASKED = {
+    "cpu:gloo,cuda:gloo": ("gloo", "gloo", "gloo"),
+    "cpu:gloo,cuda:nccl": ("gloo", "nccl", "nccl"),
+    "cuda:nccl,cpu:gloo": ("gloo", "nccl", "nccl"),
+    "cuda:nccl": ("gloo", "nccl", "nccl"),
+    "cpu:gloo": ("gloo", "nccl", "gloo"),
+    "cpu:ours,cuda:ours-nccl": ("gloo", "nccl", "gloo"),
+    "gloo": ("gloo", "nccl", "gloo"),
+}
+"""The backends of an exchange on the CPU, of one on a GPU and of wrap_group, by how torch describes the group."""
+
+
+def backends(rank: int) -> dict[str | None, tuple[str, ...]]:
+    """The backends that are asked for in a group of Gloo, and where torch describes the group in another way."""
     asked: list[str] = []
 
     def refused(members: Any, backend: str, *_: Any) -> Any:
         asked.append(backend)
         raise GroupError("this is far enough")
 
-    def of(config: str | None, kind: str, call: Any) -> str:
+    def of(config: str | None) -> tuple[str, ...]:
+        asked.clear()
         with ExitStack() as stack:
             stack.enter_context(patch.object(setup, "lease", refused))
             if config is not None:
                 # A build without CUDA cannot make a group with NCCL.
                 stack.enter_context(patch.object(dist, "get_backend_config", lambda *_: config))
-            stack.enter_context(pytest.raises(GroupError, match="far enough"))
-            call(torch.device(kind))
-        return asked[-1]
+            for kind in ("cpu", "cuda"):
+                with pytest.raises(GroupError, match="far enough"):
+                    setup.private_group(None, None, torch.device(kind))
+            with pytest.raises(GroupError, match="far enough"):
+                wrap_group()
+        return tuple(asked)
 
-    told: dict[str, Any] = {"Gloo": [of(None, kind, private) for kind in ("cpu", "cuda")]}
-    for config in (
-        "cpu:gloo,cuda:nccl",
-        "cuda:nccl,cpu:gloo",
-        "cuda:nccl",
-        "cpu:gloo",
-        "cpu:ours,cuda:ours-nccl",
-        "gloo",
-    ):
-        told[config] = [of(config, kind, private) for kind in ("cpu", "cuda")]
-        told[config, "wrapped"] = of(config, "cpu", lambda _: wrap_group())
-    return told
-
-
-def private(device: torch.device) -> None:
-    setup.private_group(None, None, device)
+    return {config: of(config) for config in (None, *ASKED)}
 
 
 def test_an_exchange_takes_the_backend_that_the_group_has_for_the_gradients() -> None:
     """NCCL refuses two ranks on one GPU, and who has one GPU for several ranks takes Gloo."""
-    (told,) = run_ranks(1, backends)
-    assert told == {
-        "Gloo": ["gloo", "gloo"],
-        "cpu:gloo,cuda:nccl": ["gloo", "nccl"],
-        ("cpu:gloo,cuda:nccl", "wrapped"): "nccl",
-        "cuda:nccl,cpu:gloo": ["gloo", "nccl"],
-        ("cuda:nccl,cpu:gloo", "wrapped"): "nccl",
-        "cuda:nccl": ["gloo", "nccl"],
-        ("cuda:nccl", "wrapped"): "nccl",
-        "cpu:gloo": ["gloo", "nccl"],
-        ("cpu:gloo", "wrapped"): "gloo",
-        "cpu:ours,cuda:ours-nccl": ["gloo", "nccl"],
-        ("cpu:ours,cuda:ours-nccl", "wrapped"): "gloo",
-        "gloo": ["gloo", "nccl"],
-        ("gloo", "wrapped"): "gloo",
-    }
+    assert run_ranks(1, backends) == [{None: ("gloo", "gloo", "gloo"), **ASKED}]
 
 
 def unknown(rank: int) -> list[str]:

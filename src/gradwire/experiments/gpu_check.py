@@ -134,7 +134,7 @@ class GpuReport:
         """Sentences on what is broken; empty if every comparison holds."""
         found = [f"{part.name}: {part.error}" for part in self.parts if part.error]
         silent = (part for part in self.parts if not (part.compared or part.error))
-        found += [f"{part.name}: nothing was compared" + f": {part.left_out}" * bool(part.left_out) for part in silent]
+        found += [": ".join(filter(None, (part.name, "nothing was compared", part.left_out))) for part in silent]
         return found + [f"{part.name}: {_described(row)}" for part in self.parts for row in part.wrong]
 
     def as_dict(self) -> Row:

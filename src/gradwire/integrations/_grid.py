@@ -22,7 +22,7 @@ from gradwire.group.channel import Channel
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._meshes import ranks_of
 from gradwire.integrations.ownership import release
-from gradwire.integrations.setup import backends_of
+from gradwire.integrations.setup import backend_of
 from gradwire.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ class InnerReduceScatter:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
         """Reduce as FSDP's own function would."""
-        backend = backends_of(group).get(input_tensor.device.type) or dist.get_backend(group)
-        missing = op == dist.ReduceOp.PREMUL_SUM and backend == "gloo"
+        missing = op == dist.ReduceOp.PREMUL_SUM and backend_of(group, input_tensor.device) == "gloo"
         if not missing:
             return self.theirs(output_tensor, input_tensor, group, op, async_op)
         require(not async_op, "async_op of FSDP's reduce-scatter", "False on Gloo with a divide factor", async_op)

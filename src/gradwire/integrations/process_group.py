@@ -13,7 +13,7 @@ from gradwire.exchange.settings import valid_timeout
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.integrations._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
-from gradwire.integrations.setup import backends_of, kind_of, private_group
+from gradwire.integrations.setup import backend_of, backends_of, kind_of, private_group
 from gradwire.metrics import Metrics
 
 __all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
@@ -86,9 +86,7 @@ def wrap_group(
     inner = cast(dist.ProcessGroup, inner)
     wrapped = isinstance(inner, CompressingGroup)
     require(not wrapped, "group", "one that does not compress: give the group that was wrapped", "one of wrap_group")
-    backends = backends_of(inner)
-    device = torch.device("cuda" if backends.get("cuda") == "nccl" else "cpu")
-    backend = backends.get(device.type) or dist.get_backend(inner)
+    device = torch.device("cuda" if backends_of(inner).get("cuda") == "nccl" else "cpu")
     lent = private_group(inner, timeout, device)
     made: list[Carrier] = []
 
@@ -106,7 +104,7 @@ def wrap_group(
     carrier = made[0]
     lent.hold(carrier.channel)
     same = travels_as_it_is(carrier.code, inner.size())
-    ours = CompressingGroup(inner, carrier, min_numel, same, gloo=backend == "gloo")
+    ours = CompressingGroup(inner, carrier, min_numel, same, gloo=backend_of(inner, device) == "gloo")
     register(ours, inner)
     if default:
         dist.distributed_c10d._update_default_pg(ours)

@@ -29,6 +29,7 @@ from gradwire.metrics import Metrics
 __all__ = [
     "AUTO",
     "Prepared",
+    "backend_of",
     "backends_of",
     "check_dtypes",
     "frozen_in",
@@ -277,6 +278,11 @@ def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
         return {}
     pairs = (pair.partition(":") for pair in config.split(","))
     return {kind: name for kind, _, name in pairs}
+
+
+def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
+    """The name of the backend that serves tensors on a device in this group."""
+    return backends_of(group).get(device.type) or dist.get_backend(group)
 
 
 _USUAL = {"cpu": "gloo", "cuda": "nccl"}
