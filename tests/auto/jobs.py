@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -168,14 +169,19 @@ def slow(exchange: Exchange, rate: float) -> LinkClock:
     exchange.counters.clock = link.perf_counter
     exchange.channel.__class__ = SlowChannel
     exchange.channel.rate, exchange.channel.link = rate, link  # type: ignore[attr-defined]
-    taken = pilot.before
+    before, started = pilot.before, pilot.started
 
-    def before(flat: Tensor, params: Any, ready: Any, own: Tensor | None = None, itemsize: int = 4) -> None:
-        if ready is not None:
+    def prepare(flat: Tensor, params: Any, ready: Any, *options: Any, **named: Any) -> Any:
+        if ready is not None and threading.current_thread() is not threading.main_thread():
             link.line = max(link.line, ready)
-        taken(flat, params, ready, own, itemsize)
+        return before(flat, params, ready, *options, **named)
 
-    pilot.before = before  # type: ignore[method-assign]
+    def take(run: Any) -> None:
+        if run is not None and threading.current_thread() is not threading.main_thread():
+            link.line = max(link.line, run.ready)
+        started(run)
+
+    pilot.before, pilot.started = prepare, take  # type: ignore[method-assign]
     return link
 
 
@@ -700,20 +706,37 @@ def flat_by_layer(model: nn.Module) -> nn.Module:
 SHARDED = {"2": (by_layer, gradwire.compress_fsdp), "1": (flat_by_layer, gradwire.compress_fsdp1)}
 
 
-def sharded(rank: int, version: str, rate: float) -> dict[str, Any]:
-    """A model under FSDP."""
+class SlowGather(DefaultAllGather):
+    """A gather of weights that makes a time go by before it is done."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self.wait()
+        return super().__call__(*given, **named)
+
+
+def sharded(rank: int, version: str, rate: float, pause: float = 0.0, gather: float = 0.0) -> dict[str, Any]:
+    """A model under FSDP, each of whose layers takes so long in the backward pass, and so long to be gathered."""
     torch.set_num_threads(1)
     shard, compress = SHARDED[version]
-    model = shard(network())
+    net = network()
+    for layer in net.children():
+        layer.register_full_backward_hook(lambda *_: link.compute(pause))
+    model = shard(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = compress(model, "auto")
-    slow(state.exchange, rate)
+    link = slow(state.exchange, rate)
+    for module in (each for each in model.modules() if isinstance(each, FSDPModule) and gather):
+        module.set_custom_all_gather(SlowGather(lambda: link.compute(gather)))
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
     for _ in range(60):
         before = state.metrics()["bytes_sent"]
         optimizer.zero_grad()
         loss = loss_of(model, examples(data))
         loss.backward()
+        link.wait()
         optimizer.step()
         losses.append(float(loss.detach()))
         sent.append(state.metrics()["bytes_sent"] - before)

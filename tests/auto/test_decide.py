@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.auto.decide import ALIKE, Option, Stage, best, finish
+from gradwire.auto.decide import ALIKE, Option, Stage, Timeline, best, finish
 
 numbers = st.floats(0.0, 1.0, allow_nan=False)
 stages = st.lists(
@@ -56,3 +58,51 @@ def test_many_buckets_share_a_budget_that_is_not_enough_for_all() -> None:
     assert error(made, chosen) <= 0.41
     # 40 times 0.01 is nearly all: who gave one bucket 0.05 took it from four others.
     assert finish(made, chosen) <= 20.6
+
+
+HEAD = [Stage(0.0, [Option(0.6, 0.0), Option(0.1, 0.05)]), *(Stage(0.1 * i, [Option(0.02, 0.0)]) for i in range(1, 9))]
+"""A large first bucket whose exchange outlasts several others' gradients."""
+
+
+@pytest.mark.parametrize(("buffers", "stood", "end"), [(None, 0.0, 0.82), (1, 0.5, 1.32), (2, 0.4, 1.22)])
+def test_what_computes_stands_still_when_as_many_are_under_way_as_may_be(
+    buffers: int | None, stood: float, end: float
+) -> None:
+    line = Timeline(buffers=buffers)
+    for stage in HEAD:
+        option = stage.options[0]
+        assert option is not None
+        line = line.after(stage.ready, option.seconds)
+    assert (line.stood, line.now) == (pytest.approx(stood), pytest.approx(end))
+    assert finish(HEAD, [0] * 9, buffers) == pytest.approx(end)
+    # The others hide the exchange of the first bucket, or else come later for it.
+    assert best(HEAD, 1.0, buffers=buffers)[0] == (buffers is not None)
+
+
+def test_nothing_hides_what_is_waited_for() -> None:
+    alone = [Stage(float(i), [Option(0.5, 0.0)], blocking=True) for i in range(4)]
+    assert finish(alone, [0] * 4) == 5.0
+    # One between others delays those after it.
+    mixed = [Stage(float(i), [Option(0.5, 0.0)], blocking=i == 1) for i in range(4)]
+    assert finish(mixed, [0] * 4) == 4.0
+
+
+def test_what_holds_up_others_is_hardly_ever_missed() -> None:
+    numbers, missed = random.Random(0), 0
+    for _ in range(2000):
+        ready = itertools.accumulate(numbers.random() * numbers.choice([0.1, 1.0]) for _ in range(4))
+        made = [
+            Stage(
+                each,
+                [Option(numbers.random(), 0.0), *(Option(numbers.random(), numbers.random()) for _ in range(2))],
+                blocking=numbers.random() < 0.2,
+            )
+            for each in ready
+        ]
+        budget, buffers = numbers.random(), numbers.choice([1, 2])
+        chosen = best(made, budget, buffers=buffers)
+        assert error(made, chosen) <= budget
+        ways = itertools.product(range(3), repeat=4)
+        least = min(finish(made, way, buffers) for way in ways if error(made, way) <= budget)
+        missed += finish(made, chosen, buffers) > 1.03 * least
+    assert missed < 20

@@ -309,6 +309,20 @@ def test_sharded_gradients_are_decided_for_too(version: str) -> None:
     assert max(one["bits"].values()) < 8
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_what_the_backward_pass_of_a_sharded_model_hides_needs_no_method(hidden: bool) -> None:
+    # A layer of 384 x 384 is reduced in 30 ms.
+    for found in run_ranks(2, jobs.sharded, "2", jobs.SLOW, 0.04 if hidden else 0.01):
+        assert compressed(found["auto"]) != hidden
+        assert found["auto"]["step"]["exposed"] < 0.03 * found["auto"]["step"]["seconds"]
+
+
+def test_what_waits_for_weights_hides_no_reduction() -> None:
+    # As long as the layers of the test before, but the link is what is busy.
+    for found in run_ranks(2, jobs.sharded, "2", jobs.SLOW, 0.001, 0.04):
+        assert found["auto"]["buckets"][0]["choice"] != "dense"
+
+
 def test_the_link_is_known_where_fsdp_reduces_in_16_bits() -> None:
     for found in run_ranks(2, jobs.sharded_in_16_bits):
         assert found["link"]["bits_per_second"] == pytest.approx(8 * jobs.SLOW, rel=0.1)

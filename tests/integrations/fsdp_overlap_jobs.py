@@ -10,6 +10,8 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from gradwire.group import hosts
+from gradwire.integrations import _sharded
 from gradwire.integrations.fsdp import compress_fsdp
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
 from tests.integrations.jobs import answers, batch, model_of
@@ -21,6 +23,16 @@ CASES: dict[str, dict[str, Any]] = {
     "blockwise8": {"compressor": "blockwise8", "weights": "blockwise8"},
     "differences": {"compressor": "qsgd", "bits": 4, "memory": "residual", "weights": "ef21:inner=loco"},
     "some": {"compressor": "loco", "exclude": ["2.*"]},
+    "auto, watching": {"compressor": "auto"},
+    "auto, decided": {
+        "compressor": "auto",
+        "decisions": [
+            {
+                "step": 2,
+                "choices": [{"method": "eden:bits=2", "strategy": "allgather", "params": ["0.weight", "2.weight"]}],
+            }
+        ],
+    },
 }
 
 
@@ -207,3 +219,45 @@ def alone(rank: int) -> list[str]:
         else:
             heard.append(answers({"": lambda m=model, x=x: m(x)})[""] if rank == 0 else "")
     return heard
+
+
+def observed(rank: int, compressor: str) -> list[list[Tensor]]:
+    """The weights after two steps in which rank 0 alone reads each gradient at once, and after two without that."""
+    found = []
+    for watches in (rank == 0, False):
+        model = sharded(init_device_mesh("cpu", (2,)))
+        state = compress_fsdp(model, compressor, min_numel=0, timeout=20)
+        for param in model.parameters() if watches else ():
+            param.register_post_accumulate_grad_hook(lambda _: None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            x, y = batch(step, rank)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append([param.clone() for param in whole(model).values()])
+        state.close()
+    return found
+
+
+def late_hosts(rank: int) -> list[Tensor]:
+    """Decisions to sum within hosts in a layer that is not the first to be reduced; the weights after two steps."""
+    hosts.own_host = lambda: f"host {rank // 2}".encode().ljust(16)
+    model = sharded(init_device_mesh("cpu", (4,)))
+    choice = {"method": "bf16", "strategy": "hierarchical", "params": ["2.weight", "2.bias"]}
+    state = compress_fsdp(model, "auto", min_numel=0, decisions=[{"step": 2, "choices": [choice]}])
+    asked, under_way = hosts.hosts_of, list[int]()
+
+    def hosts_of(*given: Any) -> Any:
+        under_way.append(len(state.background._under_way))
+        return asked(*given)
+
+    _sharded.hosts_of = hosts_of  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state.close()
+    return [torch.tensor(under_way), *(param.clone() for param in whole(model).values())]

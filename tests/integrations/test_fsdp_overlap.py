@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_overlap_jobs import CASES, STEPS, alone, overlapped, prefetched
+from tests.integrations.fsdp_overlap_jobs import CASES, STEPS, alone, late_hosts, observed, overlapped, prefetched
 from tests.once import once
 
 
@@ -23,9 +23,8 @@ def test_gradients_that_arrive_later_have_the_same_bits(case: str) -> None:
     for result in told():
         (later, begun), (awaited, none) = result[case][False], result[case][True]
         assert all(torch.equal(*pair) for pair in zip(later, awaited, strict=True))
-        # Of four layers those that are compressed, in each step but the one that adds to gradients that are there.
-        layers = 3 if "exclude" in CASES[case] else 4
-        assert (begun, none) == (layers * (STEPS - 1), 0)
+        # All four layers, compressed or not, in each step but the one that adds to gradients that are there.
+        assert (begun, none) == (4 * (STEPS - 1), 0)
 
 
 def test_a_reduction_at_the_very_end_is_awaited() -> None:
@@ -62,3 +61,16 @@ def test_who_is_left_alone_hears_of_it_in_the_pass() -> None:
     heard, _ = run_ranks(2, alone)
     for said in heard:
         assert re.search("GroupError: .*(waited timeout=2 s for rank 1|lost rank 1)", said), said
+
+
+@pytest.mark.parametrize("compressor", ["auto", "blockwise8"])
+def test_one_rank_that_waits_for_its_gradients_meets_another_that_does_not(compressor: str) -> None:
+    for watched, free in run_ranks(2, observed, compressor):
+        assert all(torch.equal(*pair) for pair in zip(watched, free, strict=True))
+
+
+def test_ranks_tell_each_other_their_hosts_while_nothing_is_under_way() -> None:
+    (under_way, *weights), *others = run_ranks(4, late_hosts)
+    assert under_way.tolist() == [0]
+    for _, *same in others:
+        assert all(torch.equal(*pair) for pair in zip(weights, same, strict=True))

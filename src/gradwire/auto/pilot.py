@@ -47,7 +47,7 @@ from gradwire.auto.choices import (
     from_config_of,
     noise_added,
 )
-from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.decide import Option, Stage, Timeline, best, finish
 from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
@@ -151,6 +151,7 @@ class AutoPilot:
         self._blind = 0
         self.scatters = False
         """True where gradients are reduced to their owners, as FSDP's are."""
+        self._buffers: Callable[[], int | None] = lambda: None
         self._check: Callable[[Compressor], None] = lambda _: None
         self._replayed = None if decisions is None else _checked(decisions, set(self._shapes))
         self._restart()
@@ -286,10 +287,7 @@ class AutoPilot:
         assert self._resting is not None
         known, link = self._resting
         window, self._window = self._window, []
-        exchange = self.exchange
-        seen = gathered(
-            window, exchange.channel, exchange.device, self._numbers_to_share(self._latency), parted=self.scatters
-        )
+        seen = self._gathered(window, self._numbers_to_share(self._latency))
         self._record.disturbed = True
         self._skip = LONGEST - self._length
         if seen is None:
@@ -335,31 +333,50 @@ class AutoPilot:
         self._record.runs.append(run)
         return run
 
-    def scatter(self, check: Callable[[Compressor], None]) -> None:
+    def scatter(self, check: Callable[[Compressor], None], buffers: Callable[[], int | None] = lambda: None) -> None:
         """Declare that gradients are reduced to their owners; to be called once, before the first step.
 
         Args:
             check: refuses a method that a reduce-scatter cannot carry.
+            buffers: returns how many reductions may be under way while gradients are computed, the same on all ranks;
+                None: any number.
 
         Raises:
             ConfigError: ``check`` refuses a method in the decisions that are to be made again.
         """
-        self.scatters, self._check, self.advises = True, check, False
+        self.scatters, self._check, self._buffers, self.advises = True, check, buffers, False
         self._refuse(self._replayed or [])
         world = self.exchange.channel.world
         choices = [from_config_of(each, "allgather") for each in self.budget.methods if world > 1]
         self._choices = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
 
     def before(
-        self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None, itemsize: int = 4
-    ) -> None:
+        self,
+        flat: Tensor,
+        params: Sequence[Named],
+        ready: Moment,
+        own: Tensor | None = None,
+        itemsize: int = 4,
+        held: float | None = 0.0,
+        *,
+        blocking: bool = False,
+        stalls: tuple[tuple[Moment, Moment], ...] = (),
+    ) -> BucketRun | None:
         """Prepare the exchange of a bucket.
 
         Args:
             flat: gradients that are exchanged; where gradients are reduced to their owners, the part that the first of
                 them gets.
+            ready: time at which they were there; None: the beginning of the step, and what computes waits for this.
             own: part that this rank gets, where gradients are reduced to their owners; None: ``flat``.
             itemsize: bytes of an element where the bucket travels uncompressed.
+            held: seconds for which what computes has stood still for exchanges so far, but for those that it waits for
+                one by one; None: nobody knows.
+            blocking: true where it waits for this exchange.
+            stalls: other times for which it stood still since the bucket before, each with its beginning and its end.
+
+        Returns:
+            The record of the bucket, for ``started`` and ``after``; None where nothing is measured.
         """
         own = flat if own is None else own
         first = not self._record.runs
@@ -367,8 +384,8 @@ class AutoPilot:
             if first and not self._record.disturbed:
                 self._record.disturbed = True
                 self._replay()
-            return
-        ready = self._begun if ready is None else ready
+            return None
+        blocking, ready = blocking or ready is None, self._begun if ready is None else ready
         if itemsize != 4:
             self._itemsizes[_names(params)] = itemsize
         if first:
@@ -382,10 +399,28 @@ class AutoPilot:
             ready,
             moment(self.exchange.device),
             self.exchange.counters.seconds["communicate"],
+            held=held,
+            blocking=blocking,
+            stalls=stalls,
         )
         if len(self._window) == self._length - 1 and not self._skip and self._resting is None:
             run.own = torch.dot(own, own)
         self._record.runs.append(run)
+        return run
+
+    @property
+    def probing(self) -> bool:
+        """Return whether a choice is being tried in this step, on the thread that computes."""
+        return self._trying is not None
+
+    def started(self, run: BucketRun | None) -> None:
+        """Note that another thread takes a bucket that was prepared before.
+
+        Args:
+            run: record that ``before`` made.
+        """
+        if run is not None:
+            run.begun, run.communicating = moment(self.exchange.device), self.exchange.counters.seconds["communicate"]
 
     def _probe(self, choice: Choice, flat: Tensor, params: Sequence[Named]) -> Probed | None:
         """Try a choice on a bucket, or, where gradients are reduced to their owners, on the part of one of them."""
@@ -398,16 +433,16 @@ class AutoPilot:
         found = probe(self.exchange, alone, self._code(alone), flat, params, 1)
         return None if found is None else replace(found, seconds=parts * found.seconds)
 
-    def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
+    def after(self, flat: Tensor, run: BucketRun | None, multiplied: float = 1.0) -> None:
         """Note that the bucket was exchanged.
 
         Args:
             flat: the mean, where gradients are reduced to their owners this rank's own part of it.
+            run: record that ``before`` made.
             multiplied: factor by which the mean was multiplied.
         """
-        if self.phase == "replaying":
+        if run is None:
             return
-        run = self._record.runs[-1]
         run.done = moment(self.exchange.device)
         run.communicated = self.exchange.counters.seconds["communicate"] - run.communicating
         if run.own is not None:
@@ -508,7 +543,7 @@ class AutoPilot:
             self._go_dense("this run has not seen any yet")
             return
         numbers = self._numbers_to_share(self._ping())
-        seen = gathered(window, exchange.channel, exchange.device, numbers, parted=self.scatters)
+        seen = self._gathered(window, numbers)
         self._record.disturbed = True
         self._blind = 0 if seen is not None else self._blind + 1
         if self._blind == BLIND and exchange.channel.rank == 0:
@@ -526,6 +561,11 @@ class AutoPilot:
         self._latency = -seen.numbers[0]
         self._watched += len(window) if self.phase == "watching" else 0
         self._judge(seen, kept=self._bears(seen))
+
+    def _gathered(self, window: Sequence[StepRecord], numbers: Sequence[float]) -> StepWindow | None:
+        """Bring the records of all ranks together; None where too few steps can be compared."""
+        channel, device = self.exchange.channel, self.exchange.device
+        return gathered(window, channel, device, numbers, parted=self.scatters, buffers=self._buffers())
 
     def _judge(self, seen: StepWindow, kept: bool) -> None:
         """Learn from a window, and decide.
@@ -875,7 +915,7 @@ class AutoPilot:
         noise = self._noise(seen.buckets)
         bears = self._bears(seen)
         stages = []
-        for params, ready in zip(seen.buckets, seen.ready, strict=True):
+        for params, ready, blocking in zip(seen.buckets, seen.ready, seen.blocking, strict=True):
             own, mean = self._norms.get(_names(params), (math.inf, math.inf))
             options: list[Option | None] = []
             for choice in self._choices:
@@ -887,14 +927,14 @@ class AutoPilot:
                     added = 0.0 if choice.dense else self._added(params, choice, own, mean) / noise
                     error = min(added, self.budget.variance / 8) if choice.keeps else added
                     options.append(Option(self._seconds(params, choice), error))
-            stages.append(Stage(ready, options))
+            stages.append(Stage(ready, options, blocking))
         return stages
 
     def _predicted(self, chosen: Sequence[Choice], seen: StepWindow, stages: Sequence[Stage] | None = None) -> float:
         """The predicted seconds of a step: those that no choice changes, and those until the last bucket is done."""
         dense = self._dense or seen
         places = [self._choices.index(each) for each in chosen]
-        done = finish(stages or self._stages(seen), places) if seen.buckets else 0.0
+        done = finish(stages or self._stages(seen), places, seen.buffers) if seen.buckets else 0.0
         busy = self._contention if any(not each.dense for each in chosen) else 0.0
         return dense.rest + busy + max(done, seen.ready[-1])
 
@@ -906,7 +946,7 @@ class AutoPilot:
         now = [self._choice(params) for params in seen.buckets]
         dense = [DENSE] * len(now)
         rest = (self._dense or seen).rest
-        found = [self._choices[i] for i in best(stages, self.budget.variance, rest)]
+        found = [self._choices[i] for i in best(stages, self.budget.variance, rest, seen.buffers)]
         uncompressed = self._predicted(dense, seen, stages)
         if self._predicted(found, seen, stages) > (1 - MARGIN) * uncompressed:
             found = dense
@@ -992,13 +1032,14 @@ class AutoPilot:
         if self._wire is None:
             return []
         stages = stages or self._stages(seen)
-        noise, rows, alone, done = self._noise(seen.buckets), list[dict[str, Any]](), 0.0, 0.0
+        noise, rows = self._noise(seen.buckets), list[dict[str, Any]]()
+        coded = plain_line = Timeline(buffers=seen.buffers)
         for number, (params, choice, stage) in enumerate(zip(seen.buckets, chosen, stages, strict=True)):
             option, plain = stage.options[self._choices.index(choice)], stage.options[0]
             seconds = option.seconds if option is not None else self._seconds(params, choice)
             assert plain is not None
-            alone = max(alone, stage.ready) + plain.seconds
-            done = max(done, stage.ready) + seconds
+            coded, exposed = _exposed(coded, stage, seconds, seen.ready[-1])
+            plain_line, plain_exposed = _exposed(plain_line, stage, plain.seconds, seen.ready[-1])
             rows.append(
                 {
                     "bucket": number,
@@ -1006,8 +1047,8 @@ class AutoPilot:
                     "choice": self._label(choice),
                     "seconds": seconds,
                     "dense_seconds": plain.seconds,
-                    "exposed": max(0.0, min(seconds, done - seen.ready[-1])),
-                    "dense_exposed": max(0.0, min(plain.seconds, alone - seen.ready[-1])),
+                    "exposed": exposed,
+                    "dense_exposed": plain_exposed,
                     "error": option.error if option is not None and noise else None,
                     "budget": self.budget.variance,
                     "compressed": len(compressible(params, self.exchange.policy, choice)) if not choice.dense else 0,
@@ -1054,6 +1095,15 @@ class AutoPilot:
             self.advises = False
             if self.exchange.channel.rank == 0:
                 log.info("auto: %s", advice(exposed / step, self.budget.name))
+
+
+def _exposed(line: Timeline, stage: Stage, seconds: float, last: float) -> tuple[Timeline, float]:
+    """The state after a bucket, and the seconds of its exchange for which the step waits: for which it holds up what
+    computes, and those after the last gradients, which are there at a time ``last`` if nothing stands still.
+    """
+    then = line.after(stage.ready, seconds, blocking=stage.blocking)
+    after = max(0.0, min(seconds, then.now - then.stood - last))
+    return then, then.stood - line.stood + after
 
 
 def _names(params: Sequence[Named]) -> NAMES:

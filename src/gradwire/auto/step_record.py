@@ -21,10 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.auto.decide import Timeline
 from gradwire.exchange.plan import Named
 from gradwire.group.channel import Channel
 
 __all__ = ["BucketRun", "Moment", "StepRecord", "StepWindow", "between", "gathered", "moment", "reduced"]
+
+HELD_UP = 5e-5
+"""Seconds within which a stream that waited for a reduction has its next gradients there."""
 
 Moment = Any
 """A point in time: seconds of this process's clock, or an event on a device."""
@@ -59,6 +63,10 @@ class BucketRun:
             before it.
         communicating: seconds in messages up to then.
         itemsize: bytes of an element as DDP sent it; None: it was not reduced by DDP itself.
+        held: seconds for which the thread that computes had stood still for exchanges until then, since any time before
+            the step, but for those that it waits for one by one; None: nobody knows.
+        blocking: true where that thread waits for this exchange, so that nothing hides it.
+        stalls: other pauses of that thread since the bucket before, each from one time to another.
     """
 
     params: tuple[Named, ...]
@@ -66,6 +74,9 @@ class BucketRun:
     begun: Moment
     communicating: float
     itemsize: int | None = None
+    held: float | None = 0.0
+    blocking: bool = False
+    stalls: tuple[tuple[Moment, Moment], ...] = ()
     done: Moment = None
     communicated: float = 0.0
     own: Tensor | None = None
@@ -114,7 +125,8 @@ class StepWindow:
         buckets: names and shapes.
         steps: number of steps that counted.
         period: seconds from one step to the next, of the slowest rank.
-        ready: seconds from the first bucket's to each bucket's gradients, of the slowest rank.
+        ready: seconds from the first bucket's to each bucket's gradients, of the slowest rank, if no exchange holds up
+            what computes them.
         total: seconds that the thread was busy with each bucket, of the rank that came last.
         communicated: number of those steps that were communicated in messages.
         own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
@@ -122,6 +134,8 @@ class StepWindow:
         numbers: the other numbers of the ranks: of each number the largest.
         uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
             standard error of their median.
+        blocking: true for buckets that the thread that computes waits for.
+        buffers: exchanges that may be under way while it goes on; None: any number.
     """
 
     buckets: tuple[tuple[Named, ...], ...]
@@ -134,18 +148,22 @@ class StepWindow:
     mean: tuple[float, ...]
     numbers: tuple[float, ...] = ()
     uncertain: float = 0.0
+    blocking: tuple[bool, ...] = ()
+    buffers: int | None = None
 
     @property
     def finished(self) -> float:
         """Seconds from the first bucket's gradients until the thread is done with the last bucket."""
-        now = 0.0
-        for ready, total in zip(self.ready, self.total, strict=True):
-            now = max(now, ready) + total
-        return now
+        line = Timeline(buffers=self.buffers)
+        for ready, total, blocking in zip(self.ready, self.total, self.blocking, strict=True):
+            line = line.after(ready, total, blocking=blocking)
+        return line.now
 
     @property
     def exposed(self) -> float:
-        """Seconds that the step waits for the exchange after the last bucket's gradients are there."""
+        """Seconds that the step waits for exchanges: after the last bucket's gradients are there, and before, where
+        they hold up what computes.
+        """
         return max(0.0, self.finished - self.ready[-1])
 
     @property
@@ -164,6 +182,35 @@ def taken(run: BucketRun, before: BucketRun | None) -> float:
     return max(0.0, between(begun, run.done))
 
 
+def arrivals(step: StepRecord, buffers: int | None = None) -> list[float]:
+    """The seconds from the beginning of a step until the gradients of each bucket are there, if no exchange holds up
+    the thread, or the stream, that computes them.
+
+    It goes on from a bucket that is waited for when that is done. Where nobody knows for how long a stream stood still,
+    as under FSDP on a GPU, the gradients that are there right after the end of the reduction for whose buffer it may
+    have waited are taken for computed in no time: that seems exposed then which is not, until steps with a method,
+    which hold the stream up less, show it.
+
+    Args:
+        step: its first bucket begins it.
+        buffers: reductions that may be under way, as ``Timeline`` has them.
+    """
+    found = [between(step.begun, step.runs[0].ready)]
+    for i, (before, run) in enumerate(pairwise(step.runs), 1):
+        freed = step.runs[i - buffers].done if buffers is not None and i >= buffers else None
+        if before.blocking:
+            computed = between(before.done, run.ready)
+        elif run.held is not None and before.held is not None:
+            computed = between(before.ready, run.ready) - (run.held - before.held)
+        elif freed is not None and 0 <= between(freed, run.ready) < HELD_UP:
+            computed = 0.0
+        else:
+            computed = between(before.ready, run.ready)
+        stood = sum(between(*pause) for pause in run.stalls)
+        found.append(found[-1] + max(0.0, computed - stood))
+    return found
+
+
 def gathered(
     steps: Sequence[StepRecord],
     channel: Channel,
@@ -171,6 +218,7 @@ def gathered(
     numbers: Sequence[float] = (),
     *,
     parted: bool = False,
+    buffers: int | None = None,
 ) -> StepWindow | None:
     """Gather the records of all ranks. All ranks must call it alike.
 
@@ -180,6 +228,7 @@ def gathered(
         device: device that the channel serves.
         numbers: numbers of this rank, of each of which the most is wanted; as many on all ranks.
         parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
+        buffers: exchanges that may be under way while gradients are computed, the same on all ranks; None: any number.
 
     Returns:
         None where fewer than two steps exchanged the last one's buckets undisturbed; so it is on all ranks.
@@ -195,13 +244,14 @@ def gathered(
     rows: list[list[float]] = []
     for each, following in pairs:
         row = [between(each.begun, following.begun)]
-        row += [between(each.begun, run.ready) for run in each.runs]
+        row += arrivals(each, buffers)
         # The least of these counts, so its sign is changed. A thread takes a bucket when it is there.
         busy = [taken(run, before) for run, before in zip(each.runs, [None, *each.runs], strict=False)]
         row += [-seconds for seconds in busy]
         row += [
             -(seconds if run.begun is None else run.communicated) for run, seconds in zip(each.runs, busy, strict=True)
         ]
+        row += [float(run.blocking) for run in each.runs]
         rows.append(row)
     count = len(wanted)
     flat = [number for row in rows for number in row]
@@ -212,7 +262,7 @@ def gathered(
     if any(run.own is not None for run in runs):
         told_norms = [_number(norm) for norm in (*(r.own for r in runs), *(r.mean for r in runs))]
         norms = [norm if parted else norm / channel.world for norm in reduced(told_norms, channel, device, "sum")]
-    width = 1 + 3 * count
+    width = 1 + 4 * count
     table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
     columns = [median(column) for column in zip(*table, strict=True)]
     return StepWindow(
@@ -221,11 +271,13 @@ def gathered(
         columns[0],
         tuple(max(0.0, each) for each in columns[1 : 1 + count]),
         tuple(max(0.0, -each) for each in columns[1 + count : 1 + 2 * count]),
-        tuple(max(0.0, -each) for each in columns[1 + 2 * count :]),
+        tuple(max(0.0, -each) for each in columns[1 + 2 * count : 1 + 3 * count]),
         tuple(norms[:count]),
         tuple(norms[count:]),
         tuple(everything[len(flat) :]),
-        uncertainty([-sum(row[1 + 2 * count :]) for row in table]),
+        uncertainty([-sum(row[1 + 2 * count : 1 + 3 * count]) for row in table]),
+        tuple(each > 0.5 for each in columns[1 + 3 * count :]),
+        buffers,
     )
 
 

@@ -75,7 +75,7 @@ Assigned = Mapping[str, tuple[Compressor, Strategy]]
 class Pilot(Protocol):
     """An observer that watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
 
-    def scatter(self, check: Callable[[Compressor], None]) -> None:
+    def scatter(self, check: Callable[[Compressor], None], buffers: Callable[[], int | None] = lambda: None) -> None:
         """Declare that gradients are reduced to their owners and not averaged; called once, before the first step."""
         ...
 
@@ -83,14 +83,32 @@ class Pilot(Protocol):
         """Begin a step."""
         ...
 
-    def before(
-        self, flat: Tensor, params: Sequence[Named], ready: Any, own: Tensor | None = None, itemsize: int = 4
-    ) -> None:
-        """Prepare a bucket's exchange, on the thread that exchanges it; the bucket has been there since ``ready``."""
+    @property
+    def probing(self) -> bool:
+        """Return whether the current step is needed for measurements, which nothing else may disturb."""
         ...
 
-    def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
-        """Note that a bucket was exchanged; ``flat`` is its mean, times a number."""
+    def before(
+        self,
+        flat: Tensor,
+        params: Sequence[Named],
+        ready: Any,
+        own: Tensor | None = None,
+        itemsize: int = 4,
+        held: float | None = 0.0,
+        *,
+        blocking: bool = False,
+        stalls: tuple[tuple[Any, Any], ...] = (),
+    ) -> Any:
+        """Prepare a bucket's exchange; the bucket has been there since ``ready``. Return its record."""
+        ...
+
+    def started(self, run: Any) -> None:
+        """Note that another thread takes a bucket that was prepared before; ``run`` is its record."""
+        ...
+
+    def after(self, flat: Tensor, run: Any, multiplied: float = 1.0) -> None:
+        """Note that a bucket was exchanged; ``flat`` is its mean, times a number, and ``run`` its record."""
         ...
 
     def to_config(self) -> dict[str, Any]:
@@ -445,14 +463,13 @@ class Exchange:
         self._check(flat, params)
         if not self._opened:
             self.open(first=[name for name, _ in params])
-        if self.pilot is not None:
-            self.pilot.before(flat, params, ready)
+        run = self.pilot.before(flat, params, ready) if self.pilot is not None else None
         if given is not None and self._whole(params, given.dtype):
             mean = self.begin_mean(given)
             self.channel.settle()
             flat.copy_(mean.wait())
             if self.pilot is not None:
-                self.pilot.after(flat)
+                self.pilot.after(flat, run)
             return
         self._count_nonzeros(flat, params)
         plan = self.plan(params)
@@ -482,7 +499,7 @@ class Exchange:
         if put_back is not None:
             put_back()
         if self.pilot is not None:
-            self.pilot.after(flat)
+            self.pilot.after(flat, run)
 
     def _count_nonzeros(self, flat: Tensor, params: Sequence[Named]) -> None:
         """Count what is not zero in each matrix once, on the device: nobody waits for it."""

@@ -4,7 +4,7 @@ Laws, each found by measuring Gloo:
     everything crosses as bytes or as a float the collective can sum; sizes agree on all ranks by construction;
     receives are posted before sends, or a full-duplex link runs at half its rate;
     ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes. A framework that calls it
-    by itself is let do so where nothing is compressed, and counted so;
+    by itself is let do so where nothing is compressed, on its group or on the channel's, and counted so;
     one thread issues all calls of one channel, on a process group that nobody else uses;
     Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
@@ -235,21 +235,28 @@ class Channel:
         """
         return (1 if self.is_nccl else 2) * (self.world - 1) * nbytes // self.world
 
-    def run_scatter(self, scatter: Callable[[], object], nbytes: int) -> None:
-        """Let a framework reduce so many bytes to their owners on a group of its own, once the ranks were compared.
+    def run_scatter(self, scatter: Callable[[], object], nbytes: int, *, own: bool = False) -> None:
+        """Let a framework reduce so many bytes to their owners, once the ranks were compared.
 
-        That group is its owner's, who sees to the order and to the timeout. Traffic as of ``scattered``.
+        Traffic as of ``scattered``.
 
         Args:
             scatter: returns when the result is there, or is ordered on the stream.
+            own: true where it does so on this channel's group; else the group's owner sees to the order on it and to
+                the timeout.
 
         Raises:
             GroupError: the ranks differ, or an exchange failed, this one or an earlier one.
         """
-        self._refuse_if_closed()
+        if own:
+            self._begin()
+        else:
+            self._refuse_if_closed()
+        self._refuse_after_failure()
         self.settle()
         with self._communicating():
             scatter()
+        self.traffic.ended += own
         moved = self.scattered(nbytes)
         self._count(moved, moved)
 

@@ -16,9 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
+from gradwire.auto.step_record import between, moment
 from gradwire.worker import Worker
 
 __all__ = ["Background", "Started"]
+
+CPU = torch.device("cpu")
 
 WAITING = 2
 """Modules whose gradients may be under way, or wait for those before them."""
@@ -63,10 +66,11 @@ class Background:
 
     Attributes:
         begun: number of all that were started.
+        held: seconds for which the thread that starts them has waited for them.
     """
 
     def __init__(self) -> None:
-        self.begun = 0
+        self.begun, self.held = 0, 0.0
         self._worker, self._under_way, self._graph = Worker(), deque[Started](), -1
 
     @staticmethod
@@ -81,8 +85,7 @@ class Background:
             # A pass that failed never came to its end, so each one says for itself what is to be done there.
             self._graph = graph
             cast(Any, Variable)._execution_engine.queue_callback(self.finish)
-        while len(self._under_way) >= WAITING:
-            self._under_way.popleft().wait()
+        self._wait(WAITING - 1)
         self.begun += 1
         self._under_way.append(Started(self._worker, self._worker.submit(job)))
 
@@ -92,9 +95,17 @@ class Background:
         Raises:
             GroupError: one of them failed; the others were given up.
         """
-        under_way, self._under_way = self._under_way, deque()
-        for each in under_way:
-            each.wait()
+        try:
+            self._wait(0)
+        finally:
+            self._under_way.clear()
+
+    def _wait(self, most: int) -> None:
+        """Wait until no more than so many are under way."""
+        began = moment(CPU)
+        while len(self._under_way) > most:
+            self._under_way.popleft().wait()
+        self.held += between(began, moment(CPU))
 
     def close(self) -> None:
         """End the thread, after what is under way."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.auto.step_record import Moment, moment
 from gradwire.errors import require
 from gradwire.exchange.exchange import Exchange
 from gradwire.group.agree import agree
@@ -139,10 +140,14 @@ class InnerReduceScatter:
 
     Args:
         theirs: reduce-scatter that FSDP called before.
+
+    Attributes:
+        done: time of the last result; None on a CPU, where the thread that computes has waited for it.
     """
 
     def __init__(self, theirs: Any) -> None:
         self.theirs = theirs
+        self.done: Moment = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate memory for FSDP's gradients."""
@@ -152,6 +157,13 @@ class InnerReduceScatter:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
         """Reduce as FSDP's own function would."""
+        made = self._reduce(output_tensor, input_tensor, group, op, async_op=async_op)
+        self.done = moment(input_tensor.device) if input_tensor.is_cuda else None
+        return made
+
+    def _reduce(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, *, async_op: bool
+    ) -> Any:
         missing = op == dist.ReduceOp.PREMUL_SUM and backend_of(group, input_tensor.device) == "gloo"
         if not missing:
             return self.theirs(output_tensor, input_tensor, group, op, async_op)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.auto.step_record import Moment, moment
 from gradwire.comm.base import Site, Strategy
 from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
@@ -23,11 +24,12 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.group.channel import Channel
 from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit, nonfinite
-from gradwire.integrations._background import Background
+from gradwire.integrations._background import WAITING, Background
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.integrations._scatter import HostScatterSession, ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.integrations.ownership import release
+from gradwire.integrations.setup import backend_of
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.ops.stored import part_of, shaped
@@ -96,7 +98,7 @@ class ShardedState(ExchangeState):
             return
         if one_mesh:
             try:
-                exchange.pilot.scatter(partial(check_method, exchange))
+                exchange.pilot.scatter(partial(check_method, exchange), self.buffers)
             except ConfigError:
                 release(exchange)
                 raise
@@ -105,6 +107,14 @@ class ShardedState(ExchangeState):
         exchange.choose(BF16())
         if exchange.channel.rank == 0:
             log.warning("auto cannot decide for a model whose modules are sharded over different ranks: it is bf16")
+
+    def buffers(self) -> int | None:
+        """The number of reductions that may be under way while gradients are computed, for a pilot."""
+        return WAITING if self.exchange.device.type == "cpu" else None
+
+    def stalls(self) -> tuple[tuple[Moment, Moment], ...]:
+        """Return the pauses of the backward pass since the last call in which weights were gathered, for a pilot."""
+        return ()
 
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
@@ -186,6 +196,7 @@ class ReduceScatter:
         self.state, self.trained, self.later, self.unread = state, trained, later, unread
         self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
+        self._ready: tuple[int, Moment] = (-1, None)
         self._made: dict[tuple[str, ...], tuple[tuple[object, ...], AnyScatterSession | None]] = {}
 
     @property
@@ -194,7 +205,13 @@ class ReduceScatter:
         return self.inner if self.inner is not None else self.state.exchange.channel
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for FSDP's gradients."""
+        """Allocate memory for FSDP's gradients.
+
+        FSDP asks for it as soon as they were computed, in the stream that does so, and for the result afterwards.
+        """
+        graph = torch._C._current_graph_task_id()
+        if self.state.exchange.pilot is not None and (self._ready[1] is None or self._ready[0] != graph):
+            self._ready = graph, moment(device)
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
@@ -213,42 +230,78 @@ class ReduceScatter:
             state.background.finish()
             exchange.channel.settle()
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
+        overlaps, watched = self._may_overlap(input_tensor), None
         if exchange.pilot is not None:
             # Uncompressed gradients are reduced by FSDP itself, in their own dtype, or else by a session in float32.
             itself = self.own is not None and not exchange.skips_steps
-            self._watch(state.scratch.float32(input_tensor), shards, input_tensor.itemsize if itself else 4)
+            itemsize = input_tensor.itemsize if itself else 4
+            watched = self._watch(state.scratch.float32(input_tensor), shards, itemsize, overlaps=overlaps)
+            overlaps = overlaps and not exchange.pilot.probing
         session = self._current(shards)
-        if session is None:
-            assert self.own is not None
-            state.background.finish()
-            channel.run_scatter(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
-            exchange.note(nonfinite(output_tensor))
+        if session is not None:
+            reduce = self._prepared(session, input_tensor, output_tensor, scale, overlaps=overlaps)
         else:
-            self._exchange(session, input_tensor, output_tensor, scale)
-        if exchange.pilot is not None:
-            exchange.pilot.after(output_tensor.float(), scale * world)
+            where = self._group(input_tensor, group)
+            overlaps = overlaps and where is channel.group
+            reduce = partial(self._leave_to_framework, output_tensor, input_tensor, where, op)
 
-    def _exchange(self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
-        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted.
+        def job() -> Tensor:
+            if exchange.pilot is not None:
+                exchange.pilot.started(watched)
+            reduce()
+            if exchange.pilot is not None:
+                exchange.pilot.after(output_tensor.float(), watched, scale * world)
+            return output_tensor
 
-        On a CPU it does so on another thread where nobody reads that before the backward pass ends.
+        if overlaps:
+            state.background.start(torch.no_grad()(job))
+        else:
+            state.background.finish()
+            job()
+
+    def _group(self, given: Tensor, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """The group on which FSDP reduces what is not compressed, the same on all ranks: on a CPU the exchange's if it
+        has the same backend, because a thread may do so, and what two threads start on one group has any order.
+        """
+        ours = self.channel.group
+        if given.device.type != "cpu" or self.inner is not None or ours is None:
+            return group
+        return ours if backend_of(ours, given.device) == backend_of(group, given.device) else group
+
+    def _leave_to_framework(self, wanted: Tensor, given: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        """Let FSDP reduce by itself on this group."""
+        assert self.own is not None
+        reduce, ours = partial(self.own, wanted, given, group, op), group is self.channel.group
+        self.channel.run_scatter(reduce, given.nbytes, own=ours)
+        self.state.exchange.note(nonfinite(wanted))
+
+    def _prepared(
+        self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float, *, overlaps: bool
+    ) -> Callable[[], None]:
+        """Prepare a function by which a session puts ``scale`` times the sum of this rank's part of what is given into
+        what is wanted.
+
+        Args:
+            overlaps: true where the function is called on another thread.
         """
         exchange, channel = self.state.exchange, self.channel
         key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
-        if self._may_overlap(given):
-            exchange.remember([each.name for each in self.shards])
-            drained = self._drain(given)
+        if not overlaps:
+            return partial(self._exchange, session, given, wanted, key, scale)
+        exchange.remember([each.name for each in self.shards])
+        drained = self._drain(given)
 
-            def job() -> Tensor:
-                bad = session.run(given, wanted, key, scale)
-                exchange.note(bad)
-                for name in drained:
-                    exchange.drained(name, bad)
-                return wanted
+        def run() -> None:
+            bad = session.run(given, wanted, key, scale)
+            exchange.note(bad)
+            for name in drained:
+                exchange.drained(name, bad)
 
-            self.state.background.start(torch.no_grad()(job))
-            return
-        self.state.background.finish()
+        return run
+
+    def _exchange(self, session: AnyScatterSession, given: Tensor, wanted: Tensor, key: Key, scale: float) -> None:
+        """Let a session reduce at once, whatever the gradients' dtype is, and measure the noise of its code."""
+        exchange, channel = self.state.exchange, self.channel
         flat = self.state.scratch.float32(given)
         out = wanted if wanted.dtype == torch.float32 else torch.empty_like(wanted, dtype=torch.float32)
         exchange.remember([each.name for each in self.shards])
@@ -263,9 +316,10 @@ class ReduceScatter:
             exchange.note(nonfinite(wanted.copy_(out)))
 
     def _may_overlap(self, given: Tensor) -> bool:
-        """Return whether the caller need not wait: on an accelerator nobody does, and a stream keeps the order."""
-        exchange = self.state.exchange
-        simple = exchange.pilot is None and exchange.second_moment is None and self.inner is None
+        """Return whether another thread may reduce: on a CPU where nobody reads the result before the backward pass
+        ends. On an accelerator nobody waits, and a stream keeps the order.
+        """
+        simple = self.state.exchange.second_moment is None and self.inner is None
         own = given.device.type == "cpu" and given.dtype == torch.float32 and not given.is_inference()
         return simple and own and self.unread(given.dtype) and Background.possible()
 
@@ -279,13 +333,20 @@ class ReduceScatter:
             lo += each.chunk
         return found
 
-    def _watch(self, flat: Tensor, shards: Sequence[Sharded], itemsize: int) -> None:
-        """Let the pilot observe the part of the first owner, which is like the others, and that of this rank."""
-        exchange, part = self.state.exchange, sum(each.chunk for each in shards)
+    def _watch(self, flat: Tensor, shards: Sequence[Sharded], itemsize: int, *, overlaps: bool) -> Any:
+        """Let the pilot observe the part of the first owner, which is like the others, and that of this rank.
+
+        Returns:
+            The pilot's record.
+        """
+        pilot, part = self.state.exchange.pilot, sum(each.chunk for each in shards)
         named = [(each.name, tuple(each.shape)) for each in shards]
-        rank = self.channel.rank
-        assert exchange.pilot is not None
-        exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part], itemsize)
+        (_, ready), self._ready = self._ready, (-1, None)
+        rank, held = self.channel.rank, self.state.background.held if flat.device.type == "cpu" else None
+        own, blocking = flat[rank * part : (rank + 1) * part], not (overlaps or self.channel.is_nccl)
+        assert pilot is not None
+        stalls = self.state.stalls()
+        return pilot.before(flat[:part], named, ready, own, itemsize, held, blocking=blocking, stalls=stalls)
 
     def _measure(self, session: AnyScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
         """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""
@@ -334,6 +395,8 @@ class ReduceScatter:
         together = all(each.name in assigned and is_of_hosts(assigned[each.name][1]) for each in self.shards)
         if not together or not all(memory.keeps_nothing for _, memory in chosen):
             return None
+        # The first time ranks tell each other where they are, and two threads must not talk on one channel.
+        self.state.background.finish()
         return hosts_of(self.channel, self.state.exchange.device)
 
     def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:

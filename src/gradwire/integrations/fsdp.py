@@ -2,8 +2,8 @@
 
 Law: FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, and calls in the
 order of backward, the same on all ranks. Residuals are kept by parameter, one rank's rows after the other's, padded to
-whole rows for each rank. FSDP waits for nothing on a CPU, so a call there returns when its result is there; on NCCL it
-runs on the stream that FSDP called it on.
+whole rows for each rank. On a CPU a thread reduces while the backward pass goes on, where FSDP reads no result before
+that ends, and else a call returns when its result is there; on NCCL it runs on the stream that FSDP called it on.
 On a mesh of replicas and shards FSDP averages between the replicas before it calls any hook. So while a state is open
 its modules are told of the shards alone, and the hook does the rest; parameters lie on the whole mesh as before.
 """
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.auto.pilot import AutoPilot
+from gradwire.auto.step_record import Moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.errors import ConfigError, require
@@ -33,6 +34,7 @@ from gradwire.integrations._cut import Sharded
 from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
+from gradwire.integrations._stalls import Stalls
 from gradwire.integrations._state import Units
 from gradwire.integrations._turns import Turns
 from gradwire.integrations._variance import VarianceCorrection
@@ -87,6 +89,7 @@ class FSDPState(ShardedState):
             refuse(not_sharded(model, compressor), CALLER, None, device)
         grid = grid_of([info_of(group) for _, group in groups], sharded, replicate)
         mesh, replicas = grid.shard, grid.replicate
+        self._groups = [group for _, group in groups]
         device, names = device_of(mesh), {id(param): name for name, param in sharded.items()}
         self._scatters, doubts = replicas is None, list[str]()
 
@@ -149,12 +152,23 @@ class FSDPState(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
+        self._stalls = Stalls(device, lambda: self.exchange.pilot is not None)
         for module, group in groups:
             self._attach(module, group, names, grid)
+
+    def buffers(self) -> int | None:
+        if self.exchange.device.type == "cpu":
+            return super().buffers()
+        # Not in torch 2.11, which waits for the last reduction.
+        return max(getattr(group, "reduce_scatter_max_input_buffers", 1) for group in self._groups)
+
+    def stalls(self) -> tuple[tuple[Moment, Moment], ...]:
+        return self._stalls.taken()
 
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         super().close()
+        self._stalls.leave()
         for wire in self._wires.values():
             wire.worker.close()
         for hook in self._hooks:
@@ -210,17 +224,20 @@ class FSDPState(ShardedState):
         if self._scatters:
             check_scatter(exchange)
 
-    def between_replicas(self, output: Tensor, named: Sequence[Named], scale: float, later: float) -> None:
+    def between_replicas(
+        self, output: Tensor, named: Sequence[Named], scale: float, later: float, ready: Moment
+    ) -> None:
         """Replace a module's shard of the gradient by its mean over the replicas, multiplied by ``scale``.
 
         Args:
             later: divisor that FSDP applies afterwards.
+            ready: time at which the shards were reduced; None: the thread that computes waits for this mean.
         """
         names = [name for name, _ in named]
         self.begin(names)
         self.units.follow_divisor(self.exchange, names, later / scale)
         flat = self.scratch.float32(output)
-        self.exchange.run(flat, named, output.itemsize)
+        self.exchange.run(flat, named, output.itemsize, ready)
         if scale != 1:
             flat.mul_(scale)
         if flat is not output:
@@ -253,10 +270,12 @@ class FSDPState(ShardedState):
             own = InnerReduceScatter(DefaultReduceScatter())
             unread = partial(read_at_the_end, group)
             group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own, unread)
+            self._stalls.watch(group)
             return
-        module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
+        inner = InnerReduceScatter(group._reduce_scatter_comm)
+        module.set_custom_reduce_scatter(cast(Any, inner))
         native = take_over(group, grid) if grid.native else None
-        self._hooks.append(Between(self, group, trained, native))
+        self._hooks.append(Between(self, group, trained, inner, native))
         module.set_all_reduce_hook(self._hooks[-1])
 
     def _gather(self, group: Any, cuts: Sequence[Sharded], shards: Any) -> WeightGather:
@@ -305,13 +324,19 @@ class Between:
     """An all-reduce hook of FSDP for one module: its shards' mean over the replicas.
 
     Args:
+        inner: reduce-scatter along the shards, which comes before.
         native: mesh that FSDP had for the module, if it averaged between the replicas before.
     """
 
     def __init__(
-        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], native: Any = None
+        self,
+        state: FSDPState,
+        group: Any,
+        trained: Callable[[], Sequence[Sharded]],
+        inner: InnerReduceScatter,
+        native: Any = None,
     ) -> None:
-        self.state, self.group, self.trained, self.native = state, group, trained, native
+        self.state, self.group, self.trained, self.inner, self.native = state, group, trained, inner, native
         self._pending: dict[tuple[str, ...], Tensor] = {}
 
     def leave(self) -> None:
@@ -334,7 +359,10 @@ class Between:
             output.add_(self._pending.pop(names))
         # A factor that was set stands in place of the number of all ranks, replicas included.
         scale = self.state.exchange.channel.world if self.group.gradient_divide_factor is not None else 1
-        self.state.between_replicas(output, named, scale, divided_later(self.group, output.dtype))
+        later = divided_later(self.group, output.dtype)
+        # Gloo lets the host wait, and what computes with it.
+        ready = self.inner.done if self.state.exchange.channel.is_nccl else None
+        self.state.between_replicas(output, named, scale, later, ready)
 
 
 def detach(module: FSDPModule, group: Any) -> None:
