@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.auto.decide import ALIKE, Option, Stage, Timeline, best, finish
+from gradwire.auto.decide import ALIKE, Option, Stage, Timeline, best, exposed, finish
 
 numbers = st.floats(0.0, 1.0, allow_nan=False)
 stages = st.lists(
@@ -106,3 +106,16 @@ def test_what_holds_up_others_is_hardly_ever_missed() -> None:
         least = min(finish(made, way, buffers) for way in ways if error(made, way) <= budget)
         missed += finish(made, chosen, buffers) > 1.03 * least
     assert missed < 20
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_size=6), st.sampled_from([None, 1, 2]))
+def test_each_second_that_computing_stands_still_belongs_to_one_exchange(
+    drawn: list[tuple[float, float, bool]], buffers: int | None
+) -> None:
+    ready = itertools.accumulate(each[0] for each in drawn)
+    seconds = [each[1] for each in drawn]
+    made = [Stage(at, [Option(each[1], 0.0)], each[2]) for at, each in zip(ready, drawn, strict=True)]
+    found = exposed(made, seconds, buffers)
+    longer = max(0.0, finish(made, [0] * len(made), buffers) - made[-1].ready)
+    assert sum(found) == pytest.approx(longer, abs=1e-9)
+    assert all(0 <= one <= each + 1e-9 for one, each in zip(found, seconds, strict=True))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Option", "Stage", "best", "finish"]
+__all__ = ["Option", "Stage", "Timeline", "best", "exposed", "finish"]
 
 GRID = 64
 """Ways that are kept for each bucket, about: of those whose errors differ by less than the budget over this, one."""
@@ -95,6 +95,32 @@ class Timeline:
         done = max(there, self.now) + seconds
         kept = (*self.done, done)[-(self.buffers or 1) :]
         return Timeline(kept, (done if blocking else there) - ready, self.buffers)
+
+
+def exposed(stages: Sequence[Stage], seconds: Sequence[float], buffers: int | None = None) -> list[float]:
+    """The seconds of each exchange in which what computes stands still, or has nothing more to do.
+
+    Law: the one thread that exchanges is busy then, so each such second belongs to one exchange, and their sum is what
+    the step takes longer than without any.
+
+    Args:
+        stages: stages in their order; their options do not matter.
+        seconds: seconds of each exchange.
+        buffers: as of ``Timeline``.
+
+    Example:
+        >>> slow = [Stage(float(i), []) for i in range(3)]
+        >>> exposed(slow, [3.0, 3.0, 3.0]), exposed(slow, [3.0, 3.0, 3.0], buffers=1)
+        ([1.0, 3.0, 3.0], [2.0, 2.0, 3.0])
+    """
+    line, busy, still = Timeline(buffers=buffers), list[tuple[float, float]](), list[tuple[float, float]]()
+    for stage, each in zip(stages, seconds, strict=True):
+        then = line.after(stage.ready, each, blocking=stage.blocking)
+        busy.append((then.now - each, then.now))
+        still.append((stage.ready + line.stood, stage.ready + then.stood))
+        line = then
+    still.append((stages[-1].ready + line.stood, line.now) if stages else (0.0, 0.0))
+    return [sum(max(0.0, min(end, b) - max(begin, a)) for a, b in still) for begin, end in busy]
 
 
 def finish(stages: Sequence[Stage], chosen: Sequence[int], buffers: int | None = None) -> float:

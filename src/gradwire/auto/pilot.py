@@ -14,9 +14,10 @@ step (``group/agree.py``) counts the switches. What is predicted of a choice is 
                 want the processor, the rest has grown since steps were uncompressed, and counts for every code
 
 So a step that is slower than uncompressed ones were is not chosen again, and uncompressed steps, made anew, correct
-what was known of them. Watching costs two clock readings for a bucket, and for each window one small message and two
-norms. None of it grows with the number of workers. Where nothing is to be gained it rests: some of the steps are timed,
-and one small message tells whether that is still so; all others are sums and nothing else.
+what was known of them. Watching costs two clock readings for a bucket, under FSDP2 some more for the gathers of its
+weights, and for each window one small message and two norms. None of it grows with the number of workers. Where nothing
+is to be gained it rests: some of the steps are timed, and one small message tells whether that is still so; all others
+are sums and nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from gradwire.auto.choices import (
     from_config_of,
     noise_added,
 )
-from gradwire.auto.decide import Option, Stage, Timeline, best, finish
+from gradwire.auto.decide import Option, Stage, best, exposed, finish
 from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.misses import Misses
@@ -247,7 +248,9 @@ class AutoPilot:
 
     def _numbers_to_share(self, latency: float) -> tuple[float, ...]:
         """The numbers of this rank of which the largest counts."""
-        return (-latency, 0.0 if self.bears() else 1.0, *map(float, self._spoilt))
+        buffers = self._buffers()
+        room = -math.inf if buffers is None else -float(buffers)
+        return (-latency, 0.0 if self.bears() else 1.0, room, *map(float, self._spoilt))
 
     def _hear(self, anywhere: Sequence[float]) -> None:
         """Count the steps that were spoilt on other ranks alone; this rank's own are counted already.
@@ -272,7 +275,7 @@ class AutoPilot:
     @property
     def timed(self) -> bool:
         """Return whether the buckets of the current step are to be noted."""
-        return self._record.timed
+        return self._record.timed and self.phase != "replaying"
 
     @property
     def glances(self) -> bool:
@@ -338,8 +341,8 @@ class AutoPilot:
 
         Args:
             check: refuses a method that a reduce-scatter cannot carry.
-            buffers: returns how many reductions may be under way while gradients are computed, the same on all ranks;
-                None: any number.
+            buffers: returns how many reductions may be under way while gradients are computed; None: any number, on all
+                ranks.
 
         Raises:
             ConfigError: ``check`` refuses a method in the decisions that are to be made again.
@@ -565,7 +568,10 @@ class AutoPilot:
     def _gathered(self, window: Sequence[StepRecord], numbers: Sequence[float]) -> StepWindow | None:
         """Bring the records of all ranks together; None where too few steps can be compared."""
         channel, device = self.exchange.channel, self.exchange.device
-        return gathered(window, channel, device, numbers, parted=self.scatters, buffers=self._buffers())
+        seen = gathered(window, channel, device, numbers, parted=self.scatters, buffers=self._buffers())
+        if seen is None or math.isinf(seen.numbers[2]):
+            return seen
+        return replace(seen, buffers=-int(seen.numbers[2]))
 
     def _judge(self, seen: StepWindow, kept: bool) -> None:
         """Learn from a window, and decide.
@@ -1033,22 +1039,23 @@ class AutoPilot:
             return []
         stages = stages or self._stages(seen)
         noise, rows = self._noise(seen.buckets), list[dict[str, Any]]()
-        coded = plain_line = Timeline(buffers=seen.buffers)
-        for number, (params, choice, stage) in enumerate(zip(seen.buckets, chosen, stages, strict=True)):
-            option, plain = stage.options[self._choices.index(choice)], stage.options[0]
-            seconds = option.seconds if option is not None else self._seconds(params, choice)
-            assert plain is not None
-            coded, exposed = _exposed(coded, stage, seconds, seen.ready[-1])
-            plain_line, plain_exposed = _exposed(plain_line, stage, plain.seconds, seen.ready[-1])
+        options = [stage.options[self._choices.index(choice)] for stage, choice in zip(stages, chosen, strict=True)]
+        coded = [
+            self._seconds(params, choice) if option is None else option.seconds
+            for params, choice, option in zip(seen.buckets, chosen, options, strict=True)
+        ]
+        plain = [self._seconds(params, DENSE) for params in seen.buckets]
+        waits, plain_waits = exposed(stages, coded, seen.buffers), exposed(stages, plain, seen.buffers)
+        for number, (params, choice, option) in enumerate(zip(seen.buckets, chosen, options, strict=True)):
             rows.append(
                 {
                     "bucket": number,
                     "elements": sum(math.prod(shape) for _, shape in params),
                     "choice": self._label(choice),
-                    "seconds": seconds,
-                    "dense_seconds": plain.seconds,
-                    "exposed": exposed,
-                    "dense_exposed": plain_exposed,
+                    "seconds": coded[number],
+                    "dense_seconds": plain[number],
+                    "exposed": waits[number],
+                    "dense_exposed": plain_waits[number],
                     "error": option.error if option is not None and noise else None,
                     "budget": self.budget.variance,
                     "compressed": len(compressible(params, self.exchange.policy, choice)) if not choice.dense else 0,
@@ -1095,15 +1102,6 @@ class AutoPilot:
             self.advises = False
             if self.exchange.channel.rank == 0:
                 log.info("auto: %s", advice(exposed / step, self.budget.name))
-
-
-def _exposed(line: Timeline, stage: Stage, seconds: float, last: float) -> tuple[Timeline, float]:
-    """The state after a bucket, and the seconds of its exchange for which the step waits: for which it holds up what
-    computes, and those after the last gradients, which are there at a time ``last`` if nothing stands still.
-    """
-    then = line.after(stage.ready, seconds, blocking=stage.blocking)
-    after = max(0.0, min(seconds, then.now - then.stood - last))
-    return then, then.stood - line.stood + after
 
 
 def _names(params: Sequence[Named]) -> NAMES:

@@ -134,7 +134,7 @@ class StepWindow:
         numbers: the other numbers of the ranks: of each number the largest.
         uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
             standard error of their median.
-        blocking: true for buckets that the thread that computes waits for.
+        blocking: true for buckets that the thread that computes waits for, on any rank in any of those steps.
         buffers: exchanges that may be under way while it goes on; None: any number.
     """
 
@@ -228,7 +228,7 @@ def gathered(
         device: device that the channel serves.
         numbers: numbers of this rank, of each of which the most is wanted; as many on all ranks.
         parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
-        buffers: exchanges that may be under way while gradients are computed, the same on all ranks; None: any number.
+        buffers: exchanges of this rank that may be under way while gradients are computed; None: any number.
 
     Returns:
         None where fewer than two steps exchanged the last one's buckets undisturbed; so it is on all ranks.
@@ -276,7 +276,7 @@ def gathered(
         tuple(norms[count:]),
         tuple(everything[len(flat) :]),
         uncertainty([-sum(row[1 + 2 * count : 1 + 3 * count]) for row in table]),
-        tuple(each > 0.5 for each in columns[1 + 3 * count :]),
+        tuple(max(row[1 + 3 * count + i] for row in table) > 0 for i in range(count)),
         buffers,
     )
 

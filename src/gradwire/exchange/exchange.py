@@ -84,6 +84,11 @@ class Pilot(Protocol):
         ...
 
     @property
+    def timed(self) -> bool:
+        """Return whether times of the current step are wanted."""
+        ...
+
+    @property
     def probing(self) -> bool:
         """Return whether the current step is needed for measurements, which nothing else may disturb."""
         ...

@@ -140,13 +140,14 @@ class InnerReduceScatter:
 
     Args:
         theirs: reduce-scatter that FSDP called before.
+        timed: returns whether the time of a result is wanted.
 
     Attributes:
         done: time of the last result; None on a CPU, where the thread that computes has waited for it.
     """
 
-    def __init__(self, theirs: Any) -> None:
-        self.theirs = theirs
+    def __init__(self, theirs: Any, timed: Callable[[], bool] = lambda: False) -> None:
+        self.theirs, self._timed = theirs, timed
         self.done: Moment = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -158,7 +159,7 @@ class InnerReduceScatter:
     ) -> Any:
         """Reduce as FSDP's own function would."""
         made = self._reduce(output_tensor, input_tensor, group, op, async_op=async_op)
-        self.done = moment(input_tensor.device) if input_tensor.is_cuda else None
+        self.done = moment(input_tensor.device) if input_tensor.is_cuda and self._timed() else None
         return made
 
     def _reduce(

@@ -57,6 +57,8 @@ class ShardedState(ExchangeState):
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[str] = set()
         self.scratch, self.background = Scratch(), Background()
+        self.awaited = False
+        """True once the thread that computes had to wait for a reduction."""
         self.sizes: dict[str, int] = {}
 
     def begin(self, names: Collection[str]) -> None:
@@ -230,7 +232,8 @@ class ReduceScatter:
             state.background.finish()
             exchange.channel.settle()
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
-        overlaps, watched = self._may_overlap(input_tensor), None
+        where = group if self.own is None else self._group(input_tensor, group)
+        overlaps, watched = self._may_overlap(input_tensor, apart=where is not channel.group), None
         if exchange.pilot is not None:
             # Uncompressed gradients are reduced by FSDP itself, in their own dtype, or else by a session in float32.
             itself = self.own is not None and not exchange.skips_steps
@@ -241,7 +244,6 @@ class ReduceScatter:
         if session is not None:
             reduce = self._prepared(session, input_tensor, output_tensor, scale, overlaps=overlaps)
         else:
-            where = self._group(input_tensor, group)
             overlaps = overlaps and where is channel.group
             reduce = partial(self._leave_to_framework, output_tensor, input_tensor, where, op)
 
@@ -315,13 +317,21 @@ class ReduceScatter:
         if out is not wanted:
             exchange.note(nonfinite(wanted.copy_(out)))
 
-    def _may_overlap(self, given: Tensor) -> bool:
+    def _may_overlap(self, given: Tensor, *, apart: bool) -> bool:
         """Return whether another thread may reduce: on a CPU where nobody reads the result before the backward pass
         ends. On an accelerator nobody waits, and a stream keeps the order.
+
+        A pilot compares steps that are alike: once one reduction was awaited, all are.
+
+        Args:
+            apart: true where FSDP's own reductions are on another group, so that this thread makes them.
         """
-        simple = self.state.exchange.second_moment is None and self.inner is None
+        state, watched = self.state, self.state.exchange.pilot is not None
+        simple = state.exchange.second_moment is None and self.inner is None and not (watched and apart)
         own = given.device.type == "cpu" and given.dtype == torch.float32 and not given.is_inference()
-        return simple and own and self.unread(given.dtype) and Background.possible()
+        may = simple and own and self.unread(given.dtype) and Background.possible()
+        state.awaited = state.awaited or (watched and not may)
+        return may and not (watched and state.awaited)
 
     def _drain(self, flat: Tensor) -> list[str]:
         """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""

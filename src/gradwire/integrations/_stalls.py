@@ -25,21 +25,27 @@ class Stalls:
     """
 
     def __init__(self, device: torch.device, wanted: Callable[[], bool]) -> None:
-        self._device, self._wanted = device, wanted
-        self._found, self._groups = list[tuple[Moment, Moment]](), list[Any]()
+        self._device, self._wanted, self._graph = device, wanted, -1
+        self._found, self._wrapped = list[tuple[Moment, Moment]](), list[tuple[Any, str, Any, Any]]()
 
     def watch(self, group: Any) -> None:
-        """Note from now on when one of FSDP's groups of parameters is gathered, if somebody may ever ask."""
-        if not self._wanted():
-            return
-        self._groups.append(group)
-        group.unshard, group.wait_for_unshard = self._timed(group.unshard), self._timed(group.wait_for_unshard)
+        """Note from now on when one of FSDP's groups of parameters is gathered."""
+        for name in ("unshard", "wait_for_unshard"):
+            before, ours = vars(group).get(name), self._timed(getattr(group, name))
+            setattr(group, name, ours)
+            self._wrapped.append((group, name, before, ours))
 
     def leave(self) -> None:
-        """Let FSDP call its own functions again."""
-        for group in self._groups:
-            del group.unshard, group.wait_for_unshard
-        self._groups.clear()
+        """Let FSDP call the functions of before, but where somebody has replaced ours since."""
+        for group, name, before, ours in self._wrapped:
+            if vars(group).get(name) is not ours:
+                continue
+            if before is None:
+                delattr(group, name)
+            else:
+                setattr(group, name, before)
+        self._wrapped.clear()
+        self._wanted = lambda: False
 
     def taken(self) -> tuple[tuple[Moment, Moment], ...]:
         """Return the pauses since the last call, each from one time to another."""
@@ -48,8 +54,12 @@ class Stalls:
 
     def _timed(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
-            if torch._C._current_graph_task_id() == -1 or not self._wanted():
+            graph = torch._C._current_graph_task_id()
+            if graph == -1 or not self._wanted():
                 return theirs(*args, **named)
+            if graph != self._graph:
+                # What an earlier pass has left, because nothing was reduced in it, belongs to no bucket of this one.
+                self._graph, self._found = graph, []
             begun = moment(self._device)
             made = theirs(*args, **named)
             self._found.append((begun, moment(self._device)))

@@ -152,7 +152,7 @@ class FSDPState(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
-        self._stalls = Stalls(device, lambda: self.exchange.pilot is not None)
+        self._stalls = Stalls(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
         for module, group in groups:
             self._attach(module, group, names, grid)
 
@@ -160,7 +160,7 @@ class FSDPState(ShardedState):
         if self.exchange.device.type == "cpu":
             return super().buffers()
         # Not in torch 2.11, which waits for the last reduction.
-        return max(getattr(group, "reduce_scatter_max_input_buffers", 1) for group in self._groups)
+        return max(getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1) for group in self._groups)
 
     def stalls(self) -> tuple[tuple[Moment, Moment], ...]:
         return self._stalls.taken()
@@ -270,9 +270,10 @@ class FSDPState(ShardedState):
             own = InnerReduceScatter(DefaultReduceScatter())
             unread = partial(read_at_the_end, group)
             group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own, unread)
-            self._stalls.watch(group)
+            if self.exchange.pilot is not None:
+                self._stalls.watch(group)
             return
-        inner = InnerReduceScatter(group._reduce_scatter_comm)
+        inner = InnerReduceScatter(group._reduce_scatter_comm, lambda: self.exchange.pilot is not None)
         module.set_custom_reduce_scatter(cast(Any, inner))
         native = take_over(group, grid) if grid.native else None
         self._hooks.append(Between(self, group, trained, inner, native))
