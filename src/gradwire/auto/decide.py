@@ -106,7 +106,7 @@ def exposed(stages: Sequence[Stage], seconds: Sequence[float], buffers: int | No
     Args:
         stages: stages in their order; their options do not matter.
         seconds: seconds of each exchange.
-        buffers: as of ``Timeline``.
+        buffers: exchanges that may be under way while gradients are computed; None: any number.
 
     Example:
         >>> slow = [Stage(float(i), []) for i in range(3)]
