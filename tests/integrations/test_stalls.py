@@ -1,10 +1,13 @@
-"""Functions of FSDP that note how long a backward pass waits for weights: they leave nothing behind."""
+"""Pauses of a backward pass for weights and for reductions: they are counted, and nothing is left behind."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 import torch
 
+from gradwire.integrations._background import Background
 from gradwire.integrations._stalls import Stalls
 
 
@@ -30,3 +33,24 @@ def test_functions_of_a_group_are_as_before_when_nobody_watches_it_any_more(earl
     assert group.unshard() == ("torch" if earlier == "nothing" else "a library")
     assert group.wait_for_unshard is replaced
     assert ("unshard" in vars(group)) == (earlier != "nothing")
+
+
+def test_what_starts_reductions_counts_how_long_it_waits_for_them() -> None:
+    background, held = Background(), list[float]()
+
+    def reduce() -> torch.Tensor:
+        time.sleep(0.3)
+        return torch.empty(0)
+
+    def start(_: torch.Tensor) -> None:
+        for _ in range(3):
+            background.start(reduce)
+            held.append(background.held)
+
+    found = torch.ones(1, requires_grad=True) * 2
+    found.register_hook(start)
+    found.backward()
+    background.close()
+    # Two may be under way: only the third is started after the first is done, and the pass ends after all of them.
+    assert held[2] > held[1] + 0.04
+    assert background.held > held[2] + 0.04
