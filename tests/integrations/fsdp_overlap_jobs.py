@@ -221,6 +221,17 @@ def alone(rank: int) -> list[str]:
     return heard
 
 
+def after_steps(model: nn.Module, rank: int, steps: int) -> list[Tensor]:
+    """Train a model for some steps, and return its weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [param.clone() for param in whole(model).values()]
+
+
 def observed(rank: int, compressor: str) -> list[list[Tensor]]:
     """The weights after two steps in which rank 0 alone reads each gradient at once, and after two without that."""
     found = []
@@ -229,19 +240,15 @@ def observed(rank: int, compressor: str) -> list[list[Tensor]]:
         state = compress_fsdp(model, compressor, min_numel=0, timeout=20)
         for param in model.parameters() if watches else ():
             param.register_post_accumulate_grad_hook(lambda _: None)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(2):
-            x, y = batch(step, rank)
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        found.append([param.clone() for param in whole(model).values()])
+        found.append(after_steps(model, rank, 2))
         state.close()
     return found
 
 
 def late_hosts(rank: int) -> list[Tensor]:
-    """Decisions to sum within hosts in a layer that is not the first to be reduced; the weights after two steps."""
+    """The weights after decisions to sum within hosts in a layer that is not the first to be reduced; before them, how
+    many reductions were under way when ranks told each other their hosts.
+    """
     hosts.own_host = lambda: f"host {rank // 2}".encode().ljust(16)
     model = sharded(init_device_mesh("cpu", (4,)))
     choice = {"method": "bf16", "strategy": "hierarchical", "params": ["2.weight", "2.bias"]}
@@ -253,11 +260,6 @@ def late_hosts(rank: int) -> list[Tensor]:
         return asked(*given)
 
     _sharded.hosts_of = hosts_of  # type: ignore[assignment]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x, y = batch(step, rank)
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    weights = after_steps(model, rank, 3)
     state.close()
-    return [torch.tensor(under_way), *(param.clone() for param in whole(model).values())]
+    return [torch.tensor(under_way), *weights]

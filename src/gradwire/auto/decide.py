@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Option", "Stage", "Timeline", "best", "exposed", "finish"]
 
@@ -55,8 +56,7 @@ class Stage:
     blocking: bool = False
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """The state of the two threads, one that computes and one that exchanges, after some buckets.
 
     Args:
@@ -93,8 +93,10 @@ class Timeline:
         if self.buffers is not None and len(self.done) >= self.buffers:
             there = max(there, self.done[-self.buffers])
         done = max(there, self.now) + seconds
-        kept = (*self.done, done)[-(self.buffers or 1) :]
-        return Timeline(kept, (done if blocking else there) - ready, self.buffers)
+        stood = (done if blocking else there) - ready
+        if self.buffers is None or self.buffers == 1:
+            return Timeline((done,), stood, self.buffers)
+        return Timeline((*self.done, done)[-self.buffers :], stood, self.buffers)
 
 
 def exposed(stages: Sequence[Stage], seconds: Sequence[float], buffers: int | None = None) -> list[float]:
@@ -117,9 +119,11 @@ def exposed(stages: Sequence[Stage], seconds: Sequence[float], buffers: int | No
     for stage, each in zip(stages, seconds, strict=True):
         then = line.after(stage.ready, each, blocking=stage.blocking)
         busy.append((then.now - each, then.now))
-        still.append((stage.ready + line.stood, stage.ready + then.stood))
+        if then.stood > line.stood:
+            still.append((stage.ready + line.stood, stage.ready + then.stood))
         line = then
-    still.append((stages[-1].ready + line.stood, line.now) if stages else (0.0, 0.0))
+    if stages:
+        still.append((stages[-1].ready + line.stood, line.now))
     return [sum(max(0.0, min(end, b) - max(begin, a)) for a, b in still) for begin, end in busy]
 
 

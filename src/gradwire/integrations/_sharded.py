@@ -199,6 +199,7 @@ class ReduceScatter:
         self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
         self._ready: tuple[int, Moment] = (-1, None)
+        self._places: dict[str, dist.ProcessGroup] = {}
         self._made: dict[tuple[str, ...], tuple[tuple[object, ...], AnyScatterSession | None]] = {}
 
     @property
@@ -268,7 +269,10 @@ class ReduceScatter:
         ours = self.channel.group
         if given.device.type != "cpu" or self.inner is not None or ours is None:
             return group
-        return ours if backend_of(ours, given.device) == backend_of(group, given.device) else group
+        if group.group_name not in self._places:
+            same = backend_of(ours, given.device) == backend_of(group, given.device)
+            self._places[group.group_name] = ours if same else group
+        return self._places[group.group_name]
 
     def _leave_to_framework(self, wanted: Tensor, given: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Let FSDP reduce by itself on this group."""
