@@ -24,6 +24,7 @@ import gradwire
 from gradwire.auto import step_record
 from gradwire.auto.pilot import LONGEST, AutoPilot
 from gradwire.auto.probe import probe
+from gradwire.auto.step_record import BucketRun, StepRecord
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
 from gradwire.group import hosts
@@ -825,6 +826,21 @@ def codes_of_parts(rank: int) -> tuple[float, float]:
     assert one is not None
     assert expected is not None
     return one.seconds, expected.seconds
+
+
+def room(rank: int) -> int | None:
+    """The reductions that may be under way, where ranks have different numbers of buffers for them."""
+    exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
+    pilot = AutoPilot(exchange, [("weight", (4, 4))])
+    pilot.scatter(lambda _: None, lambda: 2 + rank)
+    window = []
+    for step in range(3):
+        run = BucketRun((("weight", (4, 4)),), float(step), float(step), 0.0)
+        run.done = step + 0.5
+        window.append(StepRecord(begun=float(step), runs=[run]))
+    seen = pilot._gathered(window, pilot._numbers_to_share(1e-3))
+    assert seen is not None
+    return seen.buffers
 
 
 def low_rank(step: int) -> list[dict[str, Any]]:

@@ -333,6 +333,10 @@ def test_of_a_reduce_scatter_the_codes_of_all_parts_count() -> None:
         assert expected == 3 * one > 0
 
 
+def test_all_ranks_decide_for_the_fewest_buffers_of_any() -> None:
+    assert run_ranks(2, jobs.room) == [2, 2]
+
+
 def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:
     for said in run_ranks(2, jobs.sharded_refused):
         assert "fixed size for a reduce-scatter, got 'powersgd'" in said

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from gradwire.auto.pilot import AutoPilot
 from gradwire.group import hosts
 from gradwire.integrations import _sharded
 from gradwire.integrations.fsdp import compress_fsdp
@@ -263,3 +264,23 @@ def late_hosts(rank: int) -> list[Tensor]:
     weights = after_steps(model, rank, 3)
     state.close()
     return [torch.tensor(under_way), *weights]
+
+
+def apart(rank: int) -> dict[str, Any]:
+    """The weights, and the reductions that another thread made, where FSDP's group seems to have a backend that the
+    exchange's has not; and whether the pilot knew that each was waited for.
+    """
+    cases = ("auto, watching", "blockwise8", "some")
+    alike = {case: trained(rank, case, awaited=True)[0] for case in cases}
+    _sharded.backend_of = lambda group, _: group.group_name  # type: ignore[assignment,union-attr]
+    before, known = AutoPilot.before, list[bool]()
+
+    def noted(*given: Any, **named: Any) -> Any:
+        run = before(*given, **named)
+        known.append(run is not None and run.blocking)
+        return run
+
+    AutoPilot.before = noted  # type: ignore[method-assign]
+    found = {case: trained(rank, case, awaited=False) for case in cases}
+    told = {case: (begun, weights, alike[case]) for case, (weights, begun) in found.items()}
+    return {"told": told, "known": known}

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_overlap_jobs import CASES, STEPS, alone, late_hosts, observed, overlapped, prefetched
+from tests.integrations.fsdp_overlap_jobs import (
+    CASES,
+    STEPS,
+    alone,
+    apart,
+    late_hosts,
+    observed,
+    overlapped,
+    prefetched,
+)
 from tests.once import once
 
 
@@ -76,3 +85,17 @@ def test_ranks_tell_each_other_their_hosts_while_nothing_is_under_way() -> None:
     assert under_way.tolist() == [0]
     for _, *same in others:
         assert all(torch.equal(*pair) for pair in zip(weights, same, strict=True))
+
+
+def test_a_group_of_another_backend_reduces_by_itself_while_its_caller_waits() -> None:
+    for result in run_ranks(2, apart):
+        told = result["told"]
+        assert result["known"] == [True] * (4 * STEPS)
+        # The compressed layers alone; a pilot, which compares steps, awaits those as well.
+        assert {case: begun for case, (begun, *_) in told.items()} == {
+            "auto, watching": 0,
+            "blockwise8": 4 * (STEPS - 1),
+            "some": 3 * (STEPS - 1),
+        }
+        for _, weights, wanted in told.values():
+            assert all(torch.equal(*pair) for pair in zip(weights, wanted, strict=True))

@@ -54,3 +54,26 @@ def test_what_starts_reductions_counts_how_long_it_waits_for_them() -> None:
     # Two may be under way: only the third is started after the first is done, and the pass ends after all of them.
     assert held[2] > held[1] + 0.04
     assert background.held > held[2] + 0.04
+
+
+def test_pauses_of_a_pass_in_which_nothing_is_reduced_are_forgotten() -> None:
+    class Group:
+        def unshard(self) -> None:
+            pass
+
+        wait_for_unshard = unshard
+
+    def back(times: int) -> None:
+        found = torch.ones(1, requires_grad=True) * 2
+        found.register_hook(lambda _: [group.unshard() for _ in range(times)] and None)
+        found.backward()
+
+    group, asked = Group(), [True]
+    stalls = Stalls(torch.device("cpu"), lambda: asked[0])
+    stalls.watch(group)
+    back(3)
+    back(2)
+    assert len(stalls.taken()) == 2
+    asked[0] = False
+    back(2)
+    assert not stalls.taken()
