@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm.base import Strategy
+from gradwire.comm.two_phase import TwoPhase
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
@@ -43,17 +44,46 @@ def step_of(exchange: Exchange, flat: Tensor, buckets: list[Any]) -> Tensor:
     return flat
 
 
-def changing(rank: int, method: str, stages: list[tuple[Strategy | str, list[Any]]], each: int) -> dict[str, Any]:
-    """``each`` steps with every strategy and its buckets; from one strategy to the next goes the state."""
-    exchange, before, outputs = exchange_of(method, stages[0][0]), stages[0][0], []
-    for strategy, buckets in stages:
-        if strategy != before:
+class Stage(NamedTuple):
+    """Steps with one method in the same buckets; ``resumed``: of a new exchange that loads the state of the last."""
+
+    method: str
+    strategy: Strategy | str
+    buckets: list[Any]
+    steps: int
+    resumed: bool = True
+
+
+def changing(rank: int, cases: list[list[Stage]]) -> list[dict[str, Any]]:
+    """Make the steps of all stages of each case."""
+    return [changed(rank, stages) for stages in cases]
+
+
+def changed(rank: int, stages: list[Stage]) -> dict[str, Any]:
+    exchange, outputs = exchange_of(stages[0].method, stages[0].strategy), list[Tensor]()
+    for stage in stages:
+        if stage.resumed and outputs:
             state = exchange.state_dict()
-            exchange, before = exchange_of(method, strategy), strategy
+            exchange = exchange_of(stage.method, stage.strategy)
             exchange.load_state_dict(state)
-        for _ in range(each):
-            outputs.append(step_of(exchange, gradient(len(outputs), rank, numel(SHAPES)), buckets))
+        for _ in range(stage.steps):
+            outputs.append(step_of(exchange, gradient(len(outputs), rank, numel(SHAPES)), stage.buckets))
     return {"outputs": outputs, "residuals": [kept(exchange)], "owned": owned(exchange)}
+
+
+def leaving(rank: int, first: str, buckets: list[list[Any]], steps: int) -> dict[str, Any]:
+    """After a state of ``two_phase`` was loaded and ``steps`` were made, no parameter is compressed any more."""
+    assigned = {name: (build_compressor(first, {}), TwoPhase()) for name, _ in SHAPES}
+    before, after = exchange_of("none", "allreduce", 0), exchange_of("none", "allreduce", 0)
+    for exchange in (before, after):
+        exchange.assign(assigned)
+    grads = [gradient(step, rank, numel(SHAPES)) for step in range(3 + steps + 4)]
+    outputs = [step_of(before, grad, buckets[0]) for grad in grads[:3]]
+    after.load_state_dict(before.state_dict())
+    outputs += [step_of(after, grad, buckets[1]) for grad in grads[3 : 3 + steps]]
+    after.assign({})
+    outputs += [step_of(after, grad, buckets[1]) for grad in grads[3 + steps :]]
+    return {"outputs": outputs, "residuals": [kept(after)], "owned": owned(after)}
 
 
 def saved(rank: int, method: str, strategy: Strategy, steps: int) -> dict[str, Any]:

@@ -124,7 +124,12 @@ def kept(exchange: Exchange) -> dict[str, Tensor]:
 
 
 def owned(exchange: Exchange) -> dict[str, list[tuple[int, Tensor]]]:
-    return {name: [(lo, view.clone()) for _, lo, view in views] for name, views in exchange.residuals.owned.items()}
+    """What an owner keeps of each parameter, in use or waiting for its cut: first elements, and flat tensors."""
+    found = exchange.residuals.state_dict()["owned"].items()
+    return {
+        name: [(int(lo), view.clone()) for views in buffers.values() for lo, view in views.items()]
+        for name, buffers in found
+    }
 
 
 def conserved(results: Sequence[dict[str, Any]], steps: int) -> tuple[Tensor, Tensor]:

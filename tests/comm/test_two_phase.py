@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +20,8 @@ from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key, Payload, State
-from tests.comm.jobs import SHAPES, numel, run_exchange
+from tests.comm.hierarchical_jobs import BUCKETS, Stage, changing, leaving
+from tests.comm.jobs import SHAPES, conserved, numel, run_exchange
 from tests.contracts.thread_ranks import PLACES, N, exchange_in_threads
 
 
@@ -67,6 +70,38 @@ def test_methods_that_need_feedback_keep_one_for_the_mean_too() -> None:
     assert any(float(view.norm()) > 0 for result in biased for views in result["owned"].values() for _, view in views)
     assert not any(result["owned"] for result in unbiased)
     assert torch.isfinite(unbiased[0]["outputs"][1]).all()
+
+
+METHODS = ["onebit", "topk:ratio=0.05", "efsignsgd", "twobit:threshold=0.5"]
+
+
+def resumptions() -> list[list[Stage]]:
+    """Runs that are resumed in other buckets, with another method, or both; and some that are resumed often, by chance
+    while what owners keep still waits for its cut.
+    """
+    pairs = zip(itertools.product(METHODS, METHODS), itertools.cycle(BUCKETS), strict=False)
+    cases = [[Stage(a, "two_phase", BUCKETS[0], 1), Stage(b, "two_phase", cut, 4)] for (a, b), cut in pairs]
+    dice = random.Random(7)
+    for _ in range(8):
+        ways = [dice.choice(["two_phase", "two_phase", "allgather"]) for _ in range(4)]
+        cases.append([Stage(dice.choice(METHODS), way, dice.choice(BUCKETS), dice.randint(1, 4)) for way in ways])
+    return cases
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_nothing_is_lost_and_nothing_counts_twice_in_a_run_that_is_resumed(world: int) -> None:
+    cases = resumptions()
+    for stages, results in zip(cases, zip(*run_ranks(world, changing, cases), strict=True), strict=True):
+        arrived, put = conserved(results, sum(stage.steps for stage in stages))
+        torch.testing.assert_close(arrived, put, rtol=0, atol=1e-4, msg=lambda told, of=stages: f"{of}: {told}")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_what_owners_have_kept_is_sent_when_all_methods_are_left_soon_after_a_state_was_loaded(steps: int) -> None:
+    results = run_ranks(2, leaving, "onebit", BUCKETS[:2], steps)
+    arrived, put = conserved(results, 7 + steps)
+    assert not any(result["owned"] or result["residuals"][-1] for result in results)
+    torch.testing.assert_close(arrived, put, rtol=0, atol=1e-4)
 
 
 def apart(step: int, rank: int) -> Tensor:

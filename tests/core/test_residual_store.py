@@ -45,6 +45,16 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
     assert torch.equal(worker, expected), "handed back twice"
 
 
+def test_what_only_an_owner_has_kept_waits_too_but_not_what_belongs_to_estimates() -> None:
+    for memory, waits in ((Residual(), True), (EF21Memory(), False)):
+        residuals, whole = ResidualStore(2, CPU, 0), Unit((("a", 32),), (32,), 0, TwoBit(), memory)
+        residuals.keep(whole)
+        server = residuals.servers([(Piece(whole, memory, (16,), lo=0), ("residual",))])[0]["residual"]
+        assert not residuals.waits()
+        server.fill_(1.0)
+        assert residuals.waits() is waits
+
+
 def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     residuals = ResidualStore(4, CPU, 0)
     whole = Unit((("a", 32), ("b", 32)), (64,), 0, TwoBit(), EF21Memory())

@@ -11,7 +11,7 @@ all ranks, and never from a callback of a collective (a dependent collective sta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -58,6 +58,12 @@ class Kept(Protocol):
 
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
         """Return the tensors that a shard's owner keeps for pieces which it compresses a second time, by buffer."""
+        ...
+
+    def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
+        """Take what owners have kept of these parameters, and is of no plan yet, as this worker's own, but for what
+        lies in the pieces of ``lane``.
+        """
         ...
 
 

@@ -127,6 +127,8 @@ class HierarchicalSession(Session):
         self.share = 1.0 / hosts.size
         for (way, bare), group in grouped_by_way(units, across.world, between).items():
             cuts = cut(site.pieces(group), hosts.size)
+            # What this rank kept as an owner of other shards is moved with its own, or nobody would send it.
+            site.kept.give_up_waiting({name for unit in group for name, _ in unit.members}, cuts[number])
             move_kept(cuts, self.inside)
             for ranges, pieces in zip(lanes, cuts, strict=True):
                 ranges += ranges_of(pieces)

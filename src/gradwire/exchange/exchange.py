@@ -284,6 +284,8 @@ class Exchange:
         self._draining = {
             name for name in waits if "residual" not in self.memory_for(self.main_of(name, self.compressor)).buffers
         }
+        # No plan will ask for these shards, and what is given up later would find no residual any more.
+        self.residuals.give_up_waiting(self._draining)
 
     def take_over(self) -> None:
         """Detach the pilot, so that nothing decides for this exchange any more; residuals stay. All

@@ -88,7 +88,8 @@ class ResidualStore:
             kept = {}
             for buffer in buffers:
                 kept[buffer], end = whole[end : end + piece.numel], end + align(piece.numel, APART)
-                for name, lo, view in covered(piece, kept[buffer]):
+                for name, lo, part in covered(piece):
+                    view = kept[buffer][part]
                     if (saved := self._loaded.pop((name, buffer, lo, view.numel()), None)) is not None:
                         view.copy_(used_here(saved))
                     self.owned.setdefault(name, []).append((buffer, lo, view))
@@ -99,13 +100,31 @@ class ResidualStore:
         """Hand the tensors that owners kept for these parameters back to their own workers, because the cut is void."""
         for name in names:
             for buffer, lo, view in self.owned.pop(name, []):
-                used_here(view)
-                own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
-                if own is not None:
-                    add_to(own, lo, view, self.world)
-                elif estimate is not None:
-                    # The estimates have what the owner did not send, and their mean has not: take it out of them.
-                    estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
+                self._hand_back(name, buffer, lo, view)
+
+    def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
+        """Take loaded shards as this worker's own, because the cut that they wait for does not come again.
+
+        What the plans of now keep for the same parameters stays with these plans.
+
+        Args:
+            names: names of the parameters; None: all.
+            lane: pieces; a shard that lies in one of them waits on.
+        """
+        inside = [(name, lo, lo + part.stop - part.start) for piece in lane for name, lo, part in covered(piece)]
+        for name, buffer, lo, numel in list(self._loaded):
+            waits = any(name == own and begin <= lo and lo + numel <= end for own, begin, end in inside)
+            if (names is None or name in names) and not waits:
+                self._hand_back(name, buffer, lo, self._loaded.pop((name, buffer, lo, numel)))
+
+    def _hand_back(self, name: str, buffer: str, lo: int, view: Tensor) -> None:
+        used_here(view)
+        own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
+        if own is not None:
+            add_to(own, lo, view, self.world)
+        elif estimate is not None:
+            # The estimates have what the owner did not send, and their mean has not: take it out of them.
+            estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
     def scale(self, factor: float, names: Container[str] | None = None) -> None:
         """Multiply the residuals of these parameters, or of all if None: the worker's own and those of its shards.
@@ -138,6 +157,10 @@ class ResidualStore:
         norms = [read(tensor).norm(dtype=torch.float32) for tensor in self._residuals()]
         return float(torch.stack(norms).norm()) if norms else 0.0
 
+    def waits(self) -> bool:
+        """Return whether anything waits in the residuals of this rank or of its shards; it waits for the device."""
+        return any(bool(read(tensor).any()) for tensor in self._residuals(self.worker.get("residual", {})))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the tensors in use, by parameter name, without those that only serve to undo a step."""
         worker = {buffer: dict(tensors) for buffer, tensors in self.worker.items() if buffer not in self._transient}
@@ -167,6 +190,7 @@ class ResidualStore:
 
     def narrow(self, buffers: Container[str]) -> None:
         """Keep these buffers only, and no state of a method, because another method follows."""
+        self.give_up_waiting()
         self.worker = {buffer: tensors for buffer, tensors in self.worker.items() if buffer in buffers}
         self.states, self.sessions = {}, {}
 
@@ -206,14 +230,6 @@ class ResidualStore:
     def _views(self) -> Iterator[tuple[str, str, int, Tensor]]:
         return ((name, *kept) for name, views in list(self.owned.items()) for kept in views)
 
-    def give_up_waiting(self) -> None:
-        """Take loaded shards as this worker's own, because the cut that they wait for does not come again."""
-        for (name, buffer, lo, _), view in self._loaded.items():
-            self.owned.setdefault(name, []).append((buffer, lo, view))
-        names = {name for name, *_ in self._loaded}
-        self._loaded = {}
-        self.retire(names)
-
     def _shards(self) -> dict[Shard, Tensor]:
         """Yield every owned shard, also those that wait for their cut."""
         owned = {(name, buffer, lo, view.numel()): view for name, buffer, lo, view in self._views()}
@@ -247,13 +263,13 @@ def added(one: Tensor, other: Tensor) -> Tensor:
     return total
 
 
-def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:
-    """Yield the parameters that a piece covers: name, first element inside the parameter, and the view of ``flat``."""
+def covered(piece: Piece) -> Iterator[tuple[str, int, slice]]:
+    """Yield the parameters that a piece covers: name, first element inside the parameter, place in the piece."""
     begin, end = 0, piece.start + piece.numel
     for name, numel in piece.unit.members:
         lo, hi = max(begin, piece.start), min(begin + numel, end)
         if lo < hi:
-            yield name, lo - begin, flat[lo - piece.start : hi - piece.start]
+            yield name, lo - begin, slice(lo - piece.start, hi - piece.start)
         begin += numel
 
 

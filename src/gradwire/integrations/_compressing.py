@@ -9,7 +9,7 @@ an accelerator everything runs on the stream of the caller, and no thread is nee
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -68,6 +68,9 @@ class Stateless:
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
         """Return no tensors, because no owner keeps any."""
         return [{} for _ in pieces]
+
+    def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
+        """Do nothing, because nothing waits."""
 
 
 class Carrier:

@@ -341,8 +341,7 @@ def change(
 
 
 def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
-    waits = before.residuals.worker.get("residual", {}).values()
-    if not drop and "residual" not in after.buffers("buffers") and any(bool(tensor.any()) for tensor in waits):
+    if not drop and "residual" not in after.buffers("buffers") and before.residuals.waits():
         name = after.memory_for(after.compressor).name
         raise ConfigError(
             f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "
