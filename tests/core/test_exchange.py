@@ -16,10 +16,12 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange, default_strategy
+from gradwire.exchange.exchange import Exchange, Named, default_strategy
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import Settings
-from gradwire.memory.base import default_memory
+from gradwire.memory.base import Memory, default_memory
+from gradwire.memory.dgc import DGCMemory
+from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
 from gradwire.ops.stored import read
 from gradwire.schedules import stages
@@ -91,6 +93,31 @@ def test_a_group_of_one_needs_no_process_group_and_still_compresses(name: str) -
         codes = exchange.memory_for(exchange.compressor).form.block
         rounding = float(left.abs().max()) / 253 if codes else 2e-6
         torch.testing.assert_close(flat + left, grad.reshape(-1), rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("memory", [Preconditioned(floor=0.5), DGCMemory(clip=1.0)], ids=lambda memory: memory.name)
+@pytest.mark.parametrize("name", ["bf16", "fp16", "threshold"])
+def test_a_mean_or_a_norm_that_a_memory_takes_is_that_of_each_parameter_whatever_the_bucket(
+    name: str, memory: Memory
+) -> None:
+    shapes, sizes = [("a", (32, 32)), ("b", (40,)), ("c", (32, 32))], [1024, 40, 1024]
+
+    def outcome(buckets: list[list[Named]]) -> list[torch.Tensor]:
+        exchange = Exchange(registry.build("compressors", name), memory=memory, policy=Policy(min_numel=0), force=True)
+        outputs = []
+        for step in range(3):
+            exchange.begin_step()
+            flat = torch.randn(2088, generator=torch.Generator().manual_seed(step))
+            grads = dict(zip("abc", torch.split(flat, sizes), strict=True))
+            grads["a"].mul_(1000.0)
+            for bucket in buckets:
+                whole = torch.cat([grads[each] for each, _ in bucket])
+                exchange.run(whole, bucket)
+                outputs += torch.split(whole, [torch.Size(shape).numel() for _, shape in bucket])
+        return outputs
+
+    together, apart = outcome([shapes]), outcome([[each] for each in shapes])
+    assert all(map(torch.equal, together, apart))
 
 
 def test_an_override_that_the_strategy_cannot_carry_gets_its_own() -> None:

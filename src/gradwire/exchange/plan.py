@@ -146,6 +146,7 @@ def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: in
     """Join a parameter to the unit before it, if no code depends on where a tensor starts."""
     # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
     joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
+    joinable = joinable and not unit.memory.tensorwise
     # The blocks of codes begin at each parameter's first element, so what is before it must be whole blocks.
     whole = unit.numel % unit.memory.form.grain == 0
     if not joinable or not whole or unit.lo + unit.numel != lo:

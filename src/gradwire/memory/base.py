@@ -77,6 +77,10 @@ class Memory(Configuration, ABC):
     follows_mean: ClassVar[bool] = False
     """True: what is compressed depends on the mean that arrived before: every worker must hear it, and all of it."""
 
+    tensorwise: ClassVar[bool] = False
+    """True: what becomes of an element depends on the others of its parameter, by a mean or a norm: then parameters are
+    not joined, or it would depend on the buckets."""
+
     keeps_mean: ClassVar[bool] = False
     """Something is kept of the mean that arrives: ``begin`` or ``finish`` is its own."""
 

@@ -70,6 +70,11 @@ class DGCMemory(Memory):
         require(ok, "DGCMemory.clip", "None or a finite number > 0", self.clip)
 
     @property
+    def tensorwise(self) -> bool:  # type: ignore[override]
+        """Return whether the norm of a parameter's gradient is limited."""
+        return self.clip is not None
+
+    @property
     def dense(self) -> DenseMomentum:
         return DenseMomentum(self.momentum, self.nesterov, self.clip)
 

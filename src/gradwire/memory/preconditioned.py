@@ -55,6 +55,7 @@ class Preconditioned(Memory):
     floor: float = 0.01
 
     name = "preconditioned"
+    tensorwise = True
     keeps_mean = True
     buffers = ("scale",)
     balanced = False
