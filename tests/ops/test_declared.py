@@ -1,9 +1,6 @@
 """Checks and calls that follow from the annotations of an operation."""
 
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -11,37 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire._once import once
 from gradwire.errors import ConfigError
 from gradwire.ops._declared import Declaration
 from gradwire.ops.arguments import Flat, Flats, Floats, Names, Rows, Status, Where, Written
-from gradwire.ops.base import cached_table
 from gradwire.testing.operations import example, operations
 
 OPS = operations()
 
 
-def test_threads_that_ask_for_a_table_at_once_get_the_same_one() -> None:
-    """A kernel is given an address alone, so a table that only one caller holds would be gone before it is read."""
-    begun = threading.Event()
-
-    @cached_table
-    def table(size: int) -> Tensor:
-        begun.set()
-        time.sleep(0.1)
-        return torch.zeros(size)
-
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(table, 3) for _ in range(4)]
-        assert begun.wait(60)
-        assert len({id(each.result(60)) for each in asked}) == 1
-
-
 def test_every_table_of_a_kernel_is_the_same_for_all_threads() -> None:
+    """A kernel is given an address alone, so a table that only one caller holds would be gone before it is read."""
     tables = [(op, each) for op in OPS.values() if op.declaration for each in op.declaration._tables]
     assert tables
     for op, expression in tables:
-        code = eval(expression.partition("(")[0], op.reference.__globals__).__code__
-        assert "lock" in code.co_freevars, op.name
+        function = eval(expression.partition("(")[0], op.reference.__globals__)
+        assert function.__code__ is once(half).__code__, op.name
 
 
 def half(n: int) -> int:

@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from gradwire import registry
+from gradwire._once import once
 from gradwire.comm.base import Strategy, of_messages
 from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
@@ -201,7 +201,7 @@ DENSE = _made("none", "allreduce")
 """Uncompressed."""
 
 
-@cache
+@once
 def from_config_of(method: str, strategy: str) -> Choice:
     """Make a choice from its configuration; there is one object for a method and a strategy, because parameters of one
     compressor are joined by its identity.

@@ -31,6 +31,10 @@ Form = tuple[torch.dtype, torch.Size]
 
 SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
+_lock = threading.RLock()
+"""Held by the thread that calls a researcher's code: one method may serve two models, each of which adapts it anew and
+exchanges in a thread of its own."""
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -60,7 +64,6 @@ class Adapted(Compressor):
     _probes: dict[tuple[torch.Size, torch.device], Probe] = field(init=False, repr=False, default_factory=dict)
     _own_ctx: dict[int, Any] = field(init=False, repr=False, default_factory=dict)
     _config: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
-    _lock: Any = field(init=False, repr=False, default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         method = self.method
@@ -134,7 +137,7 @@ class Adapted(Compressor):
         if x.numel() == 0:
             return
         probe = self._probe(x.shape, x.device)
-        with self._lock, torch.no_grad():
+        with _lock, torch.no_grad():
             tensors, ctx = self._compress(x, state, key)
         self._check(probe, forms_of(tensors), ctx, x.shape)
         if not self.method.ctx_from_shape:
@@ -174,7 +177,7 @@ class Adapted(Compressor):
             for row in rows:
                 self.add_decoded(row, out, scale)
             return
-        with self._lock, torch.no_grad():
+        with _lock, torch.no_grad():
             total = self.method.aggregate([self._decompress(row, out.shape) for row in rows])
         out.add_(self._dense(total, out.shape, "aggregate"), alpha=scale)
 
@@ -200,9 +203,9 @@ class Adapted(Compressor):
     def _probe(self, shape: torch.Size, device: torch.device) -> Probe:
         """Learn the form of a payload once for each shape, from a copy of the method whose state is thrown away."""
         if (shape, device) not in self._probes:
-            tensors, ctx = pair(
-                self.name, self._try(self._copy(), torch.zeros(shape, dtype=torch.float32, device=device))
-            )
+            with _lock:  # Another thread must not change what is copied.
+                tried = self._try(self._copy(), torch.zeros(shape, dtype=torch.float32, device=device))
+            tensors, ctx = pair(self.name, tried)
             forms = forms_of(tensors)
             if self.method.summable and (len(forms) != 1 or forms[0][0] not in SUMMABLE):
                 raise ConfigError(
@@ -261,7 +264,7 @@ class Adapted(Compressor):
         views = dict(zip(reversed(probe.order), reversed(payload), strict=False))
         tensors = [views[i].to(dtype, copy=True).view(size) for i, (dtype, size) in enumerate(probe.forms)]
         ctx = probe.ctx if self.method.ctx_from_shape else self._recall(payload[0])
-        with self._lock, torch.no_grad():
+        with _lock, torch.no_grad():
             return self._dense(self.method.decompress(tensors, ctx), shape, "decompress")
 
     def _recall(self, tensor: Tensor) -> Any:

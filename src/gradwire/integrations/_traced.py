@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gradwire._once import once
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._buckets import Bucket, BucketState, split
@@ -99,7 +100,7 @@ class Arrivals(BucketState):
         self.average(lambda bucket: of_bucket[id(bucket)], scatter)
 
 
-@cache
+@once
 def watch_optimizers() -> None:
     """Report, before any optimizer applies them, gradients that were not exchanged: the next
     backward pass is too late.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gradwire._once import once
 from gradwire.adaptive import TORCH, Remedies, is_adaptive, mostly_zero, trouble_of, warn_of_spread_zeros
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
@@ -156,7 +156,7 @@ _WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()
 """The watches that have not warned of harm."""
 
 
-@cache
+@once
 def listen() -> None:
     """Register one hook for every step of every optimizer, once a process: torch cannot remove a
     hook while hooks run.

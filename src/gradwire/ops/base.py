@@ -19,7 +19,6 @@ import importlib
 import importlib.util
 import operator
 import struct
-import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -28,12 +27,13 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gradwire._once import once
 from gradwire.errors import require
 from gradwire.ops._declared import Declaration
 from gradwire.ops.native import check_environment, kernels, problem, reference_forced
 from gradwire.ops.pieces import Each, Pieces, Places
 
-__all__ = ["OPERATIONS", "Many", "Op", "cached_table", "declared", "find", "operation"]
+__all__ = ["OPERATIONS", "Many", "Op", "declared", "find", "operation"]
 
 P = ParamSpec("P")
 
@@ -108,7 +108,8 @@ class Op(Generic[P]):
     @functools.cached_property
     def many(self) -> "Many":
         """The operation on many pieces in one call."""
-        return Many(self)
+        # Its operator can be registered once only, and threads meet here.
+        return _many(self)
 
     @functools.cached_property
     def gpu_takes_many(self) -> bool:
@@ -232,9 +233,11 @@ class Many:
         if found is None:
             if len(tables) > MOST_TABLES:
                 tables.clear()
-            found = tables[tuple(key)] = (self._make(len(first), given), tuple(kept))
+            found = (self._make(len(first), given), tuple(kept))
             forms = ((name, getattr(value, "places", value)) for name, value in given.items())
             self._forms[found[0]] = {name: form for name, form in forms if isinstance(form, Places | Each)}
+            # The last of all: another thread that finds the table needs its forms.
+            tables[tuple(key)] = found
         return found[0]
 
     def sizes(self, table: torch.Tensor) -> dict[str, int]:
@@ -299,6 +302,8 @@ class Many:
             return None
         return merged
 
+
+_many = once(Many)
 
 MOST_TABLES = 64
 """Most tables of calls whose first pieces lie at the same places: a number on which a size depends may change in every
@@ -378,22 +383,6 @@ def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, No
     return lambda reference: Op(schema, reference, checked)
 
 
-def cached_table(make: Callable[P, T]) -> Callable[P, T]:
-    """Cache what a function makes, so that all threads get the same object for the same hashable arguments.
-
-    A kernel gets the address of a table and not the table. ``functools.cache`` lets two threads make one each at their
-    first calls, and that of one of them would be gone before its kernel reads it.
-    """
-    cached, lock = functools.cache(make), threading.Lock()
-
-    @functools.wraps(make)
-    def once(*args: P.args, **kwargs: P.kwargs) -> T:
-        with lock:
-            return cached(*args, **kwargs)  # type: ignore[arg-type]
-
-    return once
-
-
 @overload
 def declared(reference: Callable[P, None], /) -> Op[P]: ...
 @overload
@@ -414,8 +403,8 @@ def declared(
     Args:
         check: function that checks what the annotations cannot say: called in each call with the operation's name and
             with those of its arguments and symbols that it names; raises ``ConfigError``.
-        tables: expressions over what is known of the call: tensors of a ``cached_table`` that its C++ kernel needs,
-            too; it is given their addresses after the parameters.
+        tables: expressions over what is known of the call: calls of functions that make a tensor ``once``, which its
+            C++ kernel needs, too; it is given their addresses after the parameters.
         threads: true: the C++ kernel takes the number of threads as its last argument.
         native: true: the C++ kernel is called as the annotations say; false: ``Op.kernel`` registers another call.
 

@@ -9,7 +9,6 @@ Law: a value that cannot work refuses every operation, with the reason, and not 
 run to say so.
 """
 
-import functools
 import importlib
 import importlib.util
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import torch  # first: the extension shares the OpenMP runtime that torch brings along
 
 from gradwire._extras import source
+from gradwire._once import once
 from gradwire.errors import ConfigError, require
 
 __all__ = [
@@ -113,7 +113,7 @@ def remedy() -> str:
     return f"install a C++ compiler ({COMPILERS.get(sys.platform, OTHERWISE)}), and then gradwire once more: {again}"
 
 
-@functools.cache
+@once
 def warn_without_kernels() -> None:
     """Warn once a process that plain torch does the work of missing kernels, unless the user asked for it."""
     if kernels is not None or reference_forced:

@@ -6,11 +6,10 @@ d0 + 3 d1 + 9 d2 + 27 d3 + 81 d4. What lies beyond the last element is 0.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
+from gradwire._once import once
 from gradwire.errors import WireError
 
 __all__ = ["LARGEST", "check_trits", "pack_trits", "room_for", "trit_bytes", "unpack_trits"]
@@ -68,14 +67,14 @@ def unpack_trits(packed: Tensor, codes: Tensor) -> None:
         target.copy_((fours & 255).view(-1)[: target.numel()])
 
 
-@functools.cache
+@once
 def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """Tables from five 2-bit codes to the byte of their digits, and back."""
-    place = torch.arange(5, device=device)
-    code = torch.arange(1024, device=device).unsqueeze(1) >> 2 * place & 3
-    digit = torch.arange(256, device=device).unsqueeze(1) // 3**place % 3
+    place = torch.arange(5, device="cpu")
+    code = torch.arange(1024, device="cpu").unsqueeze(1) >> 2 * place & 3
+    digit = torch.arange(256, device="cpu").unsqueeze(1) // 3**place % 3
     digits = ((code - (code >> 1)) * 3**place).sum(1).to(torch.uint8)
-    return digits, ((digit + (digit >> 1)) << 2 * place).sum(1)
+    return digits.to(device), ((digit + (digit >> 1)) << 2 * place).sum(1).to(device)
 
 
 def _joined(parts: Tensor, count: int, bits: int) -> Tensor:

@@ -27,8 +27,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from gradwire._once import once
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
-from gradwire.ops.base import cached_table, declared
+from gradwire.ops.base import declared
 from gradwire.ops.bits import pack, unpack
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import norms_of, spread
@@ -154,7 +155,7 @@ def scale_count(n: int, block: int) -> int:
     return -(-n // block) if block else min(n, 1)
 
 
-@cached_table
+@once
 def codebook(kind: str, device: torch.device) -> Tensor:
     """The 256 values; "dynamic" adds 7 borders below the decades, the border below 1, and 7 slopes."""
     if kind == "linear":

@@ -20,13 +20,13 @@ start. A block whose scale is zero or not finite has no bytes.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from gradwire._once import once
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
 from gradwire.ops.bits import pack as packed
@@ -397,7 +397,7 @@ def ternary_add_decoded(
 _ZEROS, _FIRST_RUN, _LONGEST = 121, 243, 14
 
 
-@functools.cache
+@once
 def _weights(device: torch.device) -> Tensor:
     """The weight of each of five elements in a byte; made once, because the host waits for a copy of numbers."""
     return torch.tensor((81, 27, 9, 3, 1), device=device)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.ops.base import cached_table
+from gradwire._once import once
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.validation import float32
 
@@ -150,13 +150,11 @@ def flip(x: Tensor, seed: Tensor, which: int) -> Tensor:
     return torch.where(negative.bool(), -x, x)
 
 
-@functools.cache
+@once
 def quantiser(bits: int, device: torch.device) -> Tensor:
     """The values of the codes, from the smallest magnitude to the largest, then their negatives."""
-    positive = torch.stack(
-        [torch.full((), value, dtype=torch.float32, device=device) for value in _CENTROIDS[bits - 1]]
-    )
-    return torch.cat([positive, -positive])
+    positive = torch.tensor(_CENTROIDS[bits - 1], dtype=torch.float32, device="cpu")
+    return torch.cat([positive, -positive]).to(device)
 
 
 @functools.cache
@@ -165,32 +163,32 @@ def limits(bits: int) -> tuple[float, ...]:
     return tuple(float32((low + high) / 2) for low, high in pairwise(_CENTROIDS[bits - 1]))
 
 
-@functools.cache
+@once
 def words(group: int, device: torch.device) -> Tensor:
     """The values of the codes of groups, without the common sign: (128, group), rows of one form together.
 
     >>> words(32, torch.device("cpu"))[33, :4].tolist()
     [1.0, -1.0, 1.0, -1.0]
     """
-    place = torch.arange(group, device=device)
+    place = torch.arange(group, device="cpu")
     forms = torch.stack([sum((place >> a & place >> b & 1 for a, b in form), 0 * place) for form in FORMS[group]])
-    common = torch.zeros(group, group, dtype=torch.int64, device=device)
+    common = torch.zeros(group, group, dtype=torch.int64, device="cpu")
     for bit in range(group.bit_length() - 1):
         common += (place >> bit & 1).unsqueeze(1) & (place >> bit & 1)
     odd = (forms.unsqueeze(1) + common) & 1
-    return (1.0 - 2.0 * odd).view(128, group)
+    return (1.0 - 2.0 * odd).view(128, group).to(device)
 
 
-@functools.cache
+@once
 def lookup(bits: int, group: int, device: torch.device) -> Tensor:
     """The lookup table of a kernel on a GPU: ``quantiser`` and then ``limits``, or ``words`` row by row."""
     if group != 1:
         return words(group, device).view(-1)
-    above = [torch.full((1,), limit, dtype=torch.float32, device=device) for limit in limits(bits)]
-    return torch.cat([quantiser(bits, device), *above])
+    above = torch.tensor(limits(bits), dtype=torch.float32, device="cpu")
+    return torch.cat([quantiser(bits, above.device), above]).to(device)
 
 
-@cached_table
+@once
 def table(bits: int, group: int) -> Tensor:
     """The lookup table of a kernel on a CPU.
 

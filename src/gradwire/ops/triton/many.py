@@ -15,7 +15,6 @@ its own; and its wrapper does nothing on the device but ask for scratch memory a
 import inspect
 import linecache
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire._once import once
 from gradwire.ops.triton.launch import LaunchCall, ScratchMemory, launch, recorded
 
 __all__ = ["Merged", "mergeable"]
@@ -129,7 +129,7 @@ def differences(values: Sequence[Any]) -> list[int] | None:
     return list(values)
 
 
-@cache
+@once
 def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...], floats: tuple[str, ...]) -> Any:
     """Make a kernel that finds its piece and calls ``kernel`` with the piece's arguments.
 
