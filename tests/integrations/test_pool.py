@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -142,6 +143,51 @@ def test_a_group_that_one_rank_still_holds_is_not_lent() -> None:
     one, other = run_ranks(2, _freed_on_one_rank)
     assert one == other
     assert one[1] != one[0] == one[2]
+
+
+def _between_groups(rank: int) -> tuple[list[float], list[str]]:
+    """The user's own groups, made before, between and after two exchanges of ranks 0 and 1, and destroyed."""
+
+    def sums(group: Any) -> float:
+        value = torch.tensor(float(rank + 1))
+        if rank in dist.get_process_group_ranks(group):
+            dist.all_reduce(value, group=group)
+        return value.item()
+
+    limit = timedelta(seconds=60)
+    pair, before = dist.new_group([0, 1], timeout=limit), dist.new_group([1, 2], timeout=limit)
+    models, names = [], []
+    answers = [sums(before) if rank else 0.0]
+    for number in range(2):
+        if rank < 2:
+            models.append(DistributedDataParallel(model_of(), process_group=pair))
+            state: Any = compress_ddp(models[-1], "twobit")
+            names.append(_group(state))
+            _step(models[-1], number, rank)
+        between = dist.new_group(timeout=limit)
+        answers.append(sums(between))
+        names.append(between.group_name)
+        dist.destroy_process_group(between)
+    if rank > 0 and torch.__version__ >= "2.14":
+        # Before, torch counted the groups of each rank for these names, so that ``pair`` alone made them differ.
+        answers.append(sums(dist.new_group([1, 2], timeout=limit, use_local_synchronization=True)))
+        assert answers.pop() == 5.0
+    if rank > 0:
+        dist.destroy_process_group(before)
+    if rank < 2:
+        for model in models:
+            _step(model, 2, rank)
+    return answers, names
+
+
+def test_the_users_own_groups_are_made_before_between_and_after_those_of_a_sub_group() -> None:
+    """From torch 2.14 on names count the groups that some ranks make alone, and others waited under another name."""
+    (first, names), (second, same), (third, theirs) = run_ranks(3, _between_groups)
+    assert first == [0.0, 6.0, 6.0]
+    assert second == third == [5.0, 6.0, 6.0]
+    assert names == same
+    assert names[1::2] == theirs
+    assert len(set(names)) == 4
 
 
 def _out_of_step(rank: int) -> tuple[str, str, str]:

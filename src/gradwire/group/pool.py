@@ -1,13 +1,13 @@
 """Pool of process groups that are reused, so that threads and sockets are bounded by the exchanges alive at one time.
 
-torch keeps a group, its two threads and its sockets, until ``destroy_process_group()``. One of a sub-group cannot be
-destroyed earlier: its successor would have the same name and meet its addresses.
+torch keeps a group, its two threads and its sockets, until ``destroy_process_group()``.
 
 Law: a group serves one exchange at a time, so one thread issues its collectives. It is free where nothing holds its
 channel any more and every collective that was begun has ended. Ranks let go of a model at different times, so they
 compare through the store which groups are free everywhere, after equally many collectives, and take the first of those;
 where there is none, a new one is made. How often they have compared is counted in the store: it may outlive
-``destroy_process_group()``, and a process that takes a lost one's place has compared with nobody yet.
+``destroy_process_group()``, and a process that takes a lost one's place has compared with nobody yet. A new group has
+that count in its name, so that it never meets the addresses of an earlier one.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Lease:
 _pool: dict[tuple[tuple[int, ...], str, float], list[Lease]] = {}
 
 
-def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[], dist.ProcessGroup]) -> Lease:
+def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[str], dist.ProcessGroup]) -> Lease:
     """Lease a group over these ranks that nobody else uses. All of them must call it, in the same order.
 
     Args:
         members: global ranks, this one among them.
         backend: such as ``"gloo"``.
         seconds: seconds that a collective may take, and this call, but for the first ten.
-        make: makes a new group; called on all ranks or on none.
+        make: makes a new group of a name that no other has; called on all ranks or on none.
 
     Raises:
         GroupError: not all ranks made the call in time.
@@ -94,9 +94,9 @@ def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[
     if pool and not any(each.free() for each in pool):
         gc.collect()  # A model in a reference cycle is let go of by chance, at other times on each rank.
     free = {each.label(): each for each in pool if each.free()}
-    label = common(members, sorted(free), seconds)
+    name, label = common(members, sorted(free), seconds)
     if label is None:
-        taken = Lease(weakref.ref(make()))
+        taken = Lease(weakref.ref(make(name)))
         pool.append(taken)
     else:
         taken = free[label]
@@ -104,24 +104,26 @@ def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[
     return taken
 
 
-def common(members: Sequence[int], labels: Sequence[str], seconds: float) -> str | None:
-    """Find the first of these labels that all members bring, or None.
+def common(members: Sequence[int], labels: Sequence[str], seconds: float) -> tuple[str, str | None]:
+    """Find the first of these labels that all members bring, or None; before it stands a name for this comparison.
 
     Raises:
         GroupError: not all members came in time.
     """
-    if len(members) == 1:
-        return next(iter(labels), None)
     seconds = max(seconds, LEAST_WAIT)
-    name = hashlib.sha256(repr(list(members)).encode()).hexdigest()
+    name = f"gradwire/{hashlib.sha256(repr(list(members)).encode()).hexdigest()}"
     try:
-        shared = PrefixStore(f"gradwire/{name}", dist.distributed_c10d._get_default_store())
-        store = PrefixStore(str(shared.add(f"turn/{dist.get_rank()}", 1)), shared)
+        shared = PrefixStore(name, dist.distributed_c10d._get_default_store())
+        turn = str(shared.add(f"turn/{dist.get_rank()}", 1))
+        name = f"{name}/{turn}"
+        if len(members) == 1:
+            return name, next(iter(labels), None)
+        store = PrefixStore(turn, shared)
         for label in labels:
             store.add(f"free/{label}", 1)
         store.add("ranks", 1)
         wait_for_all(store, len(members), seconds)
-        return next((label for label in labels if store.add(f"free/{label}", 0) == len(members)), None)
+        return name, next((label for label in labels if store.add(f"free/{label}", 0) == len(members)), None)
     except RuntimeError as error:
         raise GroupError(
             f"ranks {list(members)} did not all set up gradwire within {seconds:g} s: every rank must make the call "

@@ -295,7 +295,7 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     exchange needs, and the usual one of the device takes their place. A timeout that is not valid is refused later,
     when all ranks can hear of it.
     """
-    members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    members = sorted(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
     if dist.get_rank() not in members:
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
     usual = _USUAL.get(device.type) or dist.get_backend(group)
@@ -305,38 +305,29 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     seconds = float(given or timeout_of(group, device) or default_pg_timeout.total_seconds())
     with roll_call("set-up", "-".join(map(str, members)), members) as missing:
         try:
-            return lease(members, backend, seconds, partial(new_group, group, members, backend, seconds, device))
+            return lease(members, backend, seconds, partial(new_group, members, backend, seconds))
         except GroupError as error:
             absent = named(missing())
             raise GroupError(f"{absent} did not set up gradwire: {error}" if absent else str(error)) from error
 
 
-def new_group(
-    group: dist.ProcessGroup | None, members: list[int], backend: str, seconds: float, device: torch.device
-) -> dist.ProcessGroup:
-    limit, everyone = timedelta(seconds=seconds), len(members) == dist.get_world_size()
-    if not everyone:
-        even_out(cast(dist.ProcessGroup, group), device)
+def new_group(members: list[int], backend: str, seconds: float, name: str) -> dist.ProcessGroup:
+    """Make a process group over these ranks, which all of them know by this name.
+
+    torch's ``new_group`` takes the name of a group from how many there are. What only some ranks make would change the
+    names of the user's own groups on these alone, and everybody would wait for everybody at the next one.
+    """
+    c10d, limit = cast(Any, dist.distributed_c10d), timedelta(seconds=seconds)
+    place = members.index(dist.get_rank()), members, dist.Backend(backend), c10d._get_default_store(), name
+    bound = getattr(dist.group.WORLD, "bound_device_id", None)
     try:
-        made = dist.new_group(members, timeout=limit, backend=backend, use_local_synchronization=not everyone)
+        made, _ = c10d._new_process_group_helper(len(members), *place, timeout=limit, device_id=bound)
     except (RuntimeError, ValueError) as error:
         raise GroupError(
             f"ranks {members} did not all set up gradwire within {seconds:g} s: every rank must make the call ({error})"
         ) from error
+    c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(members)}
     return cast(dist.ProcessGroup, made)
-
-
-def even_out(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Let all ranks of a sub-group create equally many groups.
-
-    torch names a group that not all processes make by its ranks and by how many groups a process is in; ranks that
-    are in different numbers of them would wait for each other under different names.
-    """
-    own = len(dist.distributed_c10d._world.pg_names)
-    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(counts, torch.tensor([own], device=device), group=group)
-    for _ in range(max(int(count) for count in counts) - own):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 MUCH = 0.2
