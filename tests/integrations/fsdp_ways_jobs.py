@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ import gradwire
 from gradwire.integrations._wrapped import exchanged
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
+from tests.heard import heard
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
 from tests.integrations.jobs import answers, batch, model_of
 from tests.integrations.ways_jobs import Branches, Tied
@@ -237,7 +239,36 @@ def ways(rank: int) -> dict[str, Any]:
         "branches": branches(rank, mesh),
         "refused": refused(mesh),
         "scaled": scaled(rank, mesh),
+        "dropped": {name: dropped(rank, mesh, *steps) for name, steps in DROPPED.items()},
     }
+
+
+DROPPED = {
+    "used": ("backward", "step", "none", "backward", "step", "zero", "backward"),
+    "accumulated": ("backward", "step", "none", "backward", "backward", "step", "zero", "backward", "backward"),
+    "frozen": ("backward", "step", "none", "freeze", "backward", "thaw", "backward", "step"),
+    "none": ("backward", "step", "none", "backward", "none", "backward"),
+    "zero": ("backward", "step", "zero", "backward", "zero", "backward"),
+}
+
+
+def dropped(rank: int, mesh: DeviceMesh, *steps: str) -> list[str]:
+    """The warnings of gradients that are used, or dropped before that."""
+    model, said = sharded(mesh), heard(logging.WARNING)
+    compress_fsdp(model, "topk", ratio=0.1, min_numel=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batch(0, rank)
+    does: dict[str, Callable[[], object]] = {
+        "backward": lambda: nn.functional.cross_entropy(model(x.clone().requires_grad_()), y).backward(),
+        "step": optimizer.step,
+        "none": optimizer.zero_grad,
+        "zero": lambda: optimizer.zero_grad(set_to_none=False),
+        "freeze": lambda: model.requires_grad_(False),
+        "thaw": lambda: model.requires_grad_(True),
+    }
+    for step in steps:
+        does[step]()
+    return [each for each in said if "set to None or to zero" in each]
 
 
 def frozen(rank: int, mesh: DeviceMesh) -> dict[str, Any]:

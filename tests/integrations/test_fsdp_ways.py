@@ -52,6 +52,15 @@ def test_an_overflow_in_one_micro_batch_of_one_rank() -> None:
         assert result["scaled"]["same"]
 
 
+def test_gradients_that_are_dropped_are_warned_of_once() -> None:
+    for rank, result in enumerate(told()):
+        counted = {name: len(said) for name, said in result["dropped"].items()}
+        lost = int(rank == 0)
+        assert counted == {"used": 0, "accumulated": 0, "frozen": 0, "none": lost, "zero": lost}
+    assert "in step 2" in told()[0]["dropped"]["none"][0]
+    assert "`model.requires_grad_(False)`" in told()[0]["dropped"]["none"][0]
+
+
 REFUSED = {
     "inner": r"model must be the module that was given to fully_shard, .* got .one whose weight, bias it does not",
     "symmetric": r"cannot call set_symm_mem\(\) when all gather comm is custom: WeightGather",

@@ -95,6 +95,27 @@ def test_changed(each: list[dict[str, Any]]) -> None:
         assert answer["norm"] == 0.0
 
 
+def test_used_or_lost(each: list[dict[str, Any]]) -> None:
+    """Gradients that are set to None or to zero before anybody has used them are warned of, once and on one rank."""
+    for rank, answer in enumerate(each):
+        assert {name: said for name, said in answer["used"].items() if said} == {}
+        for name, said in answer["lost"].items():
+            assert len(said) == (rank == 0), name
+        for name in ("none", "zero") if rank == 0 else ():
+            (said,) = answer["lost"][name]
+            assert "the gradients that were exchanged in step 4 were set to None or to zero" in said
+            assert "inside `with model.no_sync():`, or call `model.module(x)`" in said
+
+
+def test_generated(each: list[dict[str, Any]]) -> None:
+    for rank, answer in enumerate(each):
+        assert answer["exchanged"]["balance"] > 1e-3
+        assert len(answer["exchanged"]["said"]) == (rank == 0)
+        for way in ("no_sync", "module"):
+            assert answer[way]["balance"] < 1e-6
+            assert answer[way]["said"] == []
+
+
 def test_compiled(each: list[dict[str, Any]]) -> None:
     """The module inside, or DDP as a whole; the reducer that compiled autograd traces has tests of its own."""
     for answer in each:

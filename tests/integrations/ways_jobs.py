@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
@@ -11,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gradwire.integrations.ddp import GradwireState, compress_ddp
+from tests.heard import heard
 from tests.integrations.amp_jobs import kept, same
 from tests.integrations.jobs import batch, digest, model_of
 
@@ -286,6 +290,181 @@ def changed(rank: int) -> dict[str, Any]:
     }
 
 
+def layers() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(16, 16, bias=False), nn.ReLU(), nn.Linear(16, 16))
+
+
+def passed(model: nn.Module, step: int, rank: int, scale: float = 1.0) -> Tensor:
+    """One backward pass through such a model, which hands out its loss."""
+    loss = scale * model(torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean()
+    loss.backward()
+    return loss
+
+
+def by_hand(model: nn.Module, *, data: bool) -> None:
+    """The step of an optimizer of no class, whose writes torch counts, or not."""
+    with torch.no_grad():
+        for param in model.parameters():
+            (param.data if data else param).sub_(0.1 * param.grad)
+            param.grad = None
+
+
+def warned(rank: int, loop: Callable[[DistributedDataParallel, GradwireState, int], None], **ddp: Any) -> list[str]:
+    """The warnings of dropped gradients while a loop trains."""
+    said = heard(logging.WARNING)
+    loop(*wrap(layers(), **ddp), rank)
+    return [each for each in said if "set to None or to zero" in each]
+
+
+def used(make: Callable[[Sequence[nn.Parameter]], Any], *, none: bool = True, passes: int = 1) -> Any:
+    """A loop in which each gradient is used by the optimizers that are made."""
+
+    def loop(model: DistributedDataParallel, state: GradwireState, rank: int) -> None:
+        optimizers = make(list(model.parameters()))
+        for step in range(3):
+            for micro in range(passes):
+                passed(model, passes * step + micro, rank)
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad(set_to_none=none)
+
+    return loop
+
+
+def sgd(params: Sequence[nn.Parameter], **options: Any) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(params, lr=0.1, **options)]
+
+
+def one_each(params: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    return sgd(params[:1]) + sgd(params[1:])
+
+
+def in_graph(params: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    (optimizer,) = sgd(params)
+    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign]
+    return [optimizer]
+
+
+def sharded_steps(params: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    return [ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)]
+
+
+def nobodys(model: DistributedDataParallel, state: GradwireState, rank: int, *, data: bool) -> None:
+    for step in range(3):
+        passed(model, step, rank)
+        by_hand(model, data=data)
+
+
+def skipped(model: DistributedDataParallel, state: GradwireState, rank: int) -> None:
+    """A scaler, which the state may follow, skips a step in which one rank alone has overflowed."""
+    (optimizer,), scaler = sgd(list(model.parameters())), state.units.scaler or torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    for step in range(4):
+        passed(model, step, rank, float("inf") if (step, rank) == (2, 1) else scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def dropped(model: DistributedDataParallel, state: GradwireState, rank: int, *, none: bool = True) -> None:
+    """The gradients of the last pass but one are dropped."""
+    used(sgd, none=none)(model, state, rank)
+    passed(model, 3, rank)
+    model.zero_grad(set_to_none=none)
+    passed(model, 4, rank)
+
+
+def dropped_by_hand(model: DistributedDataParallel, state: GradwireState, rank: int, *, data: bool) -> None:
+    nobodys(model, state, rank, data=data)
+    passed(model, 3, rank)
+    model.zero_grad()
+    passed(model, 4, rank)
+
+
+def in_turns(model: DistributedDataParallel, state: GradwireState, rank: int) -> None:
+    """Each of two optimizers has a pass of its own, and drops what the other's pass gives to its parameters."""
+    optimizers = one_each(list(model.parameters()))
+    for step in range(4):
+        optimizers[step % 2].zero_grad()
+        passed(model, step, rank)
+        optimizers[step % 2].step()
+
+
+def used_in_turns(model: DistributedDataParallel, state: GradwireState, rank: int) -> None:
+    """Each of two optimizers has a pass of its own, and uses what both passes give to its parameters."""
+    optimizers = one_each(list(model.parameters()))
+    for step in range(4):
+        passed(model, step, rank)
+        optimizers[step % 2].step()
+        optimizers[step % 2].zero_grad()
+
+
+USED: dict[str, Any] = {
+    "none": used(sgd),
+    "zero": used(sgd, none=False),
+    "accumulated": used(sgd, passes=2),
+    "accumulated, zero": used(sgd, none=False, passes=2),
+    "fused": used(partial(sgd, fused=True)),
+    "foreach": used(partial(sgd, foreach=True)),
+    "compiled": used(in_graph),
+    "sharded": used(sharded_steps),
+    "two optimizers": used(one_each),
+    "two optimizers in turns": used_in_turns,
+    "nobody's": partial(nobodys, data=False),
+    "nobody's, by data": partial(nobodys, data=True),
+    "skipped": skipped,
+}
+LOST: dict[str, Any] = {
+    "none": dropped,
+    "zero": partial(dropped, none=False),
+    "nobody's": partial(dropped_by_hand, data=False),
+    "nobody's, by data": partial(dropped_by_hand, data=True),
+    "two optimizers in turns": in_turns,
+}
+
+
+def used_or_lost(rank: int) -> dict[str, Any]:
+    """The warnings of gradients that are used, and of those that are dropped."""
+    loops = {"used": USED, "lost": LOST}
+    told = {kind: {name: warned(rank, loop) for name, loop in loops[kind].items()} for kind in loops}
+    for kind, name in (("used", "accumulated, zero"), ("lost", "zero")):
+        for flag in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"):
+            told[kind][f"{name}, {flag}"] = warned(rank, loops[kind][name], **{flag: True})
+    followed = {"ratio": 0.1, "scaler": torch.amp.GradScaler("cpu")}
+    told["used"]["skipped, followed"] = warned(rank, skipped, options=followed)
+    told["used"]["a method that keeps nothing"] = warned(rank, dropped, compressor="qsgd")
+    return told
+
+
+def generated(rank: int) -> dict[str, Any]:
+    """A generator learns through a discriminator, in the ways that the warning names, and in the one that it warns of:
+    whether gradients of the discriminator's own passes are all there, and what is said."""
+    told = {}
+    for way in ("exchanged", "no_sync", "module"):
+        said = heard(logging.WARNING)
+        critic, state = wrap(layers(), "powersgd", {"rank": 1})
+        maker, _ = wrap(layers(), "powersgd", {"rank": 1})
+        account = Account(critic)
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (critic, maker)]
+        for step in range(12):
+            noise, x = (torch.randn(4, 16, generator=torch.Generator().manual_seed(seed + rank)) for seed in (step, 99))
+            critic.zero_grad()
+            with torch.no_grad():
+                made = maker.module(noise)
+            account.local((critic.module(x) - critic.module(made)).square().mean())
+            (critic(x) - critic(made)).square().mean().backward()
+            account.arrived()
+            optimizers[0].step()
+            maker.zero_grad()
+            with critic.no_sync() if way == "no_sync" else nullcontext():
+                (critic.module if way == "module" else critic)(maker(noise)).square().mean().backward()
+            optimizers[1].step()
+        balance = account.balance(state)
+        told[way] = {"balance": balance, "said": [each for each in said if "set to None or to zero" in each]}
+    return told
+
+
 def compiled(rank: int) -> dict[str, Any]:
     plain = bucket_copies(rank)
     # Its graphs are cut at buckets, the first of which torch wants to be the smallest.
@@ -321,6 +500,8 @@ WAYS = {
         interleaved,
         scaled,
         changed,
+        used_or_lost,
+        generated,
         compiled,
     )
 }

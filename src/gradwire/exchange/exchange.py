@@ -220,6 +220,7 @@ class Exchange:
         self._nonzeros: dict[str, tuple[int, Tensor | None]] = {}
         """The elements of each parameter and, of a matrix, how many that this rank gave first were not zero."""
         self._bad: list[Tensor] = []
+        self._ended: tuple[int, Tensor | None] = (0, None)  # The last step that had flags, and whether one was set.
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
         if self.device.type == "cpu" and not compressor.identity:
@@ -429,6 +430,7 @@ class Exchange:
     def _end_step(self, bad: Sequence[Tensor]) -> None:
         # The flags are added on the device, so that counting never waits for it.
         spoilt = torch.stack(list(bad)).any() if len(bad) > 1 else bad[0]
+        self._ended = self.step, spoilt
         if self.device.type != "cpu" or bool(spoilt):
             self._nonfinite += spoilt
         self._undo.end(spoilt)
@@ -436,6 +438,10 @@ class Exchange:
             self._end_draining(spoilt)
         if self.second_moment is not None:
             self.second_moment.end_step()
+
+    def spoilt(self, step: int) -> bool:
+        """Return whether a step, the last that ended, had a value that is not finite; it waits for the device."""
+        return self._ended[0] == step and bool(self._ended[1])
 
     def remember(self, names: Collection[str]) -> None:
         """Keep copies of all that an exchange of these parameters may change, if whole steps can be undone."""

@@ -227,6 +227,11 @@ class ResidualStore:
         ]
         return own + [view for _, _, view in self.owned.get(name, [])]
 
+    @property
+    def keeps(self) -> bool:
+        """Return whether anything is kept for the elements of some gradient."""
+        return any(self.worker.values()) or bool(self.owned)
+
     def _views(self) -> Iterator[tuple[str, str, int, Tensor]]:
         return ((name, *kept) for name, views in list(self.owned.items()) for kept in views)
 

@@ -26,6 +26,7 @@ from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit, nonfinite
 from gradwire.integrations._background import WAITING, Background
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
+from gradwire.integrations._dropped import DroppedGradients
 from gradwire.integrations._scatter import HostScatterSession, ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.integrations.ownership import release
@@ -60,6 +61,7 @@ class ShardedState(ExchangeState):
         self.awaited = False
         """True once the thread that computes had to wait for a reduction."""
         self.sizes: dict[str, int] = {}
+        self.dropped: DroppedGradients | None = None
 
     def begin(self, names: Collection[str]) -> None:
         """Begin the turn of these parameters of a module; one that had its turn in this step begins the next."""
@@ -72,6 +74,9 @@ class ShardedState(ExchangeState):
         if not self._seen.isdisjoint(names) or not self._seen:
             self._seen.clear()
             self.background.finish()
+            if self.dropped is not None:
+                self.dropped.look()
+                self.dropped.at_the_end_of_this_pass()
             self.exchange.begin_step()
             self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
@@ -122,6 +127,8 @@ class ShardedState(ExchangeState):
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         self.closed = True
         self.background.close()
+        if self.dropped is not None:
+            self.dropped.leave()
         self.stop_correcting()
         release(self.exchange)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from gradwire.exchange.policy import SAMPLED
 from gradwire.memory.base import Memory
 from gradwire.memory.preconditioned import Preconditioned
 
-__all__ = ["AdaptiveWatch", "check_optimizer", "follow_optimizers"]
+__all__ = ["AdaptiveWatch", "check_optimizer", "follow_optimizers", "follow_steps"]
 
 
 def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optimizer") -> None:
@@ -74,8 +74,7 @@ class AdaptiveWatch:
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
         else:
-            listen()
-            _WAITING.add(self)
+            follow_steps(self)
             if optimizer is not None and is_adaptive(optimizer):
                 self.stepped(optimizer)
         self.check()
@@ -152,8 +151,22 @@ def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
         exchange.pilot.bears = lambda: (found := known()) is not None and found.bears()
 
 
-_WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()
-"""The watches that have not warned of harm."""
+class Follower(Protocol):
+    """An object that hears of the steps of all optimizers."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Hear that an optimizer has made a step."""
+        ...
+
+
+_WAITING: weakref.WeakSet[Follower] = weakref.WeakSet()
+"""Those that hear of steps: watches of adaptive optimizers until they have warned of harm, and others."""
+
+
+def follow_steps(follower: Follower) -> None:
+    """Tell of each step of every optimizer from now on, for as long as somebody else holds who hears of it."""
+    listen()
+    _WAITING.add(follower)
 
 
 @once

@@ -30,6 +30,7 @@ from gradwire.exchange.exchange import Named, bucket_text
 from gradwire.group.agree import BUCKETS_BEFORE
 from gradwire.group.part import nonfinite
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
+from gradwire.integrations._dropped import DroppedGradients
 from gradwire.integrations._regroup import Regroup
 from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
@@ -48,6 +49,11 @@ CALLER = Caller(
     "ddp",
     "give it another method with state.change(...), or close it first with "
     "state.close() and wrap the module into a new DDP model",
+)
+
+DROPPED = (
+    "Exchange nothing that you drop: run the forward and the backward pass inside `with model.no_sync():`, or call "
+    "`model.module(x)` there"
 )
 
 
@@ -145,8 +151,12 @@ class GradwireState(ExchangeState):
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
         self._dtypes = {param.dtype for param in params.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
+        self._dropped: DroppedGradients | None = None
         if self.traced:
             Arrivals(model, params, self.exchange, self.units, self._worker)
+        else:
+            watched = {id(param): param for param in params.values()}
+            self._dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
         note_copies(model, repr(self.exchange.compressor))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,6 +169,8 @@ class GradwireState(ExchangeState):
         Nothing more is needed than to let go of the model and the state, which does the same.
         """
         self._worker.close()
+        if self._dropped is not None:
+            self._dropped.leave()
         self.stop_correcting()
         release(self.exchange)
         self.exchange.channel.close()
@@ -186,6 +198,8 @@ class GradwireState(ExchangeState):
         if first:
             self._first(names, buffer.device)
         self._buckets.append(names)
+        if bucket.is_last() and self._dropped is not None:
+            self._dropped.at_the_end_of_this_pass(kept=self._direct is None)
         if self._direct is not None:
             # It is started here and not on the thread, because after the last bucket DDP may start one more collective
             # on the same group, of which parameters were used.

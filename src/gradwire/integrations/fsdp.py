@@ -31,6 +31,7 @@ from gradwire.exchange.residual_store import used_here
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
+from gradwire.integrations._dropped import DroppedGradients
 from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
@@ -53,6 +54,11 @@ __all__ = ["FSDPState", "compress_fsdp"]
 log = logging.getLogger("gradwire")
 
 CALLER = Caller("gradwire.compress_fsdp", "fsdp")
+
+DROPPED = (
+    "Exchange nothing that you drop: freeze the parameters with `model.requires_grad_(False)` for that forward and "
+    "backward pass"
+)
 
 SHARD = "shard (the ranks of replicate= must hold the same rows)"
 """The name under which replicas compare which shard they have, as the error says it."""
@@ -153,6 +159,8 @@ class FSDPState(ShardedState):
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
         self._stalls = Stalls(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
+        trained = {id(param): param for param in sharded.values() if param.requires_grad}
+        self.dropped = DroppedGradients(self.exchange, trained, DROPPED, hooks=False)
         for module, group in groups:
             self._attach(module, group, names, grid)
 
