@@ -27,7 +27,7 @@ from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
 from tests.heard import heard
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
-from tests.integrations.jobs import answers, batch, model_of
+from tests.integrations.jobs import answers, asked_inside, batch, model_of
 from tests.integrations.ways_jobs import Branches, Tied
 
 Way = Callable[[int, DeviceMesh, str | None], list[Tensor]]
@@ -240,7 +240,15 @@ def ways(rank: int) -> dict[str, Any]:
         "refused": refused(mesh),
         "scaled": scaled(rank, mesh),
         "dropped": {name: dropped(rank, mesh, *steps) for name, steps in DROPPED.items()},
+        "asked": asked(sharded(mesh), compress_fsdp, rank),
     }
+
+
+def asked(model: nn.Module, compress: Callable[..., Any], rank: int) -> dict[str, str]:
+    """The calls that are meant for between two steps, inside a backward pass."""
+    state, (x, y) = compress(model, "topk", ratio=0.1, min_numel=0), batch(0, rank)
+    x.requires_grad_()
+    return asked_inside(state, x, lambda: nn.functional.cross_entropy(model(x), y).backward())
 
 
 DROPPED = {
@@ -414,7 +422,8 @@ def between(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
 
 def first_form(rank: int) -> dict[str, Any]:
     """FSDP1 under no_sync, and in bfloat16, by itself and with gradwire around it."""
-    return {
+    model = FullyShardedDataParallel(model_of(), device_id=torch.device("cpu"))
+    return {"asked": asked(model, compress_fsdp1, rank)} | {
         f"{name}/{method}": first_of(rank, name, method)
         for name in ("no_sync", "mixed", "original")
         for method in (None, "none", "qsgd")

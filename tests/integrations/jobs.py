@@ -111,6 +111,21 @@ def wait_for(folder: str, ranks: Iterable[int], seconds: float = 200.0) -> None:
         time.sleep(0.02)
 
 
+def asked_inside(state: Any, tensor: Tensor, backward: Callable[[], object]) -> dict[str, str]:
+    """The error of each call of a state in a backward pass, when the gradient of a tensor is there."""
+    told: dict[str, str] = {}
+    calls = {
+        "state_dict": state.state_dict,
+        "load_state_dict": lambda: state.load_state_dict({}),
+        "change": lambda: state.change("qsgd", bits=4),
+        "close": state.close,
+    }
+    handle = tensor.register_hook(lambda _: told.update(answers(calls)))
+    backward()
+    handle.remove()
+    return told
+
+
 def answers(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
     """The error of each call."""
     told = {}

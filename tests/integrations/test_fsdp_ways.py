@@ -10,6 +10,7 @@ import torch
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_ways_jobs import WAYS, first_form, hybrid, ways
+from tests.integrations.test_ways import refused_inside
 from tests.once import once
 
 
@@ -61,6 +62,11 @@ def test_gradients_that_are_dropped_are_warned_of_once() -> None:
     assert "`model.requires_grad_(False)`" in told()[0]["dropped"]["none"][0]
 
 
+def test_a_state_inside_a_backward_pass_is_refused() -> None:
+    for result in told():
+        refused_inside(result["asked"])
+
+
 REFUSED = {
     "inner": r"model must be the module that was given to fully_shard, .* got .one whose weight, bias it does not",
     "symmetric": r"cannot call set_symm_mem\(\) when all gather comm is custom: WeightGather",
@@ -83,6 +89,7 @@ def test_replicas_accumulate_as_fsdps_own_and_are_taken_up_again(tmp_path) -> No
 
 def test_fsdp1_under_no_sync_and_in_16_bits() -> None:
     first, second = run_ranks(2, first_form)
+    refused_inside(first["asked"])
     for name in ("no_sync", "mixed", "original"):
         plain, dense, half = (first[f"{name}/{method}"] for method in (None, "none", "qsgd"))
         close = {"rtol": 1e-5, "atol": 1e-6} if name != "mixed" else {"rtol": 1e-2, "atol": 2e-3}

@@ -116,6 +116,20 @@ def test_generated(each: list[dict[str, Any]]) -> None:
             assert answer[way]["said"] == []
 
 
+def refused_inside(told: dict[str, str]) -> None:
+    for call in ("state_dict", "load_state_dict", "change", "close"):
+        assert told[call].startswith(f"ConfigError: {call}() must be called between steps")
+        assert "got a call inside a backward pass" in told[call]
+
+
+def test_asked(each: list[dict[str, Any]]) -> None:
+    """A state inside a backward pass would be that of a part of a step; the pass goes on as if nobody had asked."""
+    agree(each)
+    for answer in each:
+        refused_inside(answer["told"])
+        assert (answer["step"], answer["by the optimizer"]) == (1, 0)
+
+
 def test_compiled(each: list[dict[str, Any]]) -> None:
     """The module inside, or DDP as a whole; the reducer that compiled autograd traces has tests of its own."""
     for answer in each:

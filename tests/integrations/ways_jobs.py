@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.optimizer import compress_optimizer
 from tests.heard import heard
 from tests.integrations.amp_jobs import kept, same
-from tests.integrations.jobs import batch, digest, model_of
+from tests.integrations.jobs import asked_inside, batch, digest, model_of
 
 
 def wrap(
@@ -465,6 +466,24 @@ def generated(rank: int) -> dict[str, Any]:
     return told
 
 
+def asked(rank: int) -> dict[str, Any]:
+    """The calls that are meant for between two steps, inside a backward pass and after it."""
+    model, state = wrap(model_of())
+    told = asked_inside(state, next(model.parameters()), lambda: backward(model, 0, rank))
+    before = state.state_dict()["step"]
+    backward(model, 1, rank)
+    state.change("qsgd", bits=4, drop=True)
+    plain = model_of()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    other = compress_optimizer(optimizer, plain, "topk")
+    saved: list[dict[str, Any]] = []
+    handle = next(plain.parameters()).register_hook(lambda _: saved.append(other.state_dict()))
+    backward(plain, 0, rank)
+    handle.remove()
+    state.close()
+    return {"told": told, "step": before, "digest": digest_grads(model), "by the optimizer": saved[0]["step"]}
+
+
 def compiled(rank: int) -> dict[str, Any]:
     plain = bucket_copies(rank)
     # Its graphs are cut at buckets, the first of which torch wants to be the smallest.
@@ -502,6 +521,7 @@ WAYS = {
         changed,
         used_or_lost,
         generated,
+        asked,
         compiled,
     )
 }

@@ -64,6 +64,7 @@ def as_stored(flat: Tensor, param: Tensor) -> Tensor:
 class BucketState(ExchangeState):
     """Base of the states that exchange all gradients of a step at once; they set ``buckets``."""
 
+    in_backward = False
     buckets: Sequence[Bucket]
     complete: ClassVar[bool] = False
     """True: every parameter gets a gradient on every rank in every step."""

@@ -125,6 +125,7 @@ class ShardedState(ExchangeState):
 
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
+        self.between_steps("close")
         self.closed = True
         self.background.close()
         if self.dropped is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +187,18 @@ class ExchangeState:
     sizes: Mapping[str, int]
     frozen: Mapping[str, int] = {}
     """Elements of parameters that are not trained now: what waits for them is kept until they are."""
+    in_backward: ClassVar[bool] = True
+    """True where gradients are exchanged while a backward pass goes on."""
+
+    def between_steps(self, call: str) -> None:
+        """Refuse a call inside a backward pass, as from a hook of a tensor: some of its gradients were exchanged.
+
+        Raises:
+            ConfigError
+        """
+        inside = self.in_backward and torch._C._current_graph_task_id() != -1
+        allowed = "called between steps: in a backward pass some gradients were exchanged, and others were not"
+        require(not inside, f"{call}()", allowed, Verbatim("a call inside a backward pass"))
 
     def correct(self, optimizer: Optimizer | None) -> None:
         """Make the learning rates of an optimizer follow the noise of the code from now on; None stops that.
@@ -224,7 +236,11 @@ class ExchangeState:
         """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
 
         With ``torch.distributed.checkpoint`` pass the state itself; read it with ``gradwire.read_checkpoint``.
+
+        Raises:
+            ConfigError: the call is inside a backward pass.
         """
+        self.between_steps("state_dict")
         return {**self.exchange.state_dict(), "units": self.units.state_dict()}
 
     @property
@@ -244,9 +260,10 @@ class ExchangeState:
 
         Raises:
             ConfigError: the state is of another number of ranks and ``on_resize`` is "error", of another model, or
-                not complete.
+                not complete; or the call is inside a backward pass.
             GroupError: ranks were given states of different steps.
         """
+        self.between_steps("load_state_dict")
         fit, sizes = partial(self._fit, on_resize=on_resize), {**self.frozen, **self.sizes}
         self.exchange.load_state_dict(state, on_resize=on_resize, sizes=sizes, parts=self.stored_parts, fit=fit)
         self.units.load_state_dict(state.get("units", {}))
@@ -285,9 +302,11 @@ class ExchangeState:
                 is what the state was made with.
 
         Raises:
-            ConfigError: a combination that cannot work, or one that would lose what waits.
+            ConfigError: a combination that cannot work, one that would lose what waits, or a call inside a backward
+                pass.
             GroupError: ranks were given different arguments.
         """
+        self.between_steps("change")
         change(self.exchange, compressor, params, memory, strategy, drop, force, list(self.sizes), self.check)
         self.adaptive.check()
 

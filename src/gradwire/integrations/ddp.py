@@ -168,6 +168,7 @@ class GradwireState(ExchangeState):
 
         Nothing more is needed than to let go of the model and the state, which does the same.
         """
+        self.between_steps("close")
         self._worker.close()
         if self._dropped is not None:
             self._dropped.leave()
