@@ -130,6 +130,15 @@ def test_asked(each: list[dict[str, Any]]) -> None:
         assert (answer["step"], answer["by the optimizer"]) == (1, 0)
 
 
+def test_elsewhere(told: list[dict[str, Any]]) -> None:
+    for result in told[:2]:
+        assert (
+            "process_group must be of the DDP model's own ranks [0, 1], which GradwireState finds"
+            in result["elsewhere"]
+        )
+        assert "got one of ranks [0, 1, 2]" in result["elsewhere"]
+
+
 def test_compiled(each: list[dict[str, Any]]) -> None:
     """The module inside, or DDP as a whole; the reducer that compiled autograd traces has tests of its own."""
     for answer in each:

@@ -17,11 +17,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.optimizer import compress_optimizer
 from tests.heard import heard
 from tests.integrations.amp_jobs import kept, same
-from tests.integrations.jobs import asked_inside, batch, digest, model_of
+from tests.integrations.jobs import answers, asked_inside, batch, digest, model_of
 
 
 def wrap(
@@ -484,6 +484,17 @@ def asked(rank: int) -> dict[str, Any]:
     return {"told": told, "step": before, "digest": digest_grads(model), "by the optimizer": saved[0]["step"]}
 
 
+def elsewhere(rank: int) -> str:
+    """The plain form on the module inside a DDP model, which averages over other ranks than the state does."""
+    group, module = dist.new_group([0, 1]), model_of()
+    state = GradwireState(module, "topk", timeout=20.0)
+    if rank == 2:
+        return ""
+    model = DistributedDataParallel(module, process_group=group)
+    model.register_comm_hook(state, gradwire_hook)
+    return answers({"": lambda: backward(model, 0, rank)})[""]
+
+
 def compiled(rank: int) -> dict[str, Any]:
     plain = bucket_copies(rank)
     # Its graphs are cut at buckets, the first of which torch wants to be the smallest.
@@ -522,6 +533,7 @@ WAYS = {
         used_or_lost,
         generated,
         asked,
+        elsewhere,
         compiled,
     )
 }

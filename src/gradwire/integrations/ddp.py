@@ -223,9 +223,7 @@ class GradwireState(ExchangeState):
     def _first(self, names: list[str], device: torch.device) -> None:
         """Begin a step, whose first bucket has these parameters."""
         if not self._wrapped:
-            # The plain form is given the module, and registered on a DDP model that it has not seen.
-            self._wrapped, found = True, hooked(self)
-            self._model = self._model if found is None else weakref.ref(found)
+            self._find_model()
         self._check_model()
         changed = self._buckets != self._compared
         if changed:
@@ -255,6 +253,14 @@ class GradwireState(ExchangeState):
                 self._begin_step(reading, names)
                 return
         self._submit(device, partial(self._begin_step, reading, names))
+
+    def _find_model(self) -> None:
+        """Find the DDP model of the plain form, which is given the module inside and was registered afterwards."""
+        self._wrapped, found = True, hooked(self)
+        if found is not None:
+            given = dist.group.WORLD if self._group is None else self._group()
+            check_ranks(found, given, "which GradwireState finds if it is given the DDP model, not its module")
+            self._model = weakref.ref(found)
 
     def _check_model(self) -> None:
         late = [name for name, param in self._frozen_params if param.requires_grad]
@@ -428,14 +434,19 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
             f"model must be a DDP model without a communication hook, got one that has "
             f"{getattr(hook, '__name__', hook)!r} already, and torch takes one; {remedy}"
         )
-    ranks = dist.get_process_group_ranks(model.process_group)
-    given = ranks if group is None else dist.get_process_group_ranks(group)
-    require(
-        set(given) == set(ranks),
-        "process_group",
-        f"of the DDP model's own ranks {ranks}, or left out",
-        Verbatim(f"one of ranks {given}"),
-    )
+    if group is not None:
+        check_ranks(model, group, "or left out")
+
+
+def check_ranks(model: DistributedDataParallel, group: dist.ProcessGroup | None, remedy: str) -> None:
+    """Refuse a group of other ranks than those over which a DDP model averages.
+
+    Raises:
+        ConfigError
+    """
+    ranks, given = dist.get_process_group_ranks(model.process_group), dist.get_process_group_ranks(group)
+    allowed = f"of the DDP model's own ranks {ranks}, {remedy}"
+    require(set(given) == set(ranks), "process_group", allowed, Verbatim(f"one of ranks {given}"))
 
 
 def not_wrapped(model: object) -> ConfigError:
