@@ -337,6 +337,10 @@ class CompressedStep(LocalSteps):
                 self._noise.restart()
         self._apart = apart
         self._shrunk_by = [1.0] * len(self._members)
+        if self.since == 0 and not self.in_step:
+            # Between two rounds the parameters of a rank follow from what the state has.
+            with torch.no_grad():
+                self._restart()
 
     @property
     def _late(self) -> bool:
@@ -401,8 +405,8 @@ class CompressedStep(LocalSteps):
             if self.keep and self.reset is not None:
                 self._reset_next(self.reset)
             self._apart = self.keep
-            for number, param in enumerate(self.params) if self._apart else ():
-                param.copy_(self._start(number))
+            if self._apart:
+                self._restart()
             self._average_moments()
             self._look_for_zeros()
             return
@@ -412,9 +416,13 @@ class CompressedStep(LocalSteps):
         self._compare()
         self._begin_exchange()
         self._flight.begin(self.exchanged, self.way.data)
+        self._restart()
+        self.since = 0
+
+    def _restart(self) -> None:
+        """Set the parameters to where this rank begins the next round."""
         for number, param in enumerate(self.params):
             param.copy_(self._start(number))
-        self.since = 0
 
     def _land(self) -> None:
         assert self._flight is not None

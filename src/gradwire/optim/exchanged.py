@@ -7,6 +7,7 @@ whose gradient overflowed still takes part, so that the others do not wait for i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -15,14 +16,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import Verbatim, is_int, is_number, require
+from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.exchange.exchange import Named
-from gradwire.integrations.ownership import Caller
+from gradwire.integrations.ownership import Caller, Ranks, conflict_with_ddp
 from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import any_nonfinite
 
 __all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
+
+log = logging.getLogger("gradwire")
 
 Closure = Callable[[], Any]
 
@@ -86,7 +89,8 @@ class Exchanged(Optimizer):
         devices = [param.device for group in self.param_groups for param in group["params"]]
         device = devices[0] if devices else torch.device("cpu")
         facts = {"optimizer": type(self).__name__, **facts}
-        caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
+        self._caller = caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
+        self._unchecked = True
         if meeting is None:
             # Of parameters alone nobody knows which belong to embeddings.
             embeddings = tuple[str, ...] if self.steered else None
@@ -101,7 +105,9 @@ class Exchanged(Optimizer):
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
         # decision sent with another strategy has a message of its own, and must be taken back with the others.
         self.exchange.skips_steps = bool(self.exchange.policy.overrides) or self.exchange.pilot is not None
+        self._ranks: Ranks = frozenset()
         if meeting is None:
+            self._ranks = frozenset(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
             share_start(self.params, group)
 
     @classmethod
@@ -149,6 +155,45 @@ class Exchanged(Optimizer):
             Verbatim("another group"),
         )
         super().add_param_group(param_group)
+
+    def check_first(self) -> None:
+        """Refuse, in the first step of all, a model that was wrapped after the optimizer was made.
+
+        Raises:
+            ConfigError: a DDP model averages the gradients of the parameters.
+        """
+        if self._unchecked:
+            by_name = {name: param for (name, _), param in zip(self.named, self.params, strict=True)}
+            found = conflict_with_ddp(self._caller, by_name, self._ranks)
+            if found is not None:
+                raise ConfigError(found)
+            self._unchecked = False
+
+    def own_parameters(self, *, apart: bool) -> dict[str, Any]:
+        """Return the entry of a state for the parameters of this rank, or no entry unless they differ from the others'.
+
+        Whoever makes the optimizer takes over those of rank 0, so a state in which ranks are apart must have its own.
+        """
+        own = {name: param.detach() for (name, _), param in zip(self.named, self.params, strict=True)}
+        return {"own": own} if apart else {}
+
+    @torch.no_grad()
+    def put_back(self, state: Mapping[str, Any], *, apart: bool) -> None:
+        """Write the parameters of a state in which ranks are apart into those of this rank.
+
+        Args:
+            state: state with the entry of ``own_parameters``; one of an earlier version has none.
+            apart: ranks are apart in this state.
+        """
+        if apart and "own" in state:
+            for (name, _), param in zip(self.named, self.params, strict=True):
+                param.copy_(state["own"][name])
+        elif apart and self.exchange.channel.world > 1 and self.exchange.channel.rank == 0:
+            log.warning(
+                "the state of %s is of an earlier version and was saved within a round, without the parameters of its "
+                "rank: load the model's weights after the optimizer was made, or all ranks have those of rank 0",
+                type(self).__name__,
+            )
 
     def loss_scale(self) -> Tensor | None:
         """The factor of the gradients, if a ``GradScaler`` is at work that has not yet unscaled them."""

@@ -117,6 +117,7 @@ class LocalSteps(Exchanged):
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step of the inner optimizer, and at intervals an exchange. The closure computes local gradients."""
+        self.check_first()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -173,10 +174,14 @@ class LocalSteps(Exchanged):
             self.outer(mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own."""
+        """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.
+
+        Within a round this rank's parameters are among them, because they are those of no other rank.
+        """
         names = [name for name, _ in self.named]
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
         state = {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
+        state |= self.own_parameters(apart=self.since > 0)
         return state if self.rounds is None else {**state, **self.rounds.state_dict()}
 
     def metrics(self) -> dict[str, Any]:
@@ -184,7 +189,7 @@ class LocalSteps(Exchanged):
         return {**super().metrics(), **(self.rounds.metrics() if self.rounds is not None else {})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank, whose parameters within a round it puts back.
 
         Args:
             on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
@@ -202,6 +207,7 @@ class LocalSteps(Exchanged):
             flat.gather(state_dict["kept"][key][name] for name, _ in self.named)
         self.since = state_dict["since"]
         self.exchange.load_state_dict(state_dict["exchange"], on_resize=on_resize)
+        self.put_back(state_dict, apart=self.since > 0)
         if self.rounds is not None:
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gradwire.errors import require
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
 from gradwire.optim.exchanged import COUNT, Closure, check_adam
@@ -118,6 +119,16 @@ class ZeroOneAdam(AdamLike):
     def in_step(self) -> bool:
         """Return whether all ranks hold the same parameters now."""
         return bool(self.progress["since"] == 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of any optimizer, the tensors of the exchange, and between two exchanges this rank's
+        parameters: each rank saves its own.
+        """
+        return {**super().state_dict(), **self.own_parameters(apart=not self.in_step)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        super().load_state_dict(state_dict, on_resize)
+        self.put_back(state_dict, apart=not self.in_step)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:

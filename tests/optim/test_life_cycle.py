@@ -1,0 +1,113 @@
+"""What users do around the steps of any of the optimizers: load in another order, move, wrap, freeze, copy."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.jobs import answers
+from tests.once import once
+from tests.optim.jobs import digest, forward, make, model_of, parameters
+
+SPARSE: dict[str, Any] = {"compressor": "topk", "ratio": 0.1, "min_numel": 0}
+LOCAL: dict[str, Any] = {"var_freeze_step": 1, "local_step_scaler": 1, "local_step_clipper": 4, "min_numel": 0}
+
+CUT = 5
+APART: dict[str, tuple[str, dict[str, Any]]] = {
+    "within a round": ("diloco", {**SPARSE, "every": 3}),
+    "shrunk within a round": ("compressed_step", {**SPARSE, "every": 3}),
+    "keep": ("compressed_step", {**SPARSE, "keep": True}),
+    "late, within a round": ("compressed_step", {**SPARSE, "late": True, "every": 3}),
+    "zeroone_adam": ("zeroone_adam", LOCAL),
+}
+"""Optimizers whose ranks are apart after ``CUT`` steps."""
+
+ORDERS = {
+    "model, make, state": "lms",
+    "make, model, state": "mls",
+    "make, state, model": "msl",
+    "make, state": "ms",
+    "model, make, state of an earlier version": "lmo",
+    "make, model, state of an earlier version": "mlo",
+}
+IN_ALL = "shrunk within a round"
+"""The optimizer that is loaded in all orders; the others are in the first one, everybody's, alone."""
+
+
+def _train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> None:
+    for step in steps:
+        forward(model, optimizer, step, rank).backward()
+        optimizer.step()
+
+
+def _orders(rank: int) -> dict[tuple[str, str], tuple[bool, bool, bool]]:
+    """Whether a run that goes on after each order has this rank's weights, and ends where it would have; and whether
+    the log has a warning."""
+    told = {}
+    for what, (kind, options) in APART.items():
+        model = model_of()
+        optimizer = make(kind, model, options)
+        _train(model, optimizer, rank, range(CUT))
+        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        assert optimizer.in_step is False  # type: ignore[attr-defined]
+        _train(model, optimizer, rank, range(CUT, CUT + 3))
+        end = parameters(model)
+        for order, calls in list(ORDERS.items())[: None if what == IN_ALL else 1]:
+            again, state, heard = model_of(seed=9 + rank), copy.deepcopy(saved[1]), io.StringIO()
+            handler = logging.StreamHandler(heard)
+            logging.getLogger("gradwire").addHandler(handler)
+            for call in calls:
+                if call == "l":
+                    again.load_state_dict(saved[0])
+                elif call == "m":
+                    optimizer = make(kind, again, options)
+                else:
+                    optimizer.load_state_dict({key: state[key] for key in state if call == "s" or key != "own"})
+            weights = digest(again.state_dict()) == digest(saved[0])
+            _train(again, optimizer, rank, range(CUT, CUT + 3))
+            logging.getLogger("gradwire").removeHandler(handler)
+            told[what, order] = weights, parameters(again) == end, "of an earlier version" in heard.getvalue()
+    return told
+
+
+@once
+def orders() -> list[dict[tuple[str, str], tuple[bool, bool, bool]]]:
+    return run_ranks(2, _orders)
+
+
+def test_in_whatever_order_it_is_loaded_a_rank_goes_on_from_its_own_weights() -> None:
+    for rank, told in enumerate(orders()):
+        for (what, order), (weights, end, _) in told.items():
+            lost = (what, order) == (IN_ALL, "model, make, state of an earlier version")
+            assert (weights, end) == (not (lost and rank), not lost), (what, order)
+
+
+def test_a_state_without_a_ranks_weights_is_reported_once() -> None:
+    for rank, told in enumerate(orders()):
+        for (what, order), (*_, heard) in told.items():
+            assert heard == ("earlier" in order and rank == 0), (what, order)
+
+
+def _wrapped(rank: int) -> dict[str, str]:
+    def stepped(kind: str) -> None:
+        model = model_of()
+        optimizer = make(kind, model, {})
+        wrapped = DistributedDataParallel(model)
+        forward(wrapped, optimizer, 0, rank).backward()
+        optimizer.step()
+
+    return answers({kind: partial(stepped, kind) for kind in ("diloco", "onebit_adam")})
+
+
+def test_a_model_that_is_wrapped_after_its_optimizer_was_made_is_refused_in_the_first_step() -> None:
+    for told in run_ranks(2, _wrapped):
+        for kind, name in (("diloco", "DiLoCo"), ("onebit_adam", "OneBitAdam")):
+            assert f"{name} must be given parameters whose gradients nobody else averages" in told[kind]
+            assert "'0.weight', which DistributedDataParallel averages: use gradwire.compress_ddp" in told[kind]
