@@ -8,6 +8,7 @@ import logging
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -111,3 +112,43 @@ def test_a_model_that_is_wrapped_after_its_optimizer_was_made_is_refused_in_the_
         for kind, name in (("diloco", "DiLoCo"), ("onebit_adam", "OneBitAdam")):
             assert f"{name} must be given parameters whose gradients nobody else averages" in told[kind]
             assert "'0.weight', which DistributedDataParallel averages: use gradwire.compress_ddp" in told[kind]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "diloco": {**SPARSE, "every": 2},
+    "qsparse_local": {**SPARSE, "every": 1},
+    "compressed_step": {**SPARSE, "keep": True},
+    "onebit_adam": {"freeze_step": 1, "min_numel": 0},
+    "zeroone_adam": LOCAL,
+    "micro_adam": SPARSE,
+}
+
+
+class Laid(nn.Module):
+    """A channels-last weight, a transposed one and a view with gaps; or all of them contiguous."""
+
+    def __init__(self, *, contiguous: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        last = torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+        for name, value in (("last", last), ("turned", torch.randn(9, 8).t()), ("gaps", torch.randn(6, 8)[:, ::2])):
+            assert not value.is_contiguous()
+            setattr(self, name, nn.Parameter(value.contiguous() if contiguous else value))
+
+
+def _laid(rank: int) -> dict[str, bool]:
+    told = {}
+    for kind, options in KINDS.items():
+        models = [Laid(contiguous=contiguous) for contiguous in (True, False)]
+        for model in models:
+            generator, optimizer = torch.Generator().manual_seed(rank), make(kind, model, options)
+            for _ in range(3):
+                for param in model.parameters():
+                    param.grad = torch.empty_like(param).copy_(torch.randn(param.shape, generator=generator))
+                optimizer.step()
+        told[kind] = parameters(models[0]) == parameters(models[1])
+    return told
+
+
+def test_parameters_may_lie_in_memory_in_any_order() -> None:
+    assert run_ranks(2, _laid) == [dict.fromkeys(KINDS, True)] * 2

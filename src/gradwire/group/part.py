@@ -523,8 +523,11 @@ def fill_nonfinite(views: Iterable[Tensor], bad: Tensor) -> None:
 
 
 def nonfinite(tensor: Tensor) -> Tensor:
-    """Return whether any element is NaN or infinite: one pass, nothing allocated, no wait for the device."""
-    if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
+    """Return whether any element is NaN or infinite: one pass, nothing allocated, no wait for the device.
+
+    A tensor whose elements do not lie in their order in memory, such as a channels-last one, is read as it lies.
+    """
+    if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and tensor.is_contiguous():
         status = torch.zeros(1, dtype=torch.int32, device=tensor.device)
         ops.nonfinite(tensor.view(-1), status)
         return status.any()
