@@ -111,7 +111,9 @@ def quantize(
     step = values.abs().amax() / levels if values.numel() else values.new_zeros(())
     scaled = torch.where((step > 0) & step.isfinite(), values / step, 0.0)
     if stochastic:
-        scaled = (scaled + torch.rand(scaled.shape, generator=generator, device=scaled.device)).floor()
+        scaled = (
+            scaled + torch.rand(scaled.shape, generator=generator, dtype=torch.float32, device=scaled.device)
+        ).floor()
     return scaled.round().clamp(-levels, levels).to(torch.int8), step
 
 

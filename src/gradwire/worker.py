@@ -60,6 +60,9 @@ class Worker:
             self._stop.atexit = False
             _open[id(self)] = partial(_end, self._jobs, thread)
         done: Future[Tensor] = future.then(lambda finished: finished.wait())
+        if torch.cuda.is_initialized():
+            # A new thread has another current device, and a stream that does not wait for the caller's.
+            job = partial(_on_stream, torch.cuda.current_stream(), job)
         self._jobs.put((job, future))
         return done
 
@@ -76,6 +79,12 @@ class Worker:
         if self._stop is not None:
             self._stop()
             self._stop = None
+
+
+def _on_stream(stream: torch.cuda.Stream, job: Callable[[], Tensor]) -> Tensor:
+    """Run a job on a stream, and on its device."""
+    with torch.cuda.stream(stream):
+        return job()
 
 
 def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:

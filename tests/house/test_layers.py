@@ -10,7 +10,7 @@ from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_moved", "_once", "_started"),
-    ("types", "registry", "metrics", "worker", "meeting"),
+    ("types", "registry", "metrics", "modes", "worker", "meeting"),
     ("wire", "ops"),
     ("helpers",),
     ("compressors",),

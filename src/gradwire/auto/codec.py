@@ -284,7 +284,10 @@ def measure(
         return f"what peers send under strategy {name!r} is their own, so it cannot be measured here: give --codec"
     exchange.counters.clock = clock
     noise = torch.Generator().manual_seed(0)
-    given = [torch.randn(bucket.numel, generator=noise).mul_(_SPREAD) for bucket in buckets]
+    given = [
+        torch.randn(bucket.numel, generator=noise, dtype=torch.float32, device="cpu").mul_(_SPREAD)
+        for bucket in buckets
+    ]
     flats = [torch.empty_like(each) for each in given]
     steps: list[list[CodecTimes]] = []
     begun = time.perf_counter()

@@ -296,7 +296,7 @@ def uncertainty(seconds: Sequence[float]) -> float:
 
 def reduced(numbers: Sequence[float], channel: Channel, device: torch.device, how: str) -> list[float]:
     """The sum of each number over the ranks, or its maximum. All ranks must call it with as many numbers."""
-    sent = torch.tensor(list(numbers), dtype=torch.float64).to(device)
+    sent = torch.tensor(list(numbers), dtype=torch.float64, device="cpu").to(device)
     channel.all_reduce(sent, how)
     found: list[float] = sent.tolist()
     return found

@@ -87,7 +87,10 @@ class OkTopkSession(Session):
         self.part = Part(site.pieces(units))
         self.own = Message(self.part.packing, site.device)
         self.wanted = [payload[0].numel() for payload in self.own.payloads]
-        fresh = {"threshold": torch.zeros((), device=site.device), "age": torch.zeros((), dtype=torch.int64)}
+        fresh = {
+            "threshold": torch.zeros((), dtype=torch.float32, device=site.device),
+            "age": torch.zeros((), dtype=torch.int64, device="cpu"),
+        }
         self.kept = [site.kept.recall(unit, {name: tensor.clone() for name, tensor in fresh.items()}) for unit in units]
 
     def _recall(self) -> None:

@@ -50,6 +50,7 @@ from gradwire.group.dense import CarriedDense, DenseSession, is_carried
 from gradwire.group.part import Unit, nonfinite
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
+from gradwire.modes import ordinary, ordinary_modes
 from gradwire.ops import Places
 from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
@@ -182,6 +183,7 @@ class Exchange:
         ConfigError: a combination that cannot work, with the remedy.
     """
 
+    @ordinary_modes()
     def __init__(
         self,
         compressor: Compressor,
@@ -426,7 +428,7 @@ class Exchange:
             bad, self._bad = self._bad, []
             self._end_step(bad)
 
-    @torch.no_grad()
+    @ordinary_modes()
     def _end_step(self, bad: Sequence[Tensor]) -> None:
         # The flags are added on the device, so that counting never waits for it.
         spoilt = torch.stack(list(bad)).any() if len(bad) > 1 else bad[0]
@@ -448,7 +450,7 @@ class Exchange:
         if self.skips_steps:
             self._undo.remember(self.residuals.changing(names))
 
-    @torch.no_grad()
+    @ordinary_modes()
     def run(
         self,
         flat: Tensor,
@@ -474,6 +476,7 @@ class Exchange:
             ConfigError: ``flat`` is not of this form, or no step was begun.
         """
         self._check(flat, params)
+        flat = ordinary(flat)
         if not self._opened:
             self.open(first=[name for name, _ in params])
         run = self.pilot.before(flat, params, ready) if self.pilot is not None else None
@@ -551,7 +554,7 @@ class Exchange:
         waits = bool(self.assigned or self._draining)
         return self._summed and not watched and not waits and self.compressor.sums_in(dtype)
 
-    @torch.no_grad()
+    @ordinary_modes()
     def begin_mean(self, bucket: Tensor) -> Future[Tensor]:
         """Start to replace a bucket by its mean, if ``plain``; nothing waits, and several may be under way.
 
@@ -644,7 +647,7 @@ class Exchange:
         self.open()
         self.channel.all_reduce(flags, "max")
 
-    @torch.no_grad()
+    @ordinary_modes()
     def average(self, flat: Tensor, *, extra: bool = False) -> Tensor:
         """Replace ``flat`` by its uncompressed mean over the ranks; kept tensors stay.
 
@@ -679,7 +682,7 @@ class Exchange:
         config = {"compressor": self.compressor.to_config(), "memory": memory.to_config()}
         return json.dumps(config, sort_keys=True, default=plain)
 
-    @torch.no_grad()
+    @ordinary_modes()
     def load_state_dict(
         self,
         state: Mapping[str, Any],
@@ -749,7 +752,7 @@ class Exchange:
         waits = {"residual"} if self.pilot is not None and which == "buffers" else set()
         return {name for memory in memories for name in getattr(memory, which)} | waits
 
-    @torch.no_grad()
+    @ordinary_modes()
     def scale_residuals(self, factor: float, names: Container[str] | None = None) -> None:
         """Multiply all residuals: by the old learning rate over the new one, when the rate jumps.
 
@@ -767,7 +770,7 @@ class Exchange:
         self.end_step()
         self.residuals.scale(factor, names)
 
-    @torch.no_grad()
+    @ordinary_modes()
     def rescale(self, factor: float) -> None:
         """Multiply all tensors kept for elements: by the new loss scale over the old one, when that changes.
 

@@ -106,7 +106,7 @@ class SecondMoment:
             there = [arrived[lo - start : hi - start] for lo, hi in places[mine]]
             # A sample stands for its whole tensor.
             shares = [(hi - lo) / max(len(part), 1) for (lo, hi), part in zip(spans[mine], exact, strict=True)]
-            weights = torch.tensor(shares, dtype=torch.float64).to(sample.device)
+            weights = torch.tensor(shares, dtype=torch.float64, device="cpu").to(sample.device)
             squares = torch.stack([_squares(there), _squares(exact)])
             squares[0] /= multiplied * multiplied
             # Squares that are not finite do not count.

@@ -360,7 +360,7 @@ class Channel:
         self.settle()
         if not self.traffic.room or self.is_nccl:
             return self.begin_rows(rows)
-        headed = torch.zeros((self.world, rows.size(1) + self.traffic.room), dtype=torch.uint8)
+        headed = torch.zeros((self.world, rows.size(1) + self.traffic.room), dtype=torch.uint8, device="cpu")
         headed[:, : rows.size(1)] = rows
         self.metrics.compared_bytes += len(self.peers) * headed[0].nbytes
         finish = self._open_with(headed)

@@ -112,7 +112,7 @@ def hosts_of(channel: Channel, device: torch.device) -> Hosts:
     """
     if channel not in _known:
         rows = torch.zeros(channel.world, _DIGEST, dtype=torch.uint8, device=device)
-        rows[channel.rank].copy_(torch.tensor(list(own_host()), dtype=torch.uint8))
+        rows[channel.rank].copy_(torch.tensor(list(own_host()), dtype=torch.uint8, device="cpu"))
         channel.all_gather(rows)
         _known[channel] = Hosts.of([bytes(row) for row in rows.tolist()])
     return _known[channel]

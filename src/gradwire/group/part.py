@@ -496,7 +496,7 @@ class Part:
             code, used = piece.unit.compressor, nbytes - layout.offsets[-1]
             payload = (layout if code.fixed_size else layout.cut(used)).views(row[start : start + nbytes])
             if sizes is not None and code.used_on_host:
-                payload = (torch.tensor([used], dtype=torch.int32), *payload[1:])
+                payload = (torch.tensor([used], dtype=torch.int32, device="cpu"), *payload[1:])
             yield payload
             start = align(start + nbytes)
 

@@ -22,6 +22,7 @@ from gradwire.exchange.exchange import USED, Named
 from gradwire.integrations._state import ExchangeState
 from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import in_memory, memory_order
+from gradwire.modes import ordinary_modes
 from gradwire.worker import Worker
 
 __all__ = ["Bucket", "BucketState", "split"]
@@ -78,7 +79,7 @@ class BucketState(ExchangeState):
         release(self.exchange)
         self.exchange.channel.close()
 
-    @torch.no_grad()
+    @ordinary_modes()
     def average(
         self, grads: Callable[[Bucket], Sequence[Tensor | None]], done: Callable[[Bucket], None] = lambda _: None
     ) -> None:
@@ -120,7 +121,7 @@ class BucketState(ExchangeState):
             there: true where a parameter has a gradient, of each bucket.
         """
         flags = list(chain.from_iterable(there))
-        uses = torch.tensor(flags, dtype=torch.uint8).mul_(USED).to(self.exchange.device)
+        uses = torch.tensor(flags, dtype=torch.uint8, device="cpu").mul_(USED).to(self.exchange.device)
         names = [name for bucket in self.buckets for name, _ in bucket.named]
         self.exchange.note_pending(uses, {i: name for i, name in enumerate(names) if not flags[i]})
         return uses

@@ -32,6 +32,7 @@ from gradwire.integrations._scatter import ScatterSession
 from gradwire.integrations._sharded import multiplier
 from gradwire.integrations._state import Scratch
 from gradwire.memory.none import NoMemory
+from gradwire.modes import has_memory, ordinary, ordinary_modes
 from gradwire.types import Key, State
 from gradwire.worker import Worker
 
@@ -89,51 +90,56 @@ class Carrier:
         self.nothing = DenseMean(torch.zeros(0, dtype=torch.float32, device=device), lambda: None)
         self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
-    def start(self, job: Callable[[], list[Tensor]]) -> dist.Work:
-        """Run a collective after all that were started before."""
+    def start(self, device: torch.device, job: Callable[[], list[Tensor]]) -> dist.Work:
+        """Run a collective of tensors on this device after all that were started before."""
         done: Any
-        if self.device.type == "cpu":
+        if device.type == "cpu":
             done = self.worker.submit(cast(Any, job))
         else:
-            done = Future(devices=[torch.device(self.device.type, torch.cuda.current_device())])
-            done.set_result(job())
+            done = Future(devices=[device])
+            # The caller's current device may be another one.
+            with torch.cuda.device(device):
+                done.set_result(job())
         return Started(self.worker, done)
 
-    @torch.no_grad()
+    @ordinary_modes()
     def all_reduce(self, tensor: Tensor, op: Any) -> list[Tensor]:
         """Replace ``tensor`` by its reduction over the ranks."""
-        world, n = self.channel.world, tensor.numel()
-        flat = self.scratch.float32(tensor.view(-1))
+        world, n, own = self.channel.world, tensor.numel(), ordinary(tensor).view(-1)
+        flat = self.scratch.float32(own)
         session: Session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
         self._count(2 * (world - 1) * tensor.nbytes // world)
         session.run(flat, self._key(), self.nothing)
         self._multiply(flat, multiplier(op, world) * world)
-        if flat.dtype != tensor.dtype:
-            tensor.view(-1).copy_(flat)
+        if flat.dtype != own.dtype:
+            own.copy_(flat)
         return [tensor]
 
-    @torch.no_grad()
+    @ordinary_modes()
     def reduce_scatter(self, output: Tensor, given: Tensor, op: Any) -> list[Tensor]:
         """Make ``output`` the reduction of this rank's part of ``given``, which stays as it is."""
         world, n = self.channel.world, output.numel()
         session: ScatterSession = self._session("scatter", n, lambda: ScatterSession(self._owners(n), self.site))
         self._count((world - 1) * given.nbytes // world)
-        out = output.view(-1) if output.dtype == torch.float32 else torch.empty(n, device=self.device)
-        session.run(self.scratch.float32(given.view(-1)), out, self._key(), multiplier(op, world))
-        if out.dtype != output.dtype:
-            output.view(-1).copy_(out)
+        own = ordinary(output).view(-1)
+        out = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
+        session.run(self.scratch.float32(ordinary(given).view(-1)), out, self._key(), multiplier(op, world))
+        if out is not own:
+            own.copy_(out)
         return [output]
 
-    @torch.no_grad()
+    @ordinary_modes()
     def all_gather(self, output: Tensor, given: Tensor) -> list[Tensor]:
         """Put what all ranks give into ``output``; what this rank gave itself is decoded like the rest."""
         world, rank, n = self.channel.world, self.channel.rank, given.numel()
         part, rows = self._session("gather", n, lambda: self._rows(n))
         self._count((world - 1) * given.nbytes)
-        part.encode(self.scratch.float32(given.view(-1)), rows.row(rank), self._key())
+        flat = self.scratch.float32(ordinary(given).view(-1))
+        part.encode(flat, rows.row(rank), self._key())
         self.channel.all_gather(rows.buffer)
-        room = self.scratch.float32(given.view(-1)) if output.dtype != torch.float32 else None
-        for index, own in enumerate(output.view(world, -1)):
+        # Of 16 bits it is a copy, which is not needed any more.
+        room = flat if output.dtype != torch.float32 else None
+        for index, own in enumerate(ordinary(output).view(world, -1)):
             flat = own if room is None else room
             part.decode(rows.row(index).stacked, flat, 1.0)
             part.spoil(flat, rows.row(index).status.ne(0))
@@ -224,9 +230,10 @@ class CompressingGroup(dist.ProcessGroup):
         tensor: Tensor = tensors[0]
         op: Any = opts.reduceOp
         if self._takes(tensor) and reduces(op) and (tensor.dtype != self._same or op == dist.ReduceOp.PREMUL_SUM):
-            return self._carrier.start(lambda: self._carrier.all_reduce(tensor, op))
+            return self._carrier.start(tensor.device, lambda: self._carrier.all_reduce(tensor, op))
         if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
-            tensor.mul_(multiplier(op, 1))
+            with ordinary_modes():
+                ordinary(tensor).mul_(multiplier(op, 1))
             opts.reduceOp = cast(Any, dist.ReduceOp.SUM)
         return self._inner.allreduce(tensors, opts)
 
@@ -237,9 +244,9 @@ class CompressingGroup(dist.ProcessGroup):
         op: Any = opts.reduceOp
         fits = given.numel() == self.size() * output.numel() and given.dtype == output.dtype
         if fits and self._takes(given) and output.is_contiguous() and reduces(op):
-            return self._carrier.start(lambda: self._carrier.reduce_scatter(output, given, op))
+            return self._carrier.start(given.device, lambda: self._carrier.reduce_scatter(output, given, op))
         if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
-            given, opts.reduceOp = given * multiplier(op, 1), dist.ReduceOp.SUM
+            given, opts.reduceOp = given.detach() * multiplier(op, 1), dist.ReduceOp.SUM
         return self._inner.reduce_scatter_single(output, given, opts)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
@@ -247,7 +254,7 @@ class CompressingGroup(dist.ProcessGroup):
         fits = output.numel() == self.size() * given.numel() and given.dtype == output.dtype
         if not (self._gathers and fits and self._takes(given) and output.is_contiguous()):
             return self._inner.all_gather_single(output, given, *([opts] if opts is not None else []))
-        return self._carrier.start(lambda: self._carrier.all_gather(output, given))
+        return self._carrier.start(given.device, lambda: self._carrier.all_gather(output, given))
 
     def reduce_scatter_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
         """Do ``reduce_scatter_single`` for each of some tensors; functional collectives come here with one."""
@@ -275,6 +282,7 @@ class CompressingGroup(dist.ProcessGroup):
             and tensor.is_contiguous()
             and not self._alone
             and not self._closed
+            and has_memory(tensor)
         )
 
 

@@ -33,6 +33,7 @@ from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import backend_of
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
+from gradwire.modes import ordinary_modes
 from gradwire.ops.stored import part_of, shaped
 from gradwire.types import Key
 
@@ -225,7 +226,7 @@ class ReduceScatter:
             self._ready = graph, moment(device)
         return torch.empty(*size, dtype=dtype, device=device)
 
-    @torch.no_grad()
+    @ordinary_modes()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
@@ -35,6 +34,7 @@ from gradwire.integrations._state import Scratch
 from gradwire.integrations.setup import private_group
 from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
+from gradwire.modes import ordinary, ordinary_modes
 from gradwire.types import Key
 from gradwire.worker import Worker
 
@@ -148,10 +148,8 @@ class WeightGather:
         gather = self._gathering()
 
         def job() -> Tensor:
-            # Buffers that are made in inference mode could never be written to outside of it.
-            with torch.inference_mode(False), torch.no_grad():
-                plain = from_dlpack(output_tensor) if output_tensor.is_inference() else output_tensor
-                rows = plain.view(channel.world, -1)
+            with ordinary_modes():
+                rows = ordinary(output_tensor).view(channel.world, -1)
                 gather(rows, rows[channel.rank])
             return output_tensor
 

@@ -54,7 +54,7 @@ def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
         kind = metadata.state_dict_metadata[flat]
         wanted[flat] = None
         if isinstance(kind, TensorStorageMetadata):
-            wanted[flat] = torch.empty(kind.size, dtype=kind.properties.dtype)
+            wanted[flat] = torch.empty(kind.size, dtype=kind.properties.dtype, device="cpu")
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     load(wanted, storage_reader=reader, planner=planner, no_dist=True)
     return nested({path[depth:]: wanted[flat] for flat, path in paths.items()})

@@ -39,6 +39,7 @@ from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
 from gradwire.integrations.setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
+from gradwire.modes import ordinary_modes
 from gradwire.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
@@ -79,6 +80,7 @@ class GradwireState(ExchangeState):
         GroupError: ranks were given different options.
     """
 
+    @ordinary_modes()
     def __init__(
         self,
         model: nn.Module,
@@ -145,7 +147,7 @@ class GradwireState(ExchangeState):
         self._compared: list[list[str]] = []
         self._handed_out: dict[int, tuple[list[int], tuple[Named, ...], list[str]]] = {}
         self._glancing = False
-        self._status = torch.zeros(1, dtype=torch.int32)
+        self._status = torch.zeros(1, dtype=torch.int32, device="cpu")
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
@@ -312,7 +314,7 @@ class GradwireState(ExchangeState):
         if pilot.glances:
             pilot.glance()
         self.exchange.channel.settle()
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
 
     def _plain(self, device: torch.device) -> bool:
         """Return whether all buckets are averaged in place; those that Gloo sums for a GPU go through the thread."""

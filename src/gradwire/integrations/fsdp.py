@@ -44,6 +44,7 @@ from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follo
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
 from gradwire.metrics import Metrics
+from gradwire.modes import ordinary_modes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -67,6 +68,7 @@ SHARD = "shard (the ranks of replicate= must hold the same rows)"
 class FSDPState(ShardedState):
     """The exchange of a sharded model. Made by ``compress_fsdp``."""
 
+    @ordinary_modes()
     def __init__(
         self,
         model: nn.Module,

@@ -24,6 +24,7 @@ from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
+from gradwire.modes import ordinary_modes
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
 
@@ -35,6 +36,7 @@ CALLER = Caller("gradwire.compress_fsdp1", "fsdp")
 class FSDP1State(ShardedState):
     """The exchange of a model under FSDP1. Made by ``compress_fsdp1``."""
 
+    @ordinary_modes()
     def __init__(
         self,
         model: nn.Module,

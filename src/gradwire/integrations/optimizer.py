@@ -21,6 +21,7 @@ from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
 from gradwire.integrations.ownership import Caller, owners_of
 from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled
+from gradwire.modes import ordinary_modes
 
 __all__ = ["OptimizerState", "compress_optimizer"]
 
@@ -31,6 +32,7 @@ CALLER = Caller("gradwire.compress_optimizer")
 class OptimizerState(BucketState):
     """The exchange in front of an optimizer's step. Made by ``compress_optimizer``."""
 
+    @ordinary_modes()
     def __init__(
         self,
         optimizer: Optimizer,

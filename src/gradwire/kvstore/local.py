@@ -19,6 +19,7 @@ from gradwire.kvstore.protocol.sender import Sender
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction
 from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 from gradwire.memory.base import check_rounds
+from gradwire.modes import ordinary_modes
 
 __all__ = ["DeviceStore", "LocalStore"]
 
@@ -65,12 +66,14 @@ class LocalStore(KVStore):
             raise ConfigError("a store has optimizer states after set_optimizer, and not before")
         return self._updater
 
+    @ordinary_modes()
     def _init(self, key: StoreKey, value: Tensor) -> None:
         if key in self._entries:
             raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
         dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
         self._entries[key] = LocalKey(dense, value.is_sparse, Merger(dense.shape, dense.device))
 
+    @ordinary_modes()
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
         for key, grads in pairs:
             self._push(key, grads)
@@ -90,7 +93,9 @@ class LocalStore(KVStore):
             rows = merged_rows([grad.indices()[0].to(merged.device) for grad in grads]) if sparse else None
             self._updater(key, merged, entry.value, rows)
         else:
-            self._updater(key, merged, entry.value)
+            # A function of the user's own.
+            with torch.enable_grad():
+                self._updater(key, merged, entry.value)
         if entry.replica is not None:
             assert pull is not None
             entry.replica.follow(entry.value, pull, replaced=self._updater is None)
@@ -103,7 +108,9 @@ class LocalStore(KVStore):
             self.compression.push.check_world(len(grads))
         senders = self._senders(entry, key, grads)
         if any(grad.is_sparse for grad in grads):
-            rows = [each.indices()[0] if each.is_sparse else torch.arange(len(each)) for each in grads]
+            rows = [
+                each.indices()[0] if each.is_sparse else torch.arange(len(each), device=each.device) for each in grads
+            ]
             grads = [each if each.is_sparse else all_rows(each) for each in grads]
             payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
             return entry.merger.merge_rows(self.compression, payloads, rows)

@@ -219,7 +219,7 @@ class Declaration:
         """Say to ``kernels.read`` what a tensor must be."""
         dtypes = mark.dtype if isinstance(mark.dtype, tuple) else (mark.dtype,)
         letter = b"r" if isinstance(mark, Rows) else b"s" if mark.shaped else b"f"
-        codes = b"".join(code(torch.empty(0, dtype=dtype)) for dtype in dtypes)
+        codes = b"".join(code(torch.empty(0, dtype=dtype, device="cpu")) for dtype in dtypes)
         return (letter.upper() if name in self.optional else letter) + bytes([len(dtypes)]) + codes
 
     @staticmethod

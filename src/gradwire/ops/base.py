@@ -257,7 +257,7 @@ class Many:
             table.append(
                 [self._added(n, v, given, own, bases) for n, v in zip(self.said.columns, numbers, strict=True)]
             )
-        return torch.tensor(table, dtype=torch.int64).view(rows, len(self.said.columns))
+        return torch.tensor(table, dtype=torch.int64, device="cpu").view(rows, len(self.said.columns))
 
     def _added(self, name: str, number: Any, given: dict[str, Any], own: dict[str, Any], bases: dict[str, Any]) -> int:
         """Compute what a row adds to the kernel's argument: nothing for what all pieces share."""

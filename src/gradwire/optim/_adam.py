@@ -88,7 +88,7 @@ class AdamLike(Exchanged):
 
         It takes an all-reduce of one byte for each parameter: a rank cannot know alone whether another used them.
         """
-        used = torch.ones(len(self.params), dtype=torch.uint8)
+        used = torch.ones(len(self.params), dtype=torch.uint8, device="cpu")
         used[list(idle)] = 0
         used = used.to(self.exchange.device)
         self.exchange.any_rank(used)

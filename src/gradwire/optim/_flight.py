@@ -93,9 +93,9 @@ def _run(
     its stream is empty.
     """
     if stream is None or ready is None:
-        return torch.tensor(exchanged(flat))
+        return torch.tensor(exchanged(flat), device="cpu")
     with torch.cuda.stream(stream):
         stream.wait_event(ready)
         finite = exchanged(flat)
         stream.synchronize()
-    return torch.tensor(finite)
+    return torch.tensor(finite, device="cpu")

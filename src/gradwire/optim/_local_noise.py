@@ -110,10 +110,12 @@ class LocalNoise:
         if numel <= wanted:
             return torch.cat([way[lo:hi] for lo, hi in spans] or [way[:0]])
         # A regular choice would see one column of a matrix, or rows of one kind.
-        drawn = torch.randint(numel, (wanted,), generator=torch.Generator().manual_seed(self._exchange.step))
-        ends = torch.tensor(sizes).cumsum(0)
+        drawn = torch.randint(
+            numel, (wanted,), generator=torch.Generator().manual_seed(self._exchange.step), device="cpu"
+        )
+        ends = torch.tensor(sizes, device="cpu").cumsum(0)
         # What is at the end of a span in the group is at the end of it in the flat tensor, too.
-        shifts = torch.tensor([hi for _, hi in spans]) - ends
+        shifts = torch.tensor([hi for _, hi in spans], device="cpu") - ends
         places = drawn + shifts[torch.searchsorted(ends, drawn, right=True)]
         return way[places.to(way.device)]
 

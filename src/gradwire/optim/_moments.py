@@ -60,7 +60,7 @@ class AveragedMoments:
         for kind in kinds_of(inner):
             found = [self._moment(inner, param, kind) for param in self.params]
             there = [float(moment is not None) for moment in found]
-            self.flat.gather([*found, torch.tensor([*there, float(bool(inner.state))])])
+            self.flat.gather([*found, torch.tensor([*there, float(bool(inner.state))], device="cpu")])
             if bool(exchange.average(self.flat.data)):
                 continue
             *means, shares = self.flat.views

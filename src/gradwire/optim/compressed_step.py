@@ -41,6 +41,7 @@ from gradwire.meeting.meeting import Meeting
 from gradwire.memory.base import Memory
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
+from gradwire.modes import ordinary_modes
 from gradwire.optim._flight import Flight
 from gradwire.optim._local_noise import LocalNoise
 from gradwire.optim._moments import AveragedMoments, keeps_moments, kinds_of
@@ -147,6 +148,7 @@ class CompressedStep(LocalSteps):
     }
     steered: ClassVar[bool] = True
 
+    @ordinary_modes()
     def __init__(
         self,
         inner: Optimizer,

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import is_number
 from gradwire.meeting.meeting import Meeting
+from gradwire.modes import ordinary_modes
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.local import LocalSteps
 
@@ -71,6 +72,7 @@ class DiLoCo(LocalSteps):
         "momentum": (lambda value: is_number(value) and 0 <= value < 1, "in [0, 1)"),
     }
 
+    @ordinary_modes()
     def __init__(
         self,
         inner: Optimizer,

@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.memory.base import Memory
+from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import COUNT, Closure, check_adam
@@ -85,6 +86,7 @@ class MicroAdam(AdamLike):
     kept = ()
     ranges: ClassVar = {"window": COUNT}
 
+    @ordinary_modes()
     def __init__(
         self,
         params: Any,

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.errors import is_int, require
+from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim.exchanged import FLAG, Closure, check_adam
 
@@ -83,6 +84,7 @@ class OneBitAdam(AdamLike):
         "freeze_step": (lambda value: value == "auto" or is_int(value, 1), "an integer >= 1 or 'auto'"),
     }
 
+    @ordinary_modes()
     def __init__(
         self,
         params: Any,
@@ -150,7 +152,7 @@ class OneBitAdam(AdamLike):
         self.progress |= {"rates": rates, "norms": norms}
         ratio = min(norms[0], norms[-1]) / max(norms[0], norms[-1]) if max(norms) > 0 else 0.0
         settled = t > lag and t > self.progress["rose"] + lag and ratio > SETTLED
-        flag = torch.tensor([settled], dtype=torch.uint8).to(self.exchange.device)
+        flag = torch.tensor([settled], dtype=torch.uint8, device="cpu").to(self.exchange.device)
         self.exchange.any_rank(flag)
         if bool(flag):
             self.progress["frozen_at"] = t

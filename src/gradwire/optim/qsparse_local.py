@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from gradwire.meeting.meeting import Meeting
+from gradwire.modes import ordinary_modes
 from gradwire.optim.local import LocalSteps
 
 __all__ = ["QsparseLocal"]
@@ -56,6 +57,7 @@ class QsparseLocal(LocalSteps):
         Sparsification and Local Computations", NeurIPS 2019.
     """
 
+    @ordinary_modes()
     def __init__(
         self,
         inner: Optimizer,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from gradwire.errors import require
 from gradwire.exchange.checkpoint import OnResize
+from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
 from gradwire.optim.exchanged import COUNT, Closure, check_adam
@@ -74,6 +75,7 @@ class ZeroOneAdam(AdamLike):
     kept = ("exp_avg", "exp_avg_sq", "moved", "agreed")
     ranges = dict.fromkeys(("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"), COUNT)
 
+    @ordinary_modes()
     def __init__(
         self,
         params: Any,

@@ -208,7 +208,7 @@ def _parse(known: Sequence[Compressor], max_bytes: int) -> Generator[tuple[str, 
     if zlib.crc32(body) != body_crc:
         raise WireError("frame payload is corrupted: its CRC-32 does not match")
     body += bytes(layout.nbytes - body_nbytes)
-    payload = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
+    payload = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8, device="cpu")
     if not compressor.fixed_size and (claimed := sent_nbytes(compressor, layout, payload)) != body_nbytes:
         raise WireError(f"frame has {body_nbytes} bytes of payload, but the payload says that it uses {claimed}")
     compressor.check_payload(layout.views(payload), shape)

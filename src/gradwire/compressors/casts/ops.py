@@ -159,7 +159,7 @@ def scale_count(n: int, block: int) -> int:
 def codebook(kind: str, device: torch.device) -> Tensor:
     """The 256 values; "dynamic" adds 7 borders below the decades, the border below 1, and 7 slopes."""
     if kind == "linear":
-        values = torch.arange(256, dtype=torch.uint8).view(torch.int8).float()
+        values = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.int8).float()
     elif kind == "dynamic":
         values = torch.cat([_dynamic_values(), _dynamic_ladder()])
     else:
@@ -225,8 +225,8 @@ def _dynamic_values() -> Tensor:
 
 def _middles(parts: int) -> Tensor:
     # torch.linspace with its multiply-add in one rounding, which not every machine has: in float64, rounded once.
-    low, high = torch.tensor([0.1, 1.0], dtype=torch.float32)
-    step, i = ((high - low) / parts).double(), torch.arange(parts + 1).double()
+    low, high = torch.tensor([0.1, 1.0], dtype=torch.float32, device="cpu")
+    step, i = ((high - low) / parts).double(), torch.arange(parts + 1, device="cpu").double()
     below = low.double() + step * i
     above = high.double() - step * (parts - i)
     borders = torch.where(i < (parts + 1) // 2, below, above).float()
@@ -244,13 +244,13 @@ def _dynamic_ladder() -> Tensor:
     return torch.cat([borders, slopes])
 
 
-_AHEAD = float(torch.tensor(8 / 9, dtype=torch.float32))
+_AHEAD = float(torch.tensor(8 / 9, dtype=torch.float32, device="cpu"))
 """The lowest code of a decade is 2**d, and a y of 0 lies 2**d / 9 codes below it."""
 
 
 def _float8_values(kind: str) -> Tensor:
     """The values of the bytes by the formats' definition: exponents of all ones are special, in e4m3 only 7f and ff."""
-    byte, fraction = torch.arange(256), _FRACTION[kind]
+    byte, fraction = torch.arange(256, device="cpu"), _FRACTION[kind]
     exponent, mantissa = (byte & 0x7F) >> fraction, (byte & (1 << fraction) - 1).float()
     lead = (exponent > 0).float() + mantissa * 2.0**-fraction
     magnitude = lead * torch.exp2(exponent.clamp(min=1).float() - _BIAS[kind])

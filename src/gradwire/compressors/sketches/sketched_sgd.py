@@ -235,9 +235,13 @@ def _segments(n: int) -> int:
 
 def _starts(places: Places, device: torch.device) -> Tensor:
     """The first element of each segment of pieces, counted from that of its piece."""
-    return torch.cat([torch.arange(_segments(n)) * _SEGMENT for n in places.sizes]).to(device)
+    return torch.cat([torch.arange(_segments(n), device="cpu") * _SEGMENT for n in places.sizes]).to(device)
 
 
 def _lows(places: Places, counts: tuple[int, ...], device: torch.device) -> Tensor:
     """The first element of the piece of each of as many numbers."""
-    return torch.tensor(tuple(places.offsets)).repeat_interleave(torch.tensor(counts)).to(device)
+    return (
+        torch.tensor(tuple(places.offsets), device="cpu")
+        .repeat_interleave(torch.tensor(counts, device="cpu"))
+        .to(device)
+    )

@@ -91,7 +91,7 @@ class SketchML(Compressor):
         if 1.85 * nonzero < flat.numel() and bool(means.isfinite().all()):
             sizes, parts = self._sketch(stream, positive, nonzero)
             if sum(part.numel() for part in parts) < flat.numel():
-                head[1:].copy_(torch.tensor(sizes, dtype=torch.int32))
+                head[1:].copy_(torch.tensor(sizes, dtype=torch.int32, device="cpu"))
                 _entries.fill(used, stream, *parts)
 
     def _buckets(self, sample: Tensor) -> tuple[int, Tensor]:

@@ -125,7 +125,7 @@ class AdaptiveSparse(Compressor):
             counts.zero_()
             _entries.fill(used, stream, flat)
             return
-        sizes.copy_(torch.tensor([drawn.above, drawn.signs.numel()], dtype=torch.int32))
+        sizes.copy_(torch.tensor([drawn.above, drawn.signs.numel()], dtype=torch.int32, device="cpu"))
         _entries.fill(used, stream, drawn.whole, drawn.whole_places, drawn.sign_places, pack(drawn.signs < 0, 1))
 
     def _step(self, flat: Tensor, all_of: MagnitudeMoments) -> float:
@@ -139,7 +139,7 @@ class AdaptiveSparse(Compressor):
                 all_of = measure(flat, unit=unit)
             s = self._greedy(flat, all_of, unit) if self.mode == "greedy" else self._closed(flat, all_of, unit)
         # The probabilities must be those of the s that is sent.
-        return float(torch.tensor(max(s, _SMALLEST), dtype=torch.float32))
+        return float(torch.tensor(max(s, _SMALLEST), dtype=torch.float32, device="cpu"))
 
     def _greedy(self, flat: Tensor, all_of: MagnitudeMoments, unit: float) -> float:
         k = max(1.0, self.ratio * flat.numel())

@@ -609,7 +609,7 @@ def _write_sent(x: Tensor, sent: Tensor, stream: Tensor) -> int:
     sizes = [4 * n, 4 * k + -(-n // 8), 6 * k + 4 * segments(n)]
     form = sizes.index(min(sizes))
     values = torch.where(sent, x, 0.0) if form == DENSE else x[places]
-    stream[:_HEAD].view(torch.int32).copy_(torch.tensor([form, values.numel()], dtype=torch.int32))
+    stream[:_HEAD].view(torch.int32).copy_(torch.tensor([form, values.numel()], dtype=torch.int32, device="cpu"))
     end = _HEAD + 4 * values.numel()
     stream[_HEAD:end] = values.view(torch.uint8)
     rest = stream[end : _HEAD + sizes[form]]

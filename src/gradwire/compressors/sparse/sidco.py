@@ -128,7 +128,7 @@ class SIDCo(Compressor):
                 state["stages"].add_(int(move)).clamp_(1, self.most_stages)
                 before = abs(off)
             steps, total = 0.0, 0.0
-        state["history"].copy_(torch.tensor([steps, total, before, move], dtype=torch.float64))
+        state["history"].copy_(torch.tensor([steps, total, before, move], dtype=torch.float64, device="cpu"))
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)

@@ -81,7 +81,7 @@ class Variance(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, head, stream = payload
         flat = x.view(-1)
-        top = int(rounded(torch.tensor(measure(flat).largest, dtype=torch.float32)))
+        top = int(rounded(torch.tensor(measure(flat).largest, dtype=torch.float32, device="cpu")))
         # If an element is not finite the largest exponent is 255, and only such elements are sent.
         least = _least(max(1, top - _DEPTH) if top < INFINITE else INFINITE)
         bitmap = stream[: -(-flat.numel() // 8)]
@@ -96,7 +96,7 @@ class Variance(Compressor):
             nbytes = _nbytes(k, flat.numel())
             ops.exponent_encode(flat, bitmap, counts, stream[bitmap.numel() : nbytes], top)
             used.fill_(nbytes)
-        head.copy_(torch.tensor([top, k], dtype=torch.int32))
+        head.copy_(torch.tensor([top, k], dtype=torch.int32, device="cpu"))
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
@@ -144,7 +144,7 @@ class Variance(Compressor):
 def _least(exponent: int) -> float:
     """The smallest magnitude that is rounded to this biased exponent: 1.5 times the power below."""
     bits = (exponent << 23) - (0x400000 if exponent < INFINITE else 0)
-    return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
+    return float(torch.tensor(bits, dtype=torch.int32, device="cpu").view(torch.float32))
 
 
 def _add_words(used: Tensor, head: Tensor, stream: Tensor, flat: Tensor, scale: float) -> None:

@@ -150,9 +150,9 @@ class _Tiles(NamedTuple):
 
     def starts(self, lo: int, pitch: int) -> Tensor:
         """The first element of each row of each tile, of a piece that begins at ``lo``."""
-        kind, tile = self.kind, torch.arange(self.first, self.first + self.number)
+        kind, tile = self.kind, torch.arange(self.first, self.first + self.number, device="cpu")
         corner = (kind.top + tile // kind.across * kind.a) * pitch + kind.left + tile % kind.across * kind.b
-        return (lo + corner.unsqueeze(1) + torch.arange(kind.a) * pitch).view(-1)
+        return (lo + corner.unsqueeze(1) + torch.arange(kind.a, device="cpu") * pitch).view(-1)
 
 
 def chunks(

@@ -198,5 +198,5 @@ def table(bits: int, group: int) -> Tensor:
     cpu = torch.device("cpu")
     if group == 1:
         return lookup(bits, group, cpu)
-    signs = (words(group, cpu) < 0).view(128, -1, 16).long() << torch.arange(16)
+    signs = (words(group, cpu) < 0).view(128, -1, 16).long() << torch.arange(16, device="cpu")
     return signs.sum(2).to(torch.int32).to(torch.int16).contiguous()

@@ -197,7 +197,7 @@ class DeMo(Compressor):
 @cache
 def _cosines(size: int, device: torch.device) -> Tensor:
     """The matrix of the orthonormal DCT-II: row f is the wave of f half periods."""
-    place = torch.arange(size, dtype=torch.float64)
+    place = torch.arange(size, dtype=torch.float64, device="cpu")
     waves = torch.cos(math.pi / size * place.unsqueeze(1) * (place + 0.5)) * math.sqrt(2 / size)
     waves[0] *= math.sqrt(0.5)
     return waves.float().to(device)

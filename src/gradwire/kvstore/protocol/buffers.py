@@ -56,7 +56,7 @@ class Pool:
             MemoryError: there is not so much memory.
         """
         if nbytes < LEAST:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         # Sizes that differ a little from step to step share blocks.
         size = align(nbytes, max(LEAST, 1 << (nbytes.bit_length() - 4)))
         with self._lock:

@@ -122,7 +122,11 @@ def as_row_sparse(value: Tensor) -> Tensor:
     >>> as_row_sparse(torch.tensor([[0.0, 0.0], [1.0, 0.0]])).indices()
     tensor([[1]])
     """
-    rows = value.reshape(len(value), -1).ne(0).any(1).nonzero()[:, 0] if value.numel() else torch.empty(0).long()
+    rows = (
+        value.reshape(len(value), -1).ne(0).any(1).nonzero()[:, 0]
+        if value.numel()
+        else torch.empty(0, dtype=torch.int64, device=value.device)
+    )
     return row_sparse(rows.to(value.device), value[rows], value.shape)
 
 

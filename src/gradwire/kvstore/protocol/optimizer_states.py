@@ -55,7 +55,7 @@ def to_bytes(states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConf
     for i, state in enumerate(states.values()):
         for name, value in state.items():
             if value is not None:
-                tensors[f"{i}/{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+                tensors[f"{i}/{name}"] = torch.as_tensor(value, device="cpu").detach().contiguous()
     told = {"format": FORMAT, "keys": json.dumps(list(states))}
     if config is not None:
         told["optimizer"] = json.dumps({"name": config.name, "numbers": dict(config.numbers)})

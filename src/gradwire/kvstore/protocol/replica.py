@@ -198,7 +198,7 @@ class Held:
                 "change a replica that is not here"
             )
         if self.tensor is None or form == VALUE:
-            self.tensor = torch.zeros(self.shape, dtype=self.dtype)
+            self.tensor = torch.zeros(self.shape, dtype=self.dtype, device="cpu")
         add_payload(compressor, data, self.tensor)
 
 
@@ -224,7 +224,7 @@ def wide(value: Tensor) -> Tensor:
 
 def add_payload(compressor: Compressor, payload: Tensor, into: Tensor) -> None:
     """Add a payload to a value, by the same operations on both sides."""
-    decoded = into if into.dtype == torch.float32 else torch.zeros(into.shape, device=into.device)
+    decoded = into if into.dtype == torch.float32 else torch.zeros(into.shape, dtype=torch.float32, device=into.device)
     compressor.add_decoded(views(compressor, into.shape, received(compressor, into.shape, payload)), decoded)
     if decoded is not into:
         into.add_(decoded)

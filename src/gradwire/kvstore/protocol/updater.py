@@ -249,8 +249,8 @@ class OptimizerConfig:
         Raises:
             ConfigError: an entry is missing, is not known, or has another shape or type.
         """
-        got = {name: torch.as_tensor(each) for name, each in state.items() if each is not None}
-        count, wide = got.pop(COUNT, torch.tensor(0)), self.is_wide(value.dtype)
+        got = {name: torch.as_tensor(each, device="cpu") for name, each in state.items() if each is not None}
+        count, wide = got.pop(COUNT, torch.tensor(0, device="cpu")), self.is_wide(value.dtype)
         counts = count.dtype == torch.int64 and not count.dim() and int(count) >= 0
         require(counts, f"{COUNT} of key {key!r}", "an integer >= 0", count)
         dtype = torch.float32 if wide else value.dtype
@@ -279,7 +279,9 @@ class OptimizerConfig:
         if self.row.torch_class is None:
             return
         try:
-            self.row.torch_class([nn.Parameter(torch.zeros(1))], **self.torch_arguments())
+            self.row.torch_class(
+                [nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], **self.torch_arguments()
+            )
         except (TypeError, ValueError) as error:
             raise ConfigError(f"optimizer {self.name!r} refuses {dict(self.numbers)}: {error}") from error
 
@@ -291,11 +293,15 @@ class OptimizerConfig:
         """The state after a step on one element."""
         if self.row.torch_class is None:
             return {}
-        param = nn.Parameter(torch.zeros(1))
-        param.grad = torch.ones(1)
+        param = nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
+        param.grad = torch.ones(1, dtype=torch.float32, device="cpu")
         optimizer = self.row.torch_class([param], **self.torch_arguments())
         optimizer.step()
-        return {name: torch.as_tensor(each) for name, each in optimizer.state[param].items() if each is not None}
+        return {
+            name: torch.as_tensor(each, device="cpu")
+            for name, each in optimizer.state[param].items()
+            if each is not None
+        }
 
     def _check(self, name: str, value: Any) -> None:
         """Refuse a value of another type than the parameter's default has.
@@ -413,7 +419,7 @@ class Updater:
             (param,) = optimizer.param_groups[0]["params"]
             states[key] = dict(optimizer.state[param])
             if self._scheduler is not None:
-                states[key][COUNT] = torch.tensor(self._made.get(key, 0))
+                states[key][COUNT] = torch.tensor(self._made.get(key, 0), device="cpu")
             if key in self._wide:
                 states[key][MASTER] = param.data
         return states

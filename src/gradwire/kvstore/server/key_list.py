@@ -160,4 +160,4 @@ class KeyList(StoredPart):
 
 def placeholder(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Make a placeholder for a value that is kept elsewhere: one element, expanded to the shape."""
-    return torch.zeros((), dtype=dtype).expand(shape)
+    return torch.zeros((), dtype=dtype, device="cpu").expand(shape)

@@ -45,7 +45,7 @@ def save_core(core: ServerCore, path: Path) -> None:
         tensors |= {f"{i}/merger/{name}": kept for name, kept in entry.merger.kept.items()}
         for name, value in states.get(entry.key, {}).items():
             if value is not None:
-                tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value).detach()
+                tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value, device="cpu").detach()
         for rank, replica in entry.replicas.items():
             tensors |= {f"{i}/replica/{rank}/{name}": tensor for name, tensor in replica.tensors().items()}
         told.append(

@@ -40,6 +40,7 @@ from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.pulling import Pulling, row_requests
 from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit, as_bytes
 from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyList
+from gradwire.modes import ordinary, ordinary_modes
 
 __all__ = ["DistStore"]
 
@@ -188,6 +189,7 @@ class DistStore(KVStore):
             self._set_optimizer(config)
             self.applied_by(config)
 
+    @ordinary_modes()
     def _init(self, key: StoreKey, value: Tensor) -> None:
         if key in self._keys:
             raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
@@ -247,6 +249,7 @@ class DistStore(KVStore):
         self._ask(requests, "a list of keys")
         self._lists.undeclared = []
 
+    @ordinary_modes()
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
         if self.compression.push is not None and len(lists) + len(pairs) > 1:
             # Nothing is encoded before everything was checked. A list that is alone is checked while it is encoded.
@@ -290,7 +293,10 @@ class DistStore(KVStore):
             unit.progress.pushes.append(future)
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
-        units: Units = [*lists, *((self._find(key), outs) for key, outs in pairs)]
+        units: Units = [
+            (unit, [ordinary(out) for out in outs])
+            for unit, outs in (*lists, *((self._find(key), outs) for key, outs in pairs))
+        ]
         values = self._values(units, priority, self.compression.pull)
         with torch.no_grad():
             for value, (_, outs) in zip(values, units, strict=True):
@@ -298,6 +304,7 @@ class DistStore(KVStore):
                 if value is not None:
                     copy_value(value, outs)
 
+    @ordinary_modes()
     def _values(self, units: Units, priority: int, compressor: Compressor | None) -> list[Tensor | None]:
         """Pull the values of units into their tensors where these have the form of the values.
 
@@ -315,7 +322,7 @@ class DistStore(KVStore):
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         known = self._find(key)
         if known.in_rows:
-            values = torch.empty((len(rows), *known.shape[1:]), dtype=known.dtype)
+            values = torch.empty((len(rows), *known.shape[1:]), dtype=known.dtype, device="cpu")
             self._ask(row_requests(known, rows.cpu(), values, priority), f"rows of key {key!r}", [known.progress])
         else:
             (value,) = self._values([(known, [])], priority, None)

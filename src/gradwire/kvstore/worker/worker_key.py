@@ -230,7 +230,7 @@ WorkerUnit: TypeAlias = "WorkerKey | WorkerKeyList"
 
 def inside(places: Tensor, rows: range) -> tuple[int, int]:
     """Find the range of increasing indices that lie in a range of rows."""
-    lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop])).tolist()
+    lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop], device="cpu")).tolist()
     return lo, hi
 
 

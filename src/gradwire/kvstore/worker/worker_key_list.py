@@ -65,7 +65,7 @@ class WorkerKeyList:
         self.are_joined = False
         self.backoff = Backoff()
         self._sender: Sender | None = None
-        zeros = torch.zeros(ALIGNMENT, dtype=self.dtype)
+        zeros = torch.zeros(ALIGNMENT, dtype=self.dtype, device="cpu")
         self._gaps = [zeros[: align(numel, ALIGNMENT) - numel] for numel in numels]
 
     def join(self) -> bool:
@@ -112,7 +112,7 @@ class WorkerKeyList:
             payload = sender.encode_own(self.gather(grads, sender.room()))
         except ConfigError:
             # The sender knows only the name of the first key: look for the key that has the value.
-            residual = sender.kept.get("residual", torch.zeros(self.numel))
+            residual = sender.kept.get("residual", torch.zeros(self.numel, dtype=torch.float32, device="cpu"))
             for member, grad, left in zip(self.members, grads, self._pieces(residual), strict=True):
                 refuse_nonfinite(member.key, grad.detach().float() + left.view(grad.shape))
             raise

@@ -85,12 +85,12 @@ class Launch:
         columns = zip(names, zip(*(each.arguments for each in steps), strict=True), strict=True)
         found = {name: differences(values) for name, values in columns}
         varying = {name: numbers for name, numbers in found.items() if numbers is not None}
-        counts = torch.tensor([each.grid[0] for each in steps])
+        counts = torch.tensor([each.grid[0] for each in steps], device="cpu")
         self._grid = int(counts.sum())
-        self._owners = torch.arange(len(steps), dtype=torch.int32).repeat_interleave(counts).to(device)
+        self._owners = torch.arange(len(steps), dtype=torch.int32, device="cpu").repeat_interleave(counts).to(device)
         self._firsts = (counts.cumsum(0) - counts).to(device)
         table = list(zip(*varying.values(), strict=True))
-        self._table = torch.tensor(table, dtype=torch.int64).to(device)
+        self._table = torch.tensor(table, dtype=torch.int64, device="cpu").to(device)
         addresses = tuple(
             name for name in varying if isinstance(first.arguments[names.index(name)], Tensor | ScratchMemory)
         )
@@ -123,7 +123,7 @@ def differences(values: Sequence[Any]) -> list[int] | None:
     if all(each == first for each in values):
         return None
     if all(isinstance(each, float) for each in values):
-        return torch.tensor(values, dtype=torch.float32).view(torch.int32).tolist()
+        return torch.tensor(values, dtype=torch.float32, device="cpu").view(torch.int32).tolist()
     if not all(isinstance(each, int) for each in values):
         raise ValueError(f"the pieces have numbers of their own: {values[:3]}")
     return list(values)
