@@ -100,7 +100,7 @@ def test_no_collective_is_left_to_torchs_own_way() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("what", ["passed", "async", "functional"])
+@pytest.mark.parametrize("what", ["passed", "async", "functional", "rounded once"])
 def test_it_behaves_as_a_group(world: int, what: str) -> None:
     for result in happened(world):
         assert all(result[what].values()), result[what]

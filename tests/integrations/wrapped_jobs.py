@@ -97,6 +97,7 @@ def outcomes(rank: int) -> dict[str, Any]:
     after = torch.ones(2000)
     dist.all_reduce(after, group=group)
     told["after nan"] = after.tolist() == [float(world)] * 2000
+    told["rounded once"] = rounded_once(rank, group)
     apart = init_device_mesh("cpu", (world, 1), mesh_dim_names=("one", "two"))["one"].get_group()
     told["apart"] = [type(apart).__name__, apart.group_name != group.group_name, dist.group.WORLD is apart]
     told["refused"] = answers(
@@ -180,6 +181,29 @@ def started(rank: int, group: CompressingGroup) -> dict[str, bool]:
         "future": set(doubled.tolist()) == {2.0 * world} and set(last.tolist()) == {float(world)},
         "done": all(work.is_completed() for work in works[::2]),
     }
+
+
+def rounded_once(rank: int, group: CompressingGroup) -> dict[str, bool]:
+    """Sums and means in bfloat16 are those in float32, rounded once; also of DDP's gradients."""
+    world = dist.get_world_size()
+    one = torch.full((2000,), float(rank == 0))
+    dist.all_reduce(one, group=group)
+    given = [value(each, "bfloat16")[: 3000 * world] for each in range(world)]
+    total = torch.stack(given).float().sum(0)
+    found = {"one": set(one.tolist()) == {1.0}}
+    for op, factor in (("SUM", 1), ("AVG", world), ("half of a mean", 2 * world)):
+        how = dist._make_nccl_premul_sum(1 / factor) if factor > world else getattr(dist.ReduceOp, op)
+        wanted, whole, part = (total / factor).bfloat16(), given[rank].clone(), given[rank].new_empty(3000)
+        dist.all_reduce(whole, how, group)
+        dist.reduce_scatter_tensor(part, given[rank], how, group)
+        found |= {f"all_reduce, {op}": torch.equal(whole, wanted)}
+        found |= {f"reduce_scatter, {op}": torch.equal(part, wanted.view(world, -1)[rank])}
+    model = DistributedDataParallel(nn.Linear(3000 * world, 1, bias=False))
+    state = gradwire.compress_ddp(model, "bf16", strategy="two_phase", min_numel=1)
+    model(given[rank].float()).backward()
+    found["two_phase"] = torch.equal(cast(Tensor, model.module.weight.grad)[0], (total / world).bfloat16().float())
+    state.close()
+    return found
 
 
 def functional(rank: int, group: CompressingGroup) -> dict[str, bool]:

@@ -56,13 +56,16 @@ class GatheredSession(Session):
         units: units of one bucket.
         site: place where the session runs.
         move: collective, as ``GatheringStrategy.move``.
+
+    Attributes:
+        share: factor of the sum that is handed out: that of the mean, unless somebody else is to have another.
     """
 
     def __init__(
         self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor, Tensor | None], None]
     ) -> None:
         self.channel, self.move = site.channel, move
-        self.part = Part(site.pieces(units), site.scale)
+        self.part, self.share = Part(site.pieces(units), site.scale), 1.0 / self.channel.world
         self._make(site.device, self.part.packing.nbytes)
 
     def _make(self, device: torch.device, nbytes: int) -> None:
@@ -92,5 +95,5 @@ class GatheredSession(Session):
         return bad
 
     def _decode(self, flat: Tensor) -> None:
-        self.part.decode(self.rows, flat, 1.0 / self.channel.world)
+        self.part.decode(self.rows, flat, self.share)
         self.part.settle(flat)

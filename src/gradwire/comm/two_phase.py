@@ -60,7 +60,11 @@ class TwoPhase(Strategy):
 
 
 class TwoPhaseSession(Session):
-    """The shards, one message to each owner, and the owner's sum."""
+    """The shards, one message to each owner, and the owner's sum.
+
+    Attributes:
+        share: factor of the sum that is handed out: that of the mean, unless somebody else is to have another.
+    """
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel = site.channel
@@ -73,6 +77,7 @@ class TwoPhaseSession(Session):
         self.sum = torch.zeros(sum(piece.numel for piece in self.owned.pieces), dtype=torch.float32, device=site.device)
         *self.mean_parts, self.encoder = parts_of_means([*self.parts, self.owned])
         self.means = [Message(part.packing, site.device) for part in self.mean_parts]
+        self.share = 1.0 / world
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         with self.channel.metrics.timed("encode"):
@@ -96,7 +101,7 @@ class TwoPhaseSession(Session):
         own = self.means[self.channel.rank]
         with self.channel.metrics.timed("decode"):
             poisoned = self.receives.status.any()
-            self.owned.decode(self.receives, self.sum, 1.0 / self.channel.world)
+            self.owned.decode_once(self.receives, self.sum, self.share)
             self.owned.settle(self.sum)
         with self.channel.metrics.timed("encode"):
             self.encoder.encode(self.sum, own, replace(key, phase=1))

@@ -401,6 +401,19 @@ class Part:
         for batch in self.batches:
             batch.deliver(batch.payload(message), flat, scale)
 
+    def decode_once(self, message: Message, flat: Tensor, scale: float) -> None:
+        """Compute ``flat = scale * (sum over the rows of the message)`` and round the product once, and not each row's:
+        what is in the middle between two numbers of 16 bits would not stay there.
+
+        All of ``flat`` must be of the pieces, and no memory may add to it.
+        """
+        # The power of two below a factor, which is exact: the sum of large values must not be infinite.
+        power = math.copysign(math.ldexp(0.5, math.frexp(scale)[1]), scale) if scale else 0.0
+        self.decode(message, flat, power)
+        if power != scale:
+            # The inverse of a number of ranks is not exact; and on an accelerator torch multiplies by that of a number.
+            flat.div_(torch.full((), power / scale, dtype=torch.float32, device=flat.device))
+
     def add_decoded(self, message: Message, flat: Tensor, scale: float) -> None:
         """Compute ``flat += scale * (sum over the rows of the message)``."""
         for batch in self.batches:

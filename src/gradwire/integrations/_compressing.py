@@ -8,6 +8,7 @@ an accelerator everything runs on the stream of the caller, and no thread is nee
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -19,7 +20,7 @@ from torch.futures import Future
 
 from gradwire.adaptive import right_on_average
 from gradwire.comm.allgather import AllGather
-from gradwire.comm.base import Session, Site, Strategy
+from gradwire.comm.base import Site, Strategy
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_int, require
@@ -107,10 +108,12 @@ class Carrier:
         """Replace ``tensor`` by its reduction over the ranks."""
         world, n, own = self.channel.world, tensor.numel(), ordinary(tensor).view(-1)
         flat = self.scratch.float32(own)
-        session: Session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
+        session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
         self._count(2 * (world - 1) * tensor.nbytes // world)
+        session.share, power = split(multiplier(op, world), world)
         session.run(flat, self._key(), self.nothing)
-        self._multiply(flat, multiplier(op, world) * world)
+        if power != 1:
+            flat.mul_(power)
         if flat.dtype != own.dtype:
             own.copy_(flat)
         return [tensor]
@@ -173,10 +176,6 @@ class Carrier:
 
     def _count(self, dense: int) -> None:
         self.channel.metrics.dense_bytes += dense
-
-    def _multiply(self, flat: Tensor, factor: float) -> None:
-        if factor != 1:
-            flat.mul_(factor)
 
 
 class CompressingGroup(dist.ProcessGroup):
@@ -317,6 +316,18 @@ def _passed(name: str) -> Callable[..., Any]:
 
 for _name in PASSED:
     setattr(CompressingGroup, _name, _passed(_name))
+
+
+def split(factor: float, world: int) -> tuple[float, float]:
+    """Split the factor of a sum over the ranks into one that makes of it no more than a mean, so that a code holds it,
+    and a power of two, which changes no digit of what was decoded.
+
+    >>> split(1.0, 3), split(1 / 3, 3), split(2.0, 4)
+    ((0.25, 4.0), (0.3333333333333333, 1.0), (0.25, 8.0))
+    """
+    part, exponent = math.frexp(factor * world)
+    power = math.ldexp(1.0, exponent - (abs(part) == 0.5))
+    return factor / power, power
 
 
 def reduces(op: Any) -> bool:

@@ -67,7 +67,7 @@ class ScatterSession:
         with self.channel.metrics.timed("decode"):
             bad = self.receives.status.ne(0).any()
             self._take_back(flat, bad)
-            self.owned.decode(self.receives, out, scale)
+            self.owned.decode_once(self.receives, out, scale)
             self.owned.settle(out)
             self.owned.spoil(out, bad)
         return bad
