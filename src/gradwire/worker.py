@@ -60,7 +60,7 @@ class Worker:
             self._stop.atexit = False
             _open[id(self)] = partial(_end, self._jobs, thread)
         done: Future[Tensor] = future.then(lambda finished: finished.wait())
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # A new thread has another current device, and a stream that does not wait for the caller's.
             job = partial(_on_stream, torch.cuda.current_stream(), job)
         self._jobs.put((job, future))

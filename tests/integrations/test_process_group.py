@@ -113,6 +113,21 @@ def test_a_value_that_is_not_finite_reaches_all_and_stays_in_its_collective(worl
         assert result["after nan"]
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_wait_ends_in_time_and_the_collective_goes_on(world: int) -> None:
+    first, *others = (result["deadlines"] for result in happened(world))
+    assert first["raised"] == "a collective was not done within timeout=0.02 s: it goes on; wait for it again"
+    assert all(each["arrived"] for each in [first, *others])
+
+
+def test_groups_draw_random_numbers_of_their_own() -> None:
+    results = [result["streams"] for result in happened(3)]
+    for name, found in results[0].items():
+        assert all(torch.equal(other[name], found) for other in results if name in other), name
+        assert not any(torch.equal(results[0][other], found) for other in results[0] if other != name), name
+    assert torch.equal(results[0]["all", "first"], happened(3)[1]["streams"]["all", "first"])
+
+
 def test_others_do_not_get_it_unasked() -> None:
     assert all(result["apart"] == ["ProcessGroup", True, True] for result in happened(2))
 
@@ -173,7 +188,7 @@ def test_it_is_the_default_group_where_that_is_wished() -> None:
 
 def test_who_waits_for_a_collective_hears_that_it_failed() -> None:
     heard, _ = run_ranks(2, alone)
-    assert len(heard) == 3
+    assert len(heard) == 4
     assert "waited timeout=2 s for rank 1" in heard[0] or "lost rank 1" in heard[0], heard
     assert not any(each == "nothing" for each in heard), heard
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from datetime import timedelta
 from itertools import product
 from typing import Any, cast
 
@@ -85,6 +87,8 @@ def outcomes(rank: int) -> dict[str, Any]:
     group = gradwire.wrap_group(None, "bf16-fp32sum", min_numel=1000, timeout=30)
     told["passed"] = passed(rank, group)
     told["async"] = started(rank, group)
+    told["deadlines"] = deadlines(rank, group)
+    told["streams"] = streams(rank)
     told["functional"] = functional(rank, group)
     bad = torch.ones(2000)
     if rank == 1:
@@ -203,6 +207,43 @@ def rounded_once(rank: int, group: CompressingGroup) -> dict[str, bool]:
     model(given[rank].float()).backward()
     found["two_phase"] = torch.equal(cast(Tensor, model.module.weight.grad)[0], (total / world).bfloat16().float())
     state.close()
+    return found
+
+
+def deadlines(rank: int, group: CompressingGroup) -> dict[str, Any]:
+    """A wait that ends before the others have come; the collective goes on."""
+    given, raised = torch.ones(2000), ""
+    work: Any = dist.all_reduce(given, group=group, async_op=True) if rank == 0 else None
+    for seconds in (timedelta(milliseconds=20), 0.02) if rank == 0 else ():
+        try:
+            work.wait(seconds)
+            raised = "nothing"
+        except GroupError as error:
+            raised = str(error)
+        assert not work.is_completed()
+        assert work.exception() is None
+    dist.barrier()
+    work = work or dist.all_reduce(given, group=group, async_op=True)
+    arrived = work.wait(timedelta(seconds=60)) and work.wait(timedelta(0)) and work.is_success()
+    return {"raised": raised, "arrived": arrived and set(given.tolist()) == {float(dist.get_world_size())}}
+
+
+def streams(rank: int) -> dict[str, Any]:
+    """The same sum by groups of the same and of other ranks, with a method that draws random numbers."""
+    world, pairs = dist.get_world_size(), [dist.new_group([0, other]) for other in range(1, dist.get_world_size())]
+    found = {}
+    for name, ranks, inner in (
+        ("all", range(world), None),
+        ("all again", range(world), None),
+        *((f"0 and {other}", (0, other), pair) for other, pair in enumerate(pairs, 1)),
+    ):
+        if rank in ranks:
+            group = gradwire.wrap_group(inner, "qsgd:bits=4", min_numel=1000)
+            for number in ("first", "second"):
+                given = value(0, "float32")
+                dist.all_reduce(given, group=group)
+                found[name, number] = given / len(ranks)
+            group.close()
     return found
 
 
@@ -343,6 +384,11 @@ def alone(rank: int) -> list[str]:
             heard.append("nothing")
         except GroupError as error:
             heard.append(str(error))
+    if rank == 0:
+        work = cast(Any, dist.all_reduce(torch.ones(4000), group=group, async_op=True))
+        with contextlib.suppress(RuntimeError):
+            work.get_future().wait()
+        heard.append(str(work.exception() or "nothing"))
     return heard
 
 

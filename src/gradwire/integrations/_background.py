@@ -7,8 +7,11 @@ else can read it. Few wait at one time, because each keeps the gradients of a mo
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -17,11 +20,15 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from gradwire.auto.step_record import between, moment
+from gradwire.errors import GroupError
 from gradwire.worker import Worker
 
 __all__ = ["Background", "Started"]
 
 CPU = torch.device("cpu")
+
+_POLL = 0.001
+"""Seconds between two looks at an accelerator, which nobody can wait for with a deadline."""
 
 WAITING = 2
 """Modules whose gradients may be under way, or wait for those before them."""
@@ -33,15 +40,41 @@ class Started(dist.Work):
     Args:
         worker: thread that runs it, and knows what failed.
         done: future of the tensors that are made.
+        device: device of the tensors.
     """
 
-    def __init__(self, worker: Worker, done: Any) -> None:
+    def __init__(self, worker: Worker, done: Any, device: torch.device = CPU) -> None:
         cast(Any, super()).__init__()
-        self._worker, self._done = worker, done
+        self._worker, self._done, self._device = worker, done, device
 
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait until it is done; on an accelerator the current stream waits."""
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait until it is done; on an accelerator the current stream waits, and with a timeout this thread, too.
+
+        Args:
+            timeout: time, or seconds, in which it must be done; None or 0: as long as a collective may take.
+
+        Raises:
+            GroupError: it failed; or it was not done in time, and goes on. Then it can be waited for again, and the
+                group be used, as with torch's own.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds and not self._ends_within(seconds):
+            raise GroupError(f"a collective was not done within timeout={seconds:g} s: it goes on; wait for it again")
         self._worker.result(self._done)
+        return True
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait until it is done, for no longer than some seconds; return whether it is."""
+        if self._device.type == "cpu":
+            ended = threading.Event()
+            self._done.add_done_callback(lambda _: ended.set())
+            return ended.wait(seconds)
+        self._worker.result(self._done)
+        reached, deadline = torch.cuda.current_stream(self._device).record_event(), time.monotonic() + seconds
+        while not reached.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
         return True
 
     def synchronize(self) -> None:
@@ -51,6 +84,19 @@ class Started(dist.Work):
     def is_completed(self) -> bool:
         """Return whether it is done, or has failed."""
         return bool(self._done.done())
+
+    def is_success(self) -> bool:
+        """Return whether it has not failed."""
+        return self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return its error; None as long as it is not done, or if it went well."""
+        try:
+            if self.is_completed():
+                self.result()
+        except Exception as error:
+            return error
+        return None
 
     def result(self) -> list[Tensor]:
         """Return the tensors of the result."""

@@ -34,7 +34,7 @@ from gradwire.integrations._sharded import multiplier
 from gradwire.integrations._state import Scratch
 from gradwire.memory.none import NoMemory
 from gradwire.modes import has_memory, ordinary, ordinary_modes
-from gradwire.types import Key, State
+from gradwire.types import Key, State, tensor_id
 from gradwire.worker import Worker
 
 __all__ = ["PRESETS", "Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
@@ -81,13 +81,17 @@ class Carrier:
     Args:
         code: compressor of sums.
         gathered: compressor of what is gathered; None: nothing is compressed there.
+        name: name of the group, the same on all ranks and another one for each group. Random streams depend on it: what
+            one group has rounded may go through another, whose noise must not be the same.
     """
 
-    def __init__(self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device) -> None:
+    def __init__(
+        self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device, name: str
+    ) -> None:
         self.channel, self.code, self.gathered, self.device = channel, code, gathered, device
         self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
         self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
-        self.step = 0
+        self.step, self.seed = 0, tensor_id(name)
         self.nothing = DenseMean(torch.zeros(0, dtype=torch.float32, device=device), lambda: None)
         self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
@@ -101,7 +105,7 @@ class Carrier:
             # The caller's current device may be another one.
             with torch.cuda.device(device):
                 done.set_result(job())
-        return Started(self.worker, done)
+        return Started(self.worker, done, device)
 
     @ordinary_modes()
     def all_reduce(self, tensor: Tensor, op: Any) -> list[Tensor]:
@@ -172,7 +176,7 @@ class Carrier:
     def _key(self) -> Key:
         self.step += 1
         self.channel.doing = f"collective {self.step}"
-        return Key(step=self.step, rank=self.channel.rank)
+        return Key(seed=self.seed, step=self.step, rank=self.channel.rank)
 
     def _count(self, dense: int) -> None:
         self.channel.metrics.dense_bytes += dense

@@ -91,7 +91,9 @@ class CompressingReplicas(ProcessGroupWrapper):
             group.configure(f"{store_addr}/{name}", *args, **options)
         inner, channel = self._groups["plain"].parent, ReplicaChannel(self._groups["gradwire"].parent, self._counters)
         agree(channel, "configure", lambda: described(self._code, self._gathered, self._least, default=False), CPU)
-        self._carrier = Carrier(channel, self._code, self._gathered, CPU)
+        # The manager names each meeting in the prefix, alike on all replicas; their addresses differ from run to run.
+        meeting = store_addr.partition("/")[2]
+        self._carrier = Carrier(channel, self._code, self._gathered, CPU, meeting)
         same = travels_as_it_is(self._code, channel.world)
         self._pg = CompressingGroup(inner, self._carrier, self._least, same, gloo=True)
 

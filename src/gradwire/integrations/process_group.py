@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,9 @@ from gradwire.metrics import Metrics
 
 __all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
 
-_numbers: dict[str, itertools.count[int]] = {}
+_numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]] = weakref.WeakKeyDictionary()
+"""The number of the next group around each one. It is not kept by names: in a process that lives on while others start
+again it would differ from theirs, and so would common random streams."""
 
 
 def wrap_group(
@@ -87,13 +90,15 @@ def wrap_group(
     wrapped = isinstance(inner, CompressingGroup)
     require(not wrapped, "group", "one that does not compress: give the group that was wrapped", "one of wrap_group")
     device = torch.device("cuda" if backends_of(inner).get("cuda") == "nccl" else "cpu")
+    number = _numbers.setdefault(inner, itertools.count())
+    name = f"{inner.group_name}/gradwire/{next(number)}"
     lent = private_group(inner, timeout, device)
     made: list[Carrier] = []
 
     def describe() -> str:
         require(valid_timeout(timeout), "timeout", "a number of seconds > 0 or None", timeout)
         code, gathered = codes_of(compressor, all_gather, min_numel)
-        made.append(Carrier(Channel(lent.group, Metrics()), code, gathered, device))
+        made.append(Carrier(Channel(lent.group, Metrics()), code, gathered, device, name))
         return described(code, gathered, min_numel, default)
 
     try:
@@ -105,7 +110,7 @@ def wrap_group(
     lent.hold(carrier.channel)
     same = travels_as_it_is(carrier.code, inner.size())
     ours = CompressingGroup(inner, carrier, min_numel, same, gloo=backend_of(inner, device) == "gloo")
-    register(ours, inner)
+    register(ours, inner, name)
     if default:
         dist.distributed_c10d._update_default_pg(ours)
     return ours
@@ -120,8 +125,8 @@ def between_replicas(
     return wrap_replicas(group, *codes_of(compressor, all_gather, min_numel), min_numel, timeout, default)
 
 
-def register(ours: CompressingGroup, inner: dist.ProcessGroup) -> None:
-    """Let torch know the group under a name of its own, with the backends of the one it wraps."""
+def register(ours: CompressingGroup, inner: dist.ProcessGroup, name: str) -> None:
+    """Let torch know the group under this name, with the backends of the one it wraps."""
     c10d = cast(Any, dist.distributed_c10d)
     world, types = c10d._world, dist.Backend.backend_type_map
     backend, store = world.pg_map[inner]
@@ -129,8 +134,6 @@ def register(ours: CompressingGroup, inner: dist.ProcessGroup) -> None:
         each = inner._get_backend(device)
         ours._register_backend(device, types.get(each.name(), dist.ProcessGroup.BackendType.CUSTOM), each)
     ours._set_default_backend(types.get(backend, dist.ProcessGroup.BackendType.CUSTOM))
-    number = next(_numbers.setdefault(inner.group_name, itertools.count()))
-    name = f"{inner.group_name}/gradwire/{number}"
     ours.own_name = name
     ranks = dict(world.pg_group_ranks[inner])
     c10d._register_pg_in_world(ours, backend, store, name, world.pg_backend_config[inner], ranks)

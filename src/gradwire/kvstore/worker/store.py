@@ -293,10 +293,8 @@ class DistStore(KVStore):
             unit.progress.pushes.append(future)
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
-        units: Units = [
-            (unit, [ordinary(out) for out in outs])
-            for unit, outs in (*lists, *((self._find(key), outs) for key, outs in pairs))
-        ]
+        given: Units = [*lists, *((self._find(key), outs) for key, outs in pairs)]
+        units = [(unit, [ordinary(out) for out in outs]) for unit, outs in given]
         values = self._values(units, priority, self.compression.pull)
         with torch.no_grad():
             for value, (_, outs) in zip(values, units, strict=True):
