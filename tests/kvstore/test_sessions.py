@@ -114,6 +114,12 @@ def test_a_setting_of_the_distant_future_is_refused():
     assert "is not the next one, 2" in setting(core, a, 3, 0.5)
 
 
+def test_a_first_setting_of_the_distant_future_is_refused_too():
+    core, a, b = pair()
+    assert setting(core, a, 2**31, 0.5) == "the first optimizer setting must have a number <= 1, got 2147483648"
+    assert setting(core, b, 1, 0.5) == 1
+
+
 def test_settings_of_one_optimizer_share_its_state_whoever_names_them():
     core = ServerCore(Rules(workers=2))
     a, b = hello(core, 0, sync=False), hello(core, 1, sync=False)

@@ -11,6 +11,7 @@ from gradwire import ConfigError
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.members import MAX_UNSAVED
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.settings import SETTINGS
 from gradwire.kvstore.server.snapshot import FORMAT, Snapshots, load_core, save_core
 from tests.kvstore.talk import ask, hello, init, messages, pair, pull, push, values
 
@@ -187,6 +188,23 @@ def test_a_worker_is_at_its_barrier_whoever_comes_first_after_a_restart(tmp_path
     told = messages(ask(core, b, "barrier", 13, number=3))
     assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
     assert core.barriers.passed == 3
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_first_setting_far_from_the_snapshot_is_refused(tmp_path, before):
+    core, a, b = pair(snapshots=True)
+    for number in range(1, before + 1):
+        ask(core, a, "optimizer", 10 + number, number=number, name="sgd", numbers={"lr": 1.0 / number})
+    for _ in range(2):  # The second time nobody has named a setting since the first.
+        save_core(core, tmp_path / "snapshot")
+        core = load_core(tmp_path / "snapshot", core.rules)
+    a, b = (hello(core, rank) for rank in range(2))
+    most = before + SETTINGS
+    ((peer, op, fields, _),) = messages(ask(core, a, "optimizer", 20, number=most + 1, name="sgd", numbers={"lr": 1.0}))
+    assert (peer, op) == (a, "error")
+    assert fields["text"] == f"the first optimizer setting must have a number <= {most}, got {most + 1}"
+    ((peer, op, *_),) = messages(ask(core, b, "optimizer", 20, number=before + 1, name="sgd", numbers={"lr": 1.0}))
+    assert (peer, op) == (b, "done")
 
 
 @pytest.mark.parametrize("before", [0, 2])

@@ -11,7 +11,7 @@ from gradwire.kvstore.protocol.optimizer_states import from_bytes, to_bytes
 from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 from gradwire.kvstore.server.stored_part import AHEAD, StoredPart
 
-__all__ = ["OptimizerSettings"]
+__all__ = ["SETTINGS", "OptimizerSettings"]
 
 SETTINGS = 2 * AHEAD
 """Settings of the optimizer that pushes may name: a learning rate may change in every step."""
@@ -28,6 +28,8 @@ class OptimizerSettings:
         self.updaters: dict[int, Updater] = {}
         self.saved: dict[StoreKey, dict[str, Any]] = {}
         """States of a snapshot, for the first setting."""
+        self.first: int | None = 1
+        """The largest number that the first setting may have; None: a snapshot of an earlier version does not say."""
         self._part = part
 
     def check(self, number: int) -> None:
@@ -57,6 +59,9 @@ class OptimizerSettings:
         newest = self._newest()
         if newest is not None and joined:
             number = self._joined_number(config)
+        elif newest is None and self.first is not None and number > self.first:
+            # Those of all others would be forgotten at once.
+            raise WireError(f"the first optimizer setting must have a number <= {self.first}, got {number}")
         elif newest is not None and number > max(self.updaters) + 1:
             raise WireError(f"optimizer setting {number} is not the next one, {max(self.updaters) + 1}")
         known = self.updaters.get(number)
@@ -74,6 +79,13 @@ class OptimizerSettings:
                 self._load(self.updaters[number], self.saved)
                 self.saved = {}
         return number
+
+    @property
+    def first_after_restart(self) -> int | None:
+        """The largest number that the first setting may have on a server that continues from here."""
+        if self.updaters:
+            return max(self.updaters) + SETTINGS
+        return None if self.first is None else max(self.first, SETTINGS)
 
     def states(self) -> dict[StoreKey, dict[str, Any]]:
         """Return the states of the optimizer, by key."""

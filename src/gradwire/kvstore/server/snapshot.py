@@ -65,6 +65,7 @@ def save_core(core: ServerCore, path: Path) -> None:
         "format": FORMAT,
         "entries": json.dumps(told),
         "sync": json.dumps(core.progress.sync),
+        "setting": json.dumps(core.optimizers.first_after_restart),
         "barriers": json.dumps(core.barriers.passed),
         "sessions": json.dumps([[each.token.hex(), each.barriers] for each in core.members.sessions()]),
     }
@@ -90,7 +91,9 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
         keys = key_list([entry.key for entry in entries])
         require(len(set(keys)) == len(keys), "keys", "different", keys)
         require(sync in (None, True, False), "sync", "true, false or null", sync)
-        # Snapshots of older versions have neither.
+        # Snapshots of older versions have none of these.
+        first = json.loads(metadata.get("setting", "null"))
+        require(first is None or is_int(first, 1), "setting", "an integer >= 1 or null", first)
         passed, sessions = json.loads(metadata.get("barriers", "0")), json.loads(metadata.get("sessions", "[]"))
         require(is_int(passed, 0), "barriers", "an integer >= 0", passed)
         offsets = {bytes.fromhex(token): offset for token, offset in sessions}
@@ -99,6 +102,7 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
         raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
     core = ServerCore(rules, entries)
     core.progress.sync = sync
+    core.optimizers.first = first
     core.barriers.restore(passed, range(rules.workers))
     core.members.offsets = offsets
     for i, entry in enumerate(entries):
