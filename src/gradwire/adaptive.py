@@ -30,6 +30,7 @@ __all__ = [
     "Trouble",
     "is_adaptive",
     "is_adaptive_class",
+    "is_orthogonal",
     "keeps_much",
     "mostly_zero",
     "noise_only",
@@ -55,6 +56,9 @@ _NAMES = (
 )
 _CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
 """The optimizers by these names that this version of torch has."""
+
+_ORTHOGONAL = tuple(getattr(torch.optim, name) for name in ("Muon",) if hasattr(torch.optim, name))
+"""Optimizers whose step has one size whatever a gradient's: what arrives late and at once counts for one step."""
 
 _STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg", "state2"})
 """Names of the second moments in torch's optimizers, and in those of other packages: ``state2`` in bitsandbytes."""
@@ -183,6 +187,11 @@ def is_adaptive(optimizer: Optimizer) -> bool:
     """
     states = (state for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict))
     return is_adaptive_class(type(optimizer)) or any(not _STATE.isdisjoint(state) for state in states)
+
+
+def is_orthogonal(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer makes the singular values of its steps equal, and so suffers from residuals too."""
+    return isinstance(optimizer, _ORTHOGONAL)
 
 
 def is_adaptive_class(optimizer: type[Optimizer]) -> bool:

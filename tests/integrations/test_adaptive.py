@@ -96,6 +96,11 @@ class Foreign(torch.optim.Optimizer):
                     self.state[param].setdefault(self.second, torch.zeros_like(param)).add_(param.grad.square())
 
 
+def muon(params: Any, lr: float) -> torch.optim.Optimizer:
+    """Muon, which takes matrices only."""
+    return torch.optim.Muon([param for param in params if param.dim() == 2], lr=lr)
+
+
 def known_at_once(method: str) -> list[list[str]]:
     """Said at set-up, without a step: by compress_ddp that is told, and by compress_optimizer, which knows."""
     found = []
@@ -340,6 +345,7 @@ def all_of_them(rank: int) -> dict[str, Any]:
         "noisy": {method: noisy(method) for method in NOISY},
         "noisy sgd": ddp("qsgd", torch.optim.SGD, bits=2),
         "foreign": ddp("topk", Foreign),
+        "muon": [ddp("topk", muon), ddp("qsgd", muon, bits=2)] if hasattr(torch.optim, "Muon") else None,
         "forced": ddp("topk", force=True),
         "override": ddp("bf16", overrides={"0.*": gradwire.compressor("topk")}),
         "at once": known_at_once("topk"),
@@ -460,6 +466,13 @@ def test_an_adam_of_another_package_is_known_by_its_state() -> None:
     (line,) = told()[0]["foreign"]
     assert " and Foreign divides " in line
     assert not is_adaptive(Foreign(net().parameters(), lr=1.0))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_suffers_from_what_comes_late_and_not_from_noise() -> None:
+    (line,), noise = told()[0]["muon"]
+    assert line.startswith("'topk' with memory 'residual' keeps back what it does not send, and Muon divides gradients")
+    assert noise == []
 
 
 def test_an_override_counts() -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire._once import once
-from gradwire.adaptive import TORCH, Remedies, is_adaptive, mostly_zero, trouble_of, warn_of_spread_zeros
+from gradwire.adaptive import TORCH, Remedies, is_adaptive, is_orthogonal, mostly_zero, trouble_of, warn_of_spread_zeros
 from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Verbatim, require
@@ -68,6 +68,8 @@ class AdaptiveWatch:
         self._adaptive: dict[str, list[Named]] = {}
         """The parameters that each adaptive optimizer trains, by its name, because an optimizer may hold the state that
         holds this."""
+        self._orthogonal: set[str] = set()
+        """Those of them whose steps noise does not shorten."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._plain = False
         self._zeros_due, self._zeros_said = True, False
@@ -75,7 +77,7 @@ class AdaptiveWatch:
             self._adaptive[optimizer] = list(params.values())
         else:
             follow_steps(self)
-            if optimizer is not None and is_adaptive(optimizer):
+            if optimizer is not None and (is_adaptive(optimizer) or is_orthogonal(optimizer)):
                 self.stepped(optimizer)
         self.check()
 
@@ -89,7 +91,8 @@ class AdaptiveWatch:
         for optimizer, params in self._adaptive.items():
             for trouble in filter(None, (trouble_of(*method) for method in methods_of(exchange, params))):
                 harmful = trouble.harmful
-                if harmful in self._said or (self._corrected and not harmful):
+                quiet = self._corrected or optimizer in self._orthogonal
+                if harmful in self._said or (quiet and not harmful):
                     continue
                 self._said.add(harmful)
                 if harmful:
@@ -133,7 +136,9 @@ class AdaptiveWatch:
         groups = getattr(optimizer, "param_groups", None) or ()
         ours = [self._params[id(param)] for group in groups for param in group["params"] if id(param) in self._params]
         self._plain = self._plain or bool(ours)
-        if ours and is_adaptive(optimizer):
+        if ours and is_orthogonal(optimizer):
+            self._orthogonal.add(type(optimizer).__name__)
+        if ours and (is_adaptive(optimizer) or is_orthogonal(optimizer)):
             self._adaptive.setdefault(type(optimizer).__name__, []).extend(ours)
             self.check()
 
