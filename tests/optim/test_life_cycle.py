@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import threading
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
+from gradwire.optim import CompressedStep
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import answers
 from tests.once import once
@@ -152,3 +156,95 @@ def _laid(rank: int) -> dict[str, bool]:
 
 def test_parameters_may_lie_in_memory_in_any_order() -> None:
     assert run_ranks(2, _laid) == [dict.fromkeys(KINDS, True)] * 2
+
+
+class Half(nn.Module):
+    """A frozen layer in float64, a frozen scalar, and a layer that is trained; batch normalisation before it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.frozen = nn.Linear(16, 8).double().requires_grad_(False)
+        self.scale = nn.Parameter(torch.randn(4, 4).t()[:1, :1], requires_grad=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.trained = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        trained: Tensor = self.trained(self.norm(self.frozen(x.double()).float() * self.scale))
+        return trained
+
+
+def _frozen(rank: int) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """What all parameters are after a step of each optimizer, the error when one is unfrozen, and the warnings."""
+    ends, refused, handler = {}, {}, Heard()
+    logging.getLogger("gradwire").addHandler(handler)
+    for kind, options in KINDS.items():
+        model = Half(seed=rank)
+        optimizer = make(kind, model, {**options, "every": 1} if "every" in options else options)
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+        if isinstance(optimizer, CompressedStep):
+            optimizer.finish()
+        ends[kind] = parameters(model)
+        model.frozen.requires_grad_(True)
+        refused |= answers({kind: optimizer.step})
+    make("diloco", nn.SyncBatchNorm.convert_sync_batchnorm(Half(0)), {})
+    return ends, refused, [text for text in handler.heard if "running statistics" in text]
+
+
+class Heard(logging.Handler):
+    """Keeps what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
+@once
+def frozen() -> list[tuple[dict[str, str], dict[str, str], list[str]]]:
+    return run_ranks(2, _frozen)
+
+
+def test_frozen_parameters_are_those_of_rank_0() -> None:
+    first, other = frozen()
+    assert first[0] == other[0]
+    assert len(first[0]) == len(KINDS)
+
+
+def test_a_parameter_that_is_unfrozen_later_would_be_trained_apart() -> None:
+    for _, refused, _ in frozen():
+        for kind in KINDS:
+            assert "trained parameters must be those that were trained when the optimizer was made" in refused[kind]
+            assert "got ['frozen.weight', 'frozen.bias']" in refused[kind]
+
+
+def test_running_statistics_are_reported_on_one_rank() -> None:
+    first, other = frozen()
+    assert len(first[2]) == len(KINDS)
+    assert "the running statistics of BatchNorm1d are each worker's own" in first[2][0]
+    assert not other[2]
+
+
+def test_at_a_meeting_frozen_parameters_are_those_of_the_first_that_came() -> None:
+    place, made = dist.HashStore(), []
+    for name in "01":
+        model = Half(seed=int(name))
+        inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
+        meeting = gradwire.Meeting(place, name, deadline=20.0, timeout=20.0)
+        made.append((model, gradwire.local_sgd(inner, "none", every=1, meeting=meeting)))
+    (first, steps), (second, comes) = made
+    frozen = copy.deepcopy([first.frozen.state_dict(), first.scale])
+    steps.join()
+    coming = threading.Thread(target=comes.join)
+    coming.start()
+    while len(meeting.open().entries("joins")) < 2:
+        threading.Event().wait(0.01)
+    first(torch.randn(4, 16)).square().mean().backward()
+    steps.step()
+    coming.join()
+    assert parameters(first) == parameters(second)
+    for model in (first, second):
+        assert digest([model.frozen.state_dict(), model.scale]) == digest(frozen)

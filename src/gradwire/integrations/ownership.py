@@ -25,6 +25,7 @@ __all__ = [
     "Caller",
     "Ranks",
     "averaged_by_ddp",
+    "classes_of",
     "conflict_with_ddp",
     "hooked",
     "is_sharded",

@@ -243,8 +243,9 @@ def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, devi
     """
     source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
     for tensor in tensors:
-        sent = tensor.detach().to(device).contiguous()
-        dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)
+        # A tensor of one element is contiguous whatever its strides, and bytes need them to be 1.
+        sent = tensor.detach().to(device).clone(memory_format=torch.contiguous_format)
+        dist.broadcast(sent.view(-1).view(torch.uint8), source, group=group)
         tensor.copy_(sent)
 
 

@@ -13,9 +13,11 @@ the same number at two places need not have led to the same state.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gradwire.errors import ConfigError, GroupError, WireError
@@ -58,6 +60,33 @@ class Attendance:
                 f"worker {self.name!r} must be configured as the meeting at {self.board.place} is, "
                 f"...{theirs[around]}..., got ...{description[around]}..."
             )
+
+    def settle(self, name: str, parts: Sequence[Callable[[], bytes]]) -> Iterator[bytes | None]:
+        """Let all have the bytes of the worker that is first under this name; they stay at the place.
+
+        Args:
+            parts: functions that return the parts of this worker's bytes, which are as long as everybody's.
+
+        Yields:
+            The part of the first worker; None where this one has the same.
+
+        Raises:
+            GroupError: what the first one put up is not there any more.
+        """
+        mine = [hashlib.sha256(part()).hexdigest() for part in parts]
+        note, own = self.board.read(name), f"{name}/{self.token}"
+        if note is None:
+            # The bytes come before the note that names them: whoever finds the note finds them, too.
+            sizes = [self.board.hang(f"{own}/{i}", part()) for i, part in enumerate(parts)]
+            note = self.board.first(name, {"under": own, "sizes": sizes, "digests": mine})
+            if note["under"] != own:
+                for i, nbytes in enumerate(sizes):
+                    self.board.drop(f"{own}/{i}", nbytes)
+        for i, (nbytes, digest) in enumerate(zip(note["sizes"], note["digests"], strict=True)):
+            data = None if digest == mine[i] else self.board.take(f"{note['under']}/{i}", nbytes)
+            if data is None and digest != mine[i]:
+                raise GroupError(f"the meeting place {self.board.place} has lost part {i} of {name}: start another one")
+            yield data
 
     def come(self, at: int, mark: str = "") -> tuple[int, Closed] | None:
         """Register the name, and wait until the meeting is open.

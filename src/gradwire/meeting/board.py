@@ -84,11 +84,12 @@ class Board:
             count = int(self.store.add(f"{name}/count", 0))
         return [self.first(f"{name}/{number}", None) for number in range(after + 1, count + 1)]
 
-    def hang(self, name: str, data: bytes) -> None:
-        """Put up bytes."""
+    def hang(self, name: str, data: bytes) -> int:
+        """Put up bytes; return their number."""
         with self._there():
             for i, key in enumerate(pieces(name, len(data))):
                 self.store.set(key, data[i * PIECE : (i + 1) * PIECE])  # type: ignore[arg-type]
+        return len(data)
 
     def take(self, name: str, nbytes: int) -> bytes | None:
         """Read bytes that somebody put up; None if they were taken down."""

@@ -67,7 +67,7 @@ class AdamLike(Exchanged):
 
     def begin(self, closure: Closure | None) -> Any:
         """Evaluate the closure, and copy the gradients, unscaled, into ``scratch``."""
-        self.check_first()
+        self.check_model()
         loss = None
         if closure is not None:
             with torch.enable_grad():

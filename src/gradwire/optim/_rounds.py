@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,13 +45,21 @@ class Rounds:
         named: the parameters.
         meeting: meeting in which the worker takes part, with its name.
         facts: other values that must be the same on all workers.
+        frozen: parameters that nobody trains, and all must have; those of the worker that comes first.
 
     Raises:
         ConfigError: a method or a strategy that a meeting cannot carry.
     """
 
-    def __init__(self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, facts: Mapping[str, Any]) -> None:
-        self.exchange, self.named, self.meeting = exchange, list(named), meeting
+    def __init__(
+        self,
+        exchange: Exchange,
+        named: Sequence[Named],
+        meeting: Meeting,
+        facts: Mapping[str, Any],
+        frozen: Sequence[Tensor] = (),
+    ) -> None:
+        self.exchange, self.named, self.meeting, self.frozen = exchange, list(named), meeting, list(frozen)
         check_methods(exchange)
         self.description = exchange.describe(self.named, **facts)
         numel = sum(torch.Size(shape).numel() for _, shape in named)
@@ -86,6 +95,8 @@ class Rounds:
         """
         self.attendance = Attendance(self.meeting)
         self.attendance.agree(self.description)
+        if self.frozen:
+            self._take_frozen(self.attendance)
         before = self.exchange.step
         opened = self.attendance.come(before, self.mark)
         self.moved = self.forgot = False
@@ -99,6 +110,15 @@ class Rounds:
         self.moved = self.moved or self.exchange.step != before
         if self.moved and not self.forgot:
             self.late.add_(way)
+
+    def _take_frozen(self, there: Attendance) -> None:
+        """Take over the frozen parameters of the worker that came first; they stay at the place, for all who come."""
+        settled = there.settle("frozen", [partial(bytes_of, each) for each in self.frozen])
+        for param, data in zip(self.frozen, settled, strict=True):
+            if data is not None:
+                found = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(param.dtype).view(param.shape)
+                param.copy_(found)
+                self.exchange.counters.bytes_received += len(data)
 
     def leave(self) -> None:
         """Leave the meeting."""
@@ -332,6 +352,13 @@ class Rounds:
             unit = Unit(((f"[{lo}]", hi - lo),), (hi - lo,), lo, Identity(), NoMemory())
             pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo))
         return pieces
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The elements in their order, whatever their order in memory."""
+    # Whoever views them as bytes needs strides of their own, also of a single element.
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def nbytes_of(state: Mapping[str, FlatParameters]) -> int:

@@ -7,18 +7,20 @@ whose gradient overflowed still takes part, so that the others do not wait for i
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.exchange.exchange import Named
-from gradwire.integrations.ownership import Caller, Ranks, conflict_with_ddp
+from gradwire.integrations.ownership import Caller, Ranks, classes_of, conflict_with_ddp
 from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import any_nonfinite
@@ -88,7 +90,11 @@ class Exchanged(Optimizer):
         # Without any parameter ``select`` says so.
         devices = [param.device for group in self.param_groups for param in group["params"]]
         device = devices[0] if devices else torch.device("cpu")
+        self.frozen = frozen_of(self.param_groups)
         facts = {"optimizer": type(self).__name__, **facts}
+        if self.frozen:
+            # They are sent, so all must have the same.
+            facts["frozen"] = [[name, list(each.shape), str(each.dtype)] for name, each in self.frozen.items()]
         self._caller = caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         self._unchecked = True
         if meeting is None:
@@ -102,13 +108,15 @@ class Exchanged(Optimizer):
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.facts = facts
+        if self.exchange.channel.rank == 0 and (meeting is not None or self.exchange.channel.world > 1):
+            warn_of_statistics(type(self).__name__, self.params)
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
         # decision sent with another strategy has a message of its own, and must be taken back with the others.
         self.exchange.skips_steps = bool(self.exchange.policy.overrides) or self.exchange.pilot is not None
         self._ranks: Ranks = frozenset()
         if meeting is None:
             self._ranks = frozenset(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
-            share_start(self.params, group)
+            share_start([*self.params, *self.frozen.values()], group, self.exchange.device)
 
     @classmethod
     def check_parameters(cls, given: Mapping[str, object]) -> None:
@@ -156,12 +164,16 @@ class Exchanged(Optimizer):
         )
         super().add_param_group(param_group)
 
-    def check_first(self) -> None:
-        """Refuse, in the first step of all, a model that was wrapped after the optimizer was made.
+    def check_model(self) -> None:
+        """Refuse a model in which something was unfrozen since the optimizer was made; in the first step of all one
+        that was wrapped since.
 
         Raises:
-            ConfigError: a DDP model averages the gradients of the parameters.
+            ConfigError: a parameter was unfrozen, or a DDP model averages the gradients.
         """
+        thawed = [name for name, param in self.frozen.items() if param.requires_grad]
+        allowed = "those that were trained when the optimizer was made: make it again after a change of requires_grad"
+        require(not thawed, "trained parameters", allowed, thawed)
         if self._unchecked:
             by_name = {name: param for (name, _), param in zip(self.named, self.params, strict=True)}
             found = conflict_with_ddp(self._caller, by_name, self._ranks)
@@ -216,6 +228,37 @@ def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
     found = dict(pairs)
     require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
     return found
+
+
+def frozen_of(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
+    """The parameters of the groups that are not trained, in order, by name."""
+    return {
+        name: param
+        for i, group in enumerate(groups)
+        for name, param in zip(names_of(i, group), group["params"], strict=True)
+        if not param.requires_grad
+    }
+
+
+def warn_of_statistics(optimizer: str, params: Iterable[Tensor]) -> None:
+    """Warn if modules of these parameters keep running statistics, which each worker computes of its own data."""
+    ids = {id(param) for param in params}
+    # Parameters do not know their modules; a statistic that a group computes together is the same on all ranks.
+    found = {
+        type(each).__name__
+        for each in gc.get_referrers(*classes_of(_NormBase))
+        if issubclass(type(each), _NormBase)
+        and not issubclass(type(each), nn.SyncBatchNorm)
+        and getattr(each, "track_running_stats", False)
+        and any(id(param) in ids for param in each.parameters(recurse=False))
+    }
+    if found:
+        log.warning(
+            "%s exchanges parameters, and no buffers: the running statistics of %s are each worker's own. Average them "
+            "before the model is evaluated or saved; docs/optim.md shows how",
+            optimizer,
+            ", ".join(sorted(found)),
+        )
 
 
 def names_of(index: int, group: dict[str, Any]) -> list[str]:

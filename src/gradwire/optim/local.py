@@ -66,7 +66,11 @@ class LocalSteps(Exchanged):
         self.inner, self.every, self.since = inner, every, 0
         self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
         self.agreed.gather(self.params)
-        self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.facts)
+        self.rounds = (
+            None
+            if meeting is None
+            else Rounds(self.exchange, self.named, meeting, self.facts, list(self.frozen.values()))
+        )
 
     @property
     def in_step(self) -> bool:
@@ -117,7 +121,7 @@ class LocalSteps(Exchanged):
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step of the inner optimizer, and at intervals an exchange. The closure computes local gradients."""
-        self.check_first()
+        self.check_model()
         loss = None
         if closure is not None:
             with torch.enable_grad():
