@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from gradwire.integrations.ddp import compress_ddp
+from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.testing.processes import run_ranks
-from tests.integrations.jobs import batch, digest, model_of
+from tests.integrations.jobs import answers, batch, digest, model_of
 
 SAID = "this DDP model is a copy of one with TopK(ratio=0.05"
 
@@ -103,6 +104,45 @@ def _followed(rank: int, way: str) -> tuple[int, list[Any], float]:
 @pytest.mark.parametrize("way", ["deepcopy", "saved"])
 def test_a_copy_has_no_copy_of_the_optimizer_and_the_scaler(way: str) -> None:
     assert run_ranks(1, _followed, way) == [(1, [(None, None)], 8.0)]
+
+
+def _copied_optimizer(rank: int, way: str) -> dict[str, Any]:
+    """An optimizer that is copied with its model, and steps; then it is given an exchange of its own."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = compress_optimizer(optimizer, model, "topk", ratio=0.05)
+    _steps(model, optimizer, rank)
+    again, copied = WAYS[way]((model, optimizer)) if way != "averaged" else (None, copy.copy(optimizer))
+    told = answers({"refused": copied.step})
+    if again is not None:
+        twice = copy.deepcopy(copied)
+        told |= answers({"twice": twice.step})
+        own = compress_optimizer(copied, again, "topk", ratio=0.05)
+        own.load_state_dict(state.state_dict())
+        _steps(again, copied, rank)
+        _steps(model, optimizer, rank)
+        told["same"] = str(digest(again) == digest(model))
+    return told
+
+
+def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    for step in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+        optimizer.step()
+
+
+def _optimizers(rank: int) -> dict[str, dict[str, Any]]:
+    return {way: _copied_optimizer(rank, way) for way in WAYS}
+
+
+def test_a_copy_of_an_optimizer_refuses_to_step_until_it_is_compressed_itself() -> None:
+    allowed = "optimizer must be the one that compress_optimizer was given, or be given to it"
+    for told in run_ranks(2, _optimizers):
+        for answer in told.values():
+            assert answer.pop("same", "True") == "True"
+            for text in answer.values():
+                assert text == f"ConfigError: {allowed}, got a copy of it, whose gradients nobody averages"
 
 
 def _copied_state(rank: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import pickle
 import threading
 from functools import partial
 from typing import Any
@@ -248,3 +249,20 @@ def test_at_a_meeting_frozen_parameters_are_those_of_the_first_that_came() -> No
     assert parameters(first) == parameters(second)
     for model in (first, second):
         assert digest([model.frozen.state_dict(), model.scale]) == digest(frozen)
+
+
+def _copied(rank: int) -> dict[str, str]:
+    told = {}
+    for kind, options in KINDS.items():
+        model = model_of()
+        optimizer = make(kind, model, options)
+        _train(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1), rank, range(1))
+        ways = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": pickle.dumps}
+        told |= answers({f"{kind}, {way}": partial(call, optimizer) for way, call in ways.items()})
+    return told
+
+
+def test_a_copy_of_an_optimizer_is_refused() -> None:
+    told = run_ranks(1, _copied)[0]
+    assert len(told) == 3 * len(KINDS)
+    assert all("cannot be copied or pickled: save state_dict()" in text for text in told.values())

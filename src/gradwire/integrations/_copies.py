@@ -1,21 +1,27 @@
-"""Copies of a compressed DDP model: ``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``.
+"""Copies of a compressed DDP model or optimizer: ``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``.
 
 Law: a copy is what torch makes of any DDP model with a hook, a DDP model over the default group that averages its own
 gradients, uncompressed. It takes nothing from the exchange of the original, whose process group and residuals cannot be
-copied, and may be given one of its own by ``compress_ddp``. If it is trained without one, it says so once.
+copied, and may be given one of its own by ``compress_ddp``. If it is trained without one, it says so once. A copy of a
+compressed optimizer has nobody who averages its gradients, so its step is refused until ``compress_optimizer`` has it.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-__all__ = ["CopiedState", "CopyNotice", "forget_copied", "note_copies"]
+from gradwire.errors import Verbatim, require
+
+__all__ = ["CopiedState", "CopyNotice", "forget_copied", "note_copies", "note_copies_of_optimizer"]
 
 log = logging.getLogger("gradwire")
 
@@ -71,3 +77,44 @@ def forget_copied(model: nn.Module) -> None:
         for key, hook in list(model._forward_pre_hooks.items()):
             if isinstance(hook, CopyNotice) and hook.copied:
                 del model._forward_pre_hooks[key]
+
+
+class OptimizerCopies:
+    """The ``__reduce_ex__`` of a compressed optimizer, by which ``copy`` and ``pickle`` make a copy of it.
+
+    Args:
+        optimizer: optimizer, which holds this.
+        copied: true: it is a copy itself, and nobody has compressed it yet.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, copied: bool) -> None:
+        self._optimizer, self.copied = weakref.ref(optimizer), copied
+
+    def __call__(self, protocol: Any) -> tuple[Any, ...]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return copy_of_optimizer, (type(optimizer), optimizer.__getstate__())
+
+
+def note_copies_of_optimizer(optimizer: Optimizer, *, copied: bool = False) -> None:
+    """Let copies of this optimizer refuse to step."""
+    optimizer.__dict__["__reduce_ex__"] = OptimizerCopies(optimizer, copied=copied)
+
+
+def copy_of_optimizer(kind: type[Optimizer], state: Mapping[str, Any]) -> Optimizer:
+    """Make what torch makes of a copied optimizer, whose step is refused until it is compressed itself."""
+    made = kind.__new__(kind)
+    made.__setstate__(dict(state))
+    note_copies_of_optimizer(made, copied=True)
+    made.register_step_pre_hook(refuse_copy)
+    return made
+
+
+def refuse_copy(optimizer: Optimizer, *_: Any) -> None:
+    """Refuse the step of an optimizer that is a copy, unless it was compressed since."""
+    require(
+        not optimizer.__dict__["__reduce_ex__"].copied,
+        "optimizer",
+        "the one that compress_optimizer was given, or be given to it",
+        Verbatim("a copy of it, whose gradients nobody averages"),
+    )

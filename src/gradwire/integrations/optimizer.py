@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._copies import note_copies_of_optimizer
 from gradwire.integrations._state import Units, parameters_of
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
@@ -316,5 +317,6 @@ def compress_optimizer(
         optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction, variance_correction
     )
     optimizer.register_step_pre_hook(state.before_step)
+    note_copies_of_optimizer(optimizer)
     state.correct(optimizer if variance_correction else None)  # Behind the exchange, whose step it measures.
     return state

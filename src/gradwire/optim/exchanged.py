@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -206,6 +206,13 @@ class Exchanged(Optimizer):
                 "rank: load the model's weights after the optimizer was made, or all ranks have those of rank 0",
                 type(self).__name__,
             )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # torch would copy the groups and the state alone, and the copy would have no exchange.
+        raise ConfigError(
+            f"{type(self).__name__} cannot be copied or pickled: save state_dict(), and load it into one that is made "
+            "anew; a model can be copied, without its optimizer"
+        )
 
     def loss_scale(self) -> Tensor | None:
         """The factor of the gradients, if a ``GradScaler`` is at work that has not yet unscaled them."""
