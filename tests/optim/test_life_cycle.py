@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.optim import CompressedStep
+from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import answers
 from tests.once import once
@@ -266,3 +266,57 @@ def test_a_copy_of_an_optimizer_is_refused() -> None:
     told = run_ranks(1, _copied)[0]
     assert len(told) == 3 * len(KINDS)
     assert all("cannot be copied or pickled: save state_dict()" in text for text in told.values())
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "LambdaLR": {"lr_lambda": lambda step: 0.9**step},
+    "MultiplicativeLR": {"lr_lambda": lambda _: 0.9},
+    "StepLR": {"step_size": 2},
+    "MultiStepLR": {"milestones": [2]},
+    "ExponentialLR": {"gamma": 0.9},
+    "SequentialLR": {"schedulers": None, "milestones": [2]},
+    "CosineAnnealingLR": {"T_max": 4},
+    "ChainedScheduler": {"schedulers": None},
+    "CyclicLR": {"base_lr": 1e-3, "max_lr": 1e-2, "step_size_up": 2},
+    "CosineAnnealingWarmRestarts": {"T_0": 2},
+    "OneCycleLR": {"max_lr": 1e-2, "total_steps": 8},
+}
+"""Arguments of torch's schedulers that have no default."""
+
+
+def _scheduled(optimizer: Any, name: str) -> list[Any]:
+    kinds = torch.optim.lr_scheduler
+    given = dict(NEEDED.get(name, {}))
+    if "schedulers" in given:
+        given["schedulers"] = [kinds.ConstantLR(optimizer), kinds.ExponentialLR(optimizer, 0.9)]
+    scheduler = getattr(kinds, name)(*([] if name == "ChainedScheduler" else [optimizer]), **given)
+    seen = []
+    for _ in range(5):
+        optimizer.step()
+        scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        seen.append(
+            [(float(group["lr"]), group.get("betas"), group.get("momentum")) for group in optimizer.param_groups]
+        )
+    return seen
+
+
+def test_every_scheduler_of_torch_does_what_it_does_to_the_inner_optimizer() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        names = [name for name in torch.optim.lr_scheduler.__all__ if name != "LRScheduler"]
+        assert {"OneCycleLR", "CyclicLR", "ReduceLROnPlateau"} <= set(names)
+        made: list[Any] = [
+            lambda inner: CompressedStep(inner, every=2),
+            lambda inner: DiLoCo(inner, every=2),
+            lambda inner: OneBitAdam(inner.param_groups[0]["params"], lr=0.1, betas=(0.9, 0.95)),
+        ]
+        for name, make_outer in ((name, each) for name in names for each in made):
+            plain, inner = (
+                torch.optim.AdamW(nn.Linear(4, 4).parameters(), lr=0.1, betas=(0.9, 0.95)) for _ in range(2)
+            )
+            assert _scheduled(make_outer(inner), name) == _scheduled(plain, name), name
+        # CyclicLR cycles momentum, too.
+        plain, inner = (torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+        assert _scheduled(DiLoCo(inner), "CyclicLR") == _scheduled(plain, "CyclicLR")
+    finally:
+        dist.destroy_process_group()

@@ -62,7 +62,10 @@ class LocalSteps(Exchanged):
             check()
 
         facts = {"every": every, **facts}
-        super().__init__(inner.param_groups, {}, compressor, options, group, facts, check_all, meeting=meeting)
+        # A scheduler looks for a parameter such as momentum in the defaults.
+        super().__init__(
+            inner.param_groups, inner.defaults, compressor, options, group, facts, check_all, meeting=meeting
+        )
         self.inner, self.every, self.since = inner, every, 0
         self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
         self.agreed.gather(self.params)
