@@ -112,7 +112,7 @@ def test_what_would_let_ranks_part_is_refused() -> None:
 
 
 def _wrong_on_one_rank(rank: int, kind: str) -> str:
-    model = model_of()
+    model = nn.Sequential(nn.LazyLinear(8)) if kind == "lazy" else model_of()
     optimizer = torch.optim.SGD((nn.Linear(2, 2) if kind == "other model" and rank else model).parameters(), lr=0.1)
     if kind == "frozen":
         for param in model[0].parameters():
@@ -131,6 +131,10 @@ def _wrong_on_one_rank(rank: int, kind: str) -> str:
         ("bucket", r"GroupError: rank 1 .*bucket_mb must be a number > 0, got -1"),
         ("other model", r"GroupError: rank 1 .*over the model's own parameters"),
         ("frozen", r"ConfigError: optimizer must be over parameters that are trainable"),
+        (
+            "lazy",
+            r"ConfigError: 0.weight must be made: .* run the model once on a batch before, got one without a shape",
+        ),
     ],
 )
 def test_what_is_wrong_on_one_rank_is_raised_on_all(kind: str, named: str) -> None:

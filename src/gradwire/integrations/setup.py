@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
+from torch.nn.parameter import is_lazy
 
 from gradwire import registry
 from gradwire.auto.pilot import AutoPilot
@@ -86,10 +87,12 @@ def check_dtypes(params: Mapping[str, Tensor]) -> None:
     """Refuse parameters whose gradients cannot be exchanged.
 
     Raises:
-        ConfigError: a gradient cannot be exchanged; the message names the parameter.
+        ConfigError: a gradient cannot be exchanged, or its size is not known; the message names the parameter.
     """
     allowed = (torch.float32, torch.float16, torch.bfloat16)
     for name, param in params.items():
+        made = "made: a lazy module makes its parameters when it is called, so run the model once on a batch before"
+        require(not is_lazy(param), name, made, Verbatim("one without a shape"))
         require(param.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", param.dtype)
 
 
