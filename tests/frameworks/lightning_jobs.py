@@ -121,6 +121,16 @@ def fit(
     return told
 
 
+def copied(folder: str) -> dict[str, Any]:
+    """A callback that has trained, copied for a training of its own."""
+    ours, module = ours_of(), module_of()
+    trainer_of([ours], default_root_dir=folder).fit(module)
+    again, other = copy.deepcopy(ours), module_of()
+    trainer_of([again], default_root_dir=folder).fit(other)
+    steps = [each.metrics()["steps"] for each in (ours, again)]
+    return {"digests": [digest(module), digest(other)], "steps": steps}
+
+
 def residual_of(state: dict[str, Any]) -> list[float]:
     (kept,) = state["ranks"].values()
     return [float(tensor.double().norm()) for tensor in kept["worker"].get("residual", {}).values()]
@@ -137,6 +147,7 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     torch.save(checkpoint, bare)
     told["without"] = fit(folder, "without", ckpt=bare)
     told["in two fits"] = fit(folder, "two", steps=4)
+    told["copied"] = copied(folder)
     told["ways"] = {way: in_a_way(folder, way) for way in WAYS}
     told["broken off"], told["tried out"] = broken_off(folder), tried_out(folder)
     told["refused"], told["logged"] = refused(), logged(folder)

@@ -42,6 +42,11 @@ def test_a_second_fit_goes_on_with_the_residuals_of_the_first(told: list[dict[st
         assert each["in two fits"]["second fit"] == each["unbroken"]["digest"]
 
 
+def test_a_copy_of_a_callback_begins_anew(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        assert each["copied"] == {"digests": [each["unbroken"]["digest"]] * 2, "steps": [STEPS, STEPS]}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_it_trains_and_resumes_as_lightning_can_train(way: str, told: list[dict[str, Any]]) -> None:
     ways = [each["ways"][way] for each in told]

@@ -62,6 +62,10 @@ class GradwireCallback(Callback):
         self._writer: LoggerWriter | None = None
         self._logged = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle what the callback was made with: a copy begins anew, in a trainer of its own."""
+        return {**vars(self), "state": None, "_waiting": None, "_writer": None, "_resumes": False}
+
     def metrics(self) -> dict[str, Any]:
         """Return the bytes that went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
 
