@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,17 @@ class Parameters(nn.Module):
         super().__init__()
         for name, shape in SHAPES.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+
+class Said(logging.Handler):
+    """The messages that were logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 Means = list[dict[str, np.ndarray]]

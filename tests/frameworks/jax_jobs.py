@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.frameworks.array_jobs import METHODS, OPTIONS, SHAPES, STEPS, Means, compared, gradients
+from tests.frameworks.array_jobs import METHODS, OPTIONS, SHAPES, STEPS, Means, Said, compared, gradients
 from tests.integrations.jobs import answers
 
 
@@ -22,6 +23,7 @@ def everything(rank: int) -> dict[str, Any]:
         "accumulated": accumulated(rank),
         "corrected": corrected(rank),
         "mixed": mixed(rank),
+        "shared": shared(rank),
     }
 
 
@@ -95,6 +97,14 @@ def trained(rank: int) -> dict[str, Any]:
         "losses": [float(losses[0]), float(later[-1])],
         "metrics": metrics,
     }
+
+
+def shared(rank: int) -> list[Any]:
+    """Parameters as files have them, in arrays of NumPy and numbers."""
+    import gradwire.jax
+
+    params = {"frozen": np.full((2, 2), rank, np.float32), "steps": 3 + rank, "scale": 0.5 + rank}
+    return [np.asarray(leaf).tolist() for leaf in gradwire.jax.broadcast(params).values()]
 
 
 def bits_of(params: Any) -> bytes:
@@ -180,17 +190,6 @@ def mixed(rank: int) -> dict[str, str]:
     return answers({"mixed": lambda: chain.update({"w": jnp.ones((64, 64))}, chain.init(params), params)})
 
 
-class Said(logging.Handler):
-    """The messages that were logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def refused() -> dict[str, str]:
     import jax.numpy as jnp
     import optax
@@ -208,6 +207,7 @@ def refused() -> dict[str, str]:
             "empty": lambda: gradwire.jax.compress({}),
             "bucket": lambda: gradwire.jax.compress(params, bucket_mb=0),
             "residual": lambda: gradwire.jax.corrected(gradwire.jax.compress(params, "topk"), optax.adam(1e-3)),
+            "copied": lambda: copy.deepcopy(wire),
             "wire": lambda: gradwire.jax.corrected(optax.adam(1e-3), optax.adam(1e-3)),
         }
     )

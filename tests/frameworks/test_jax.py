@@ -39,6 +39,10 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(told: list[dict[str, Any]
     assert [each["trained"]["without"] for each in told] == [False, False], "a weak test: residuals do not matter"
 
 
+def test_parameters_of_files_are_shared(told: list[dict[str, Any]]) -> None:
+    assert [each["shared"] for each in told] == [[[[0.0, 0.0], [0.0, 0.0]], 0.5, 3]] * 2
+
+
 def test_bfloat16_stays_bfloat16(told: list[dict[str, Any]]) -> None:
     assert [each["bfloat16"] for each in told] == [["bfloat16", [1.5]]] * 2
 
@@ -69,6 +73,7 @@ def test_processes_that_do_not_all_correct_are_told(told: list[dict[str, Any]]) 
 
 
 REFUSED = {
+    "copied": r"ConfigError: the state of an exchange cannot be copied or pickled: save state.state_dict\(\)",
     "shape": r"gradient of w must be Spec\(shape=\(64, 64\), dtype='float32'\).* got Spec\(shape=\(64, 65\)",
     "name": r"ConfigError: gradient of w must be Spec.* got None",
     "dtype": r"ConfigError: dtype of w must be float32, float16 or bfloat16, got 'int32'",

@@ -8,14 +8,15 @@ a bucket's part or a view that must be copied before the next step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.adaptive import KERAS
-from gradwire.errors import Verbatim, is_float32, require
+from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.integrations._buckets import Bucket, BucketState, split
@@ -23,9 +24,9 @@ from gradwire.integrations._state import Units
 from gradwire.integrations._variance import check_noise
 from gradwire.integrations.adaptive import AdaptiveWatch
 from gradwire.integrations.ownership import Caller
-from gradwire.integrations.setup import prepare_named
+from gradwire.integrations.setup import prepare_named, share_start
 
-__all__ = ["ArrayState", "Spec"]
+__all__ = ["ArrayState", "Spec", "share_arrays"]
 
 CPU = torch.device("cpu")
 
@@ -97,6 +98,13 @@ class ArrayState(BucketState):
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would have no thread and no process group."""
+        raise ConfigError(
+            "the state of an exchange cannot be copied or pickled: save state.state_dict(), and load it into the "
+            "state of another exchange that all processes make"
+        )
+
     @property
     def factor(self) -> float:
         """The factor by which a step that divides by a mean of squares is too short; 1 if it is not measured."""
@@ -150,3 +158,11 @@ def without_data(name: str, spec: Spec) -> nn.Parameter:
     allowed = ("float32", "float16", "bfloat16")
     require(spec.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", spec.dtype)
     return nn.Parameter(torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta"), requires_grad=False)
+
+
+def share_arrays(arrays: Sequence[Any], group: dist.ProcessGroup | None) -> list[np.ndarray]:
+    """Copy the first rank's arrays to all. All ranks must call it, with arrays of the same shapes and dtypes."""
+    own = [np.array(array) for array in arrays]
+    tensors = [torch.from_numpy(array.reshape(-1).view(np.uint8)) for array in own]
+    share_start(tensors, group)
+    return [tensor.numpy().view(array.dtype).reshape(array.shape) for tensor, array in zip(tensors, own, strict=True)]

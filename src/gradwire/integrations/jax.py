@@ -20,8 +20,7 @@ from torch.utils.dlpack import from_dlpack
 
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, Verbatim, require
-from gradwire.integrations._arrays import ArrayState, Spec
-from gradwire.integrations.setup import share_start
+from gradwire.integrations._arrays import ArrayState, Spec, share_arrays
 
 with needs("jax"):
     import jax
@@ -142,16 +141,12 @@ def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> An
     """Copy the first process's parameters to all. All processes must call it, with the same tree.
 
     Args:
-        params: a tree of arrays.
+        params: a tree of arrays, of JAX or of NumPy, or numbers.
         process_group: group of ``torch.distributed``, over Gloo; None is the default group.
     """
-    leaves, tree = jax.tree.flatten(params)
-    tensors = [torch.from_numpy(np.array(leaf).reshape(-1).view(np.uint8)) for leaf in leaves]
-    share_start(tensors, process_group)
-    shared = [
-        jax.device_put(tensor.numpy().view(leaf.dtype).reshape(leaf.shape), leaf.sharding)
-        for tensor, leaf in zip(tensors, leaves, strict=True)
-    ]
+    leaves, tree = jax.tree.flatten(jax.tree.map(jax.numpy.asarray, params))
+    arrays = share_arrays(leaves, process_group)
+    shared = [jax.device_put(array, leaf.sharding) for array, leaf in zip(arrays, leaves, strict=True)]
     return jax.tree.unflatten(tree, shared)
 
 
