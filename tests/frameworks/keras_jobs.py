@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from tests.frameworks.array_jobs import METHODS, OPTIONS, SHAPES, STEPS, Means, compared, gradients
+from tests.frameworks.keras_lives_jobs import TOPK, lives
 from tests.integrations.jobs import answers
 
-TOPK = {"ratio": 0.05, "min_numel": 64}
 
-
-def everything(rank: int) -> dict[str, Any]:
+def everything(rank: int, folder: str) -> dict[str, Any]:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2")
     return {
         "compared": compared(rank, lambda method: means(rank, method)),
@@ -26,6 +25,7 @@ def everything(rank: int) -> dict[str, Any]:
         "refused": refused(),
         "unused": unused(rank),
         "corrected": corrected(rank),
+        "lives": lives(rank, folder),
     }
 
 
@@ -146,7 +146,7 @@ def model_of(inner: Any, seed: int = 0) -> Any:
     layers = [keras.layers.Dense(64, "tanh", name="one"), keras.layers.Dense(10, name="two")]
     model = keras.Sequential([keras.Input((32,)), *layers], name="model")
     optimizer = gradwire.tensorflow.DistributedOptimizer(inner, compressor="topk", **TOPK)
-    model.compile(optimizer=optimizer, loss="mse", jit_compile=False, auto_scale_loss=False)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
     return model
 
 
@@ -282,6 +282,5 @@ def refused() -> dict[str, str]:
             "averaged": lambda: wrap(keras.optimizers.Adam(0.1, use_ema=True), "qsgd", variance_correction=True),
             "residual": lambda: wrap(keras.optimizers.Adam(0.1), "topk", variance_correction=True).build([variable]),
             "scaled outside": lambda: wrapped(keras.optimizers.SGD(0.1)),
-            "scaled twice": lambda: wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))),
         }
     )

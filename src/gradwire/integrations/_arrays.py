@@ -50,6 +50,7 @@ class ArrayState(BucketState):
             scaled.
         adaptive: name of the optimizer, if it divides by a mean of squares; None: it does not, or is not known.
         corrected: true: the steps are multiplied by ``factor``.
+        untrained: further arrays, which are only copied at the start, and must be the same ones on all ranks.
 
     Raises:
         ConfigError: a wrong option, or a parameter that is not a 16- or 32-bit float.
@@ -66,6 +67,7 @@ class ArrayState(BucketState):
         adaptive: str | None = None,
         *,
         corrected: bool = False,
+        untrained: Sequence[Spec] = (),
     ) -> None:
         super().__init__()
         rest = dict(options)
@@ -85,6 +87,7 @@ class ArrayState(BucketState):
             Caller("gradwire"),
             bucket_mb=bucket_mb,
             variance_correction=corrected,
+            untrained=list(untrained),
             **Units.facts(scaler, None),
         )
         if corrected:
