@@ -181,11 +181,7 @@ def test_a_model_that_is_not_wrapped_is_refused() -> None:
 
 def _refused(rank: int) -> list[str]:
     answers = []
-    sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True))
-    doubles = nn.Linear(4, 4).double()
     for model, compressor, options in [
-        (sparse, "twobit", {}),
-        (doubles, "twobit", {}),
         (nn.Linear(4, 4), "twobitt", {}),
         (nn.Linear(4, 4), "twobit", {"treshold": 1}),
         (nn.Linear(4, 4), "topk", {"ratio": 1.5}),
@@ -219,8 +215,6 @@ def _refused(rank: int) -> list[str]:
 def test_bad_input_is_named() -> None:
     answers = run_ranks(2, _refused)[0]
     expected = [
-        "sparse",
-        "float32, float16 or bfloat16",
         "did you mean 'twobit'",
         "did you mean 'threshold'",
         r"TopK.ratio must be in \(0, 1\], got 1.5",

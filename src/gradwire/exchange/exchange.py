@@ -481,9 +481,7 @@ class Exchange:
             self.open(first=[name for name, _ in params])
         run = self.pilot.before(flat, params, ready) if self.pilot is not None else None
         if given is not None and self._whole(params, given.dtype):
-            mean = self.begin_mean(given)
-            self.channel.settle()
-            flat.copy_(mean.wait())
+            flat.copy_(self.mean(given))
             if self.pilot is not None:
                 self.pilot.after(flat, run)
             return
@@ -556,17 +554,24 @@ class Exchange:
 
     @ordinary_modes()
     def begin_mean(self, bucket: Tensor) -> Future[Tensor]:
-        """Start to replace a bucket by its mean, if ``plain``; nothing waits, and several may be under way.
+        """Start to replace a bucket by its mean, if ``plain`` or if no method takes it; nothing waits, and several may
+        be under way.
 
         Args:
-            bucket: contiguous, of as many elements on all ranks.
+            bucket: contiguous, of as many elements on all ranks; or sparse and coalesced, of one shape.
 
         Returns:
             The bucket when it is the mean.
         """
         self.open()
-        self.counters.dense_bytes += 2 * (self.channel.world - 1) * bucket.nbytes // self.channel.world
+        self.counters.dense_bytes += self.channel.summed(bucket)
         return self.channel.begin_mean(bucket, self.watched())
+
+    def mean(self, bucket: Tensor) -> Tensor:
+        """Replace a bucket by its mean as ``begin_mean`` does, and wait for it."""
+        mean = self.begin_mean(bucket)
+        self.channel.settle()
+        return mean.wait()
 
     def watched(self) -> Callable[[Tensor], None]:
         """Return a function that counts the step as not finite if a mean is not; any thread may call it, and it keeps

@@ -28,7 +28,7 @@ class Policy(Configuration):
     Args:
         min_numel: parameters with fewer elements travel dense, together. Raising it costs bytes and saves calls. Lower:
             narrow first and last layers are compressed, too, where codes of one or two bits cost quality.
-        exclude: name patterns (``fnmatch``) of parameters that travel dense.
+        exclude: name patterns (``fnmatch``) of parameters that travel dense; the name of a module stands for all in it.
         overrides: name pattern to compressor; the first pattern that matches wins over everything else.
         start_after: number of first steps that are dense; residuals stay zero until then.
         schedule: parameter of the main compressor to a function of the step; it starts to count after the warm-up.
@@ -55,20 +55,22 @@ class Policy(Configuration):
         for name, value in self.schedule.items():
             require(callable(value), f"schedule[{name!r}]", "a function of the step", value)
 
-    def check(self, compressor: Compressor, names: Sequence[str], world: int = 1) -> None:
+    def check(self, compressor: Compressor, names: Sequence[str], world: int = 1, left: Sequence[str] = ()) -> None:
         """Refuse a pattern that matches nothing, and a schedule that the compressor would refuse later.
 
         Args:
             compressor: the main one.
             names: names of all parameters.
             world: the number of workers.
+            left: names of parameters that are not exchanged, which ``exclude`` may match, too.
 
         Raises:
             ConfigError: a pattern matches nothing, or a schedule leaves the range; the message names the pattern, or
                 the parameter and the step.
         """
-        for pattern in [*self.exclude, *self.overrides]:
-            if not any(fnmatchcase(name, pattern) for name in names):
+        excluded = [pattern for pattern in self.exclude if not any(matches(name, pattern) for name in left)]
+        for pattern in [*excluded, *self.overrides]:
+            if not any(matches(name, pattern) for name in names):
                 raise ConfigError(f"pattern {pattern!r} matches no parameter: {nearest(pattern, names)}")
         known: list[str] = (
             [f.name for f in dataclasses.fields(compressor)] if dataclasses.is_dataclass(compressor) else []
@@ -85,25 +87,25 @@ class Policy(Configuration):
     def choose(self, name: str, shape: Sequence[int], main: Compressor) -> Compressor | None:
         """The compressor of a parameter; None if it travels dense."""
         for pattern, compressor in self.overrides.items():
-            if fnmatchcase(name, pattern):
+            if matches(name, pattern):
                 return compressor if compressor.pays_for(shape) else None
         small = math.prod(shape) < self.min_numel
-        if small or any(fnmatchcase(name, pattern) for pattern in self.exclude) or not main.pays_for(shape):
+        if small or any(matches(name, pattern) for pattern in self.exclude) or not main.pays_for(shape):
             return None
         return main
 
     def meant(self, name: str, main: Compressor) -> Compressor:
         """The compressor of a parameter by the policy, even if it travels dense."""
-        matching = (compressor for pattern, compressor in self.overrides.items() if fnmatchcase(name, pattern))
+        matching = (compressor for pattern, compressor in self.overrides.items() if matches(name, pattern))
         found = next(matching, main)
         return main if found.identity else found
 
     def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
         """Return whether a parameter travels dense only because its payload would not be smaller."""
         for pattern, compressor in self.overrides.items():
-            if fnmatchcase(name, pattern):
+            if matches(name, pattern):
                 return not compressor.pays_for(shape)
-        left = math.prod(shape) < self.min_numel or any(fnmatchcase(name, pattern) for pattern in self.exclude)
+        left = math.prod(shape) < self.min_numel or any(matches(name, pattern) for pattern in self.exclude)
         return not left and not main.pays_for(shape)
 
     def at(self, step: int, main: Compressor) -> Compressor:
@@ -123,6 +125,15 @@ class Policy(Configuration):
             "overrides": {pattern: c.to_config() for pattern, c in self.overrides.items()},
             "schedule": {name: [value(step) for step in SAMPLED] for name, value in self.schedule.items()},
         }
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a pattern matches a parameter's name, or is the name of a module that the parameter is in.
+
+    >>> [matches("block.1.weight", pattern) for pattern in ("*.weight", "block.1", "block.1.bias", "block.10")]
+    [True, True, False, False]
+    """
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 def as_before(before: Any, value: float) -> Any:

@@ -40,7 +40,7 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.group.failures import Loss, explain, roll_call
 from gradwire.metrics import Metrics
 
-__all__ = ["Channel", "Comparison", "Traffic", "traffic_of"]
+__all__ = ["Channel", "Comparison", "Traffic", "divided", "traffic_of"]
 
 _LAST_WORDS = 5.0
 """Seconds in which a rank that has lost a peer still sends to the others: one that reads nothing keeps it no longer."""
@@ -95,6 +95,12 @@ class Comparison(Protocol):
     def end(self) -> None:
         """Make the comparison alone: send what was not sent yet, wait for the rows of the others, and do ``check``."""
         ...
+
+
+def divided(tensor: Tensor, number: int) -> Tensor:
+    """Divide a tensor in place; a sparse one, coalesced, stays so."""
+    (tensor.values() if tensor.is_sparse else tensor).mul_(1.0 / number)
+    return tensor
 
 
 class Channel:
@@ -153,7 +159,7 @@ class Channel:
         if self.world == 1 or tensor.numel() == 0:
             return lambda: None
         self._begin()
-        moved = 2 * (self.world - 1) * tensor.nbytes // self.world
+        moved = self.summed(tensor)
         self._count(moved, moved)
         op = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
         works: list[tuple[int | None, dist.Work | None]] = []
@@ -200,7 +206,7 @@ class Channel:
         else:
             self._refuse_if_closed()
         self._refuse_after_failure()
-        moved = 2 * (self.world - 1) * tensor.nbytes // self.world
+        moved = self.summed(tensor)
         self._count(moved, moved)
         began = self.metrics.clock()
         try:
@@ -215,18 +221,28 @@ class Channel:
         def done(finished: Future[list[Tensor]]) -> Tensor:
             channel = reference()
             try:
-                total = finished.value()[0]
+                finished.value()
             except RuntimeError as error:
                 if channel is None:
                     raise
                 channel._fail(error, None, ())
-            arrived(total)
+            # Torch gives another view of a complex tensor; the sum is in the tensor itself.
+            arrived(tensor)
             if channel is not None:
                 channel._ended(began, own)
-            return total
+            return tensor
 
         future: Future[list[Tensor]] = work.get_future()
         return future.then(done)
+
+    def summed(self, tensor: Tensor) -> int:
+        """Count the bytes that a rank sends where a tensor is added up: 2 (W-1)/W of them.
+
+        A sparse one, coalesced, goes to every rank as it is, with its indices; the others' are taken to be as large.
+        """
+        if tensor.is_sparse:
+            return (self.world - 1) * (tensor.indices().nbytes + tensor.values().nbytes)
+        return 2 * (self.world - 1) * tensor.nbytes // self.world
 
     def scattered(self, nbytes: int) -> int:
         """Count the bytes that a rank sends where a framework reduces so many to their owners.
@@ -264,7 +280,7 @@ class Channel:
         """Start to average ``tensor`` over the ranks in place, as ``begin_sum`` adds up on the channel's own group.
 
         Args:
-            tensor: floating point, on the CPU or served by NCCL.
+            tensor: floating point or complex, on the CPU or served by NCCL; on Gloo it may be sparse and coalesced.
             arrived: called with the mean, on any thread; it must not wait, nor keep this channel alive.
 
         Returns:
@@ -273,7 +289,7 @@ class Channel:
         Raises:
             GroupError: an earlier exchange failed.
         """
-        return self.begin_sum(tensor.mul_(1.0 / self.world), self.group, arrived)
+        return self.begin_sum(divided(tensor, self.world), self.group, arrived)
 
     def _ended(self, began: float, own: bool) -> None:
         """Count a sum that has ended, on the own group or on another; the time of sums that overlap counts once."""

@@ -19,7 +19,7 @@ from gradwire.adaptive import KERAS
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
-from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._buckets import BucketState, buckets_of
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import check_noise
 from gradwire.integrations.adaptive import AdaptiveWatch
@@ -78,7 +78,7 @@ class ArrayState(BucketState):
             require(bool(specs), "parameters", "at least one", Verbatim("none"))
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
-        self.exchange, params = prepare_named(
+        prepared = prepare_named(
             select,
             CPU,
             compressor,
@@ -90,9 +90,10 @@ class ArrayState(BucketState):
             untrained=list(untrained),
             **Units.facts(scaler, None),
         )
+        self.exchange, params = prepared.exchange, prepared.params
         if corrected:
             self.measure_noise()
-        self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
+        self.buckets = buckets_of(prepared, bucket_mb)
         self.units = Units(scaler, None, {})
         shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
         known = shapes if adaptive else {}

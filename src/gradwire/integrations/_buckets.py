@@ -21,21 +21,30 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import USED, Named
 from gradwire.integrations._state import ExchangeState
 from gradwire.integrations.ownership import release
-from gradwire.integrations.setup import in_memory, memory_order
+from gradwire.integrations.setup import Prepared, in_memory, memory_order
 from gradwire.modes import ordinary_modes
 from gradwire.worker import Worker
 
-__all__ = ["Bucket", "BucketState", "split"]
+__all__ = ["Bucket", "BucketState", "buckets_of", "split"]
 
 
 class Bucket:
-    """Parameters whose gradients travel as one flat float32 tensor."""
+    """Parameters whose gradients travel as one flat tensor.
 
-    def __init__(self, members: Sequence[tuple[str, nn.Parameter]], device: torch.device) -> None:
+    Args:
+        members: parameters, with their names.
+        device: device of the flat tensor.
+        dtype: dtype of their gradients, where no method takes it and they travel in it; None: they are compressed.
+    """
+
+    def __init__(
+        self, members: Sequence[tuple[str, nn.Parameter]], device: torch.device, dtype: torch.dtype | None = None
+    ) -> None:
+        self.compressed = dtype is None
         self.params = [param for _, param in members]
         self.named: list[Named] = [(name, tuple(in_memory(param).shape)) for name, param in members]
         numels = [param.numel() for param in self.params]
-        self.flat = torch.zeros(sum(numels), dtype=torch.float32, device=device)
+        self.flat = torch.zeros(sum(numels), dtype=dtype or torch.float32, device=device)
         pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
         self.views = [as_stored(view, param) for view, param in pairs]
         self.unused = [False] * len(numels)
@@ -48,8 +57,42 @@ class Bucket:
                 view.zero_()
                 continue
             if grad.layout != torch.strided:
-                raise ConfigError(f"gradient of {name} must be dense, got {grad.layout}")
+                raise ConfigError(
+                    f"gradient of {name} must be dense, or that of an embedding with sparse=True, got {grad.layout}"
+                )
             view.copy_(grad)
+
+    def scatter(self) -> None:
+        """Copy the gradients out; a parameter that no rank used keeps none."""
+        for view, param, unused in zip(self.views, self.params, self.unused, strict=True):
+            if unused:
+                continue
+            if param.grad is None:
+                param.grad = torch.empty_like(param)
+            param.grad.copy_(view)
+
+
+class SparseBucket(Bucket):
+    """A parameter whose gradient is sparse, and travels as it is."""
+
+    def __init__(self, name: str, param: nn.Parameter, device: torch.device) -> None:
+        self.compressed, self.params, self.unused, self.device = False, [param], [False], device
+        self.named = [(name, tuple(param.shape))]
+
+    def gather(self, grads: Sequence[Tensor | None]) -> None:
+        """Take the gradient; one that is missing on this rank has no rows."""
+        (param,), (grad,) = self.params, grads
+        given = torch.zeros_like(param) if grad is None else grad
+        # Ranks must have the same sparse dimensions: the first, as an embedding's gradient has it.
+        self.flat = (given if given.is_sparse else given.to_sparse(1)).to(self.device).coalesce()
+
+    def scatter(self) -> None:
+        """Give the parameter the mean; one that no rank used keeps no gradient."""
+        (param,), (unused,) = self.params, self.unused
+        if not unused and param.grad is None:
+            param.grad = self.flat.to(param.device)
+        elif not unused:
+            param.grad.copy_(self.flat if param.grad.is_sparse else self.flat.to_dense())
 
 
 def as_stored(flat: Tensor, param: Tensor) -> Tensor:
@@ -132,9 +175,28 @@ class BucketState(ExchangeState):
         return uses
 
     def _run(self, bucket: Bucket, uses: Tensor, missing: Sequence[int]) -> Tensor:
+        if not bucket.compressed:
+            return self.exchange.mean(bucket.flat)
         itemsize = bucket.params[0].itemsize
         self.exchange.run(bucket.flat, bucket.named, itemsize, uses={i: uses[i] for i in missing})
         return bucket.flat
+
+
+def buckets_of(prepared: Prepared, bucket_mb: float) -> list[Bucket]:
+    """The buckets of all parameters: in the order in which gradients come, then those that no method takes."""
+    device = prepared.exchange.device
+    compressed = list(prepared.compressed.items())[::-1]
+    buckets = [Bucket(members, device) for members in split(compressed, bucket_mb) if members]
+    of_kind: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for name, kind in prepared.uncompressed.items():
+        of_kind.setdefault(kind, []).append((name, prepared.params[name]))
+    for kind, members in of_kind.items():
+        if kind == "sparse":
+            buckets += [SparseBucket(name, param, device) for name, param in members]
+        else:
+            parts = split(members[::-1], bucket_mb)
+            buckets += [Bucket(part, device, part[0][1].dtype) for part in parts]
+    return buckets
 
 
 def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[list[tuple[str, nn.Parameter]]]:

@@ -55,6 +55,8 @@ class Regroup:
     def exchange(self, run: Callable[[Tensor, Sequence[Named]], object]) -> None:
         """Let ``run`` average each of the saved buckets, contiguous and in the gradients' own dtype."""
         for names in self.buckets:
+            if names[0] not in self._views:
+                continue  # No method takes these gradients, which were sent as they came.
             parts = [self._views[name] for name in names]
             flat = torch.cat(parts)
             run(flat, [(name, self._shapes[name]) for name in names])

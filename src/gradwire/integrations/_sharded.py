@@ -63,6 +63,8 @@ class ShardedState(ExchangeState):
         """True once the thread that computes had to wait for a reduction."""
         self.sizes: dict[str, int] = {}
         self.dropped: DroppedGradients | None = None
+        self.uncompressed: set[str] = set()
+        """The names of parameters whose gradients no method takes; FSDP itself reduces these."""
 
     def begin(self, names: Collection[str]) -> None:
         """Begin the turn of these parameters of a module; one that had its turn in this step begins the next."""
@@ -191,7 +193,8 @@ class ReduceScatter:
         later: gives the number by which FSDP divides what it reduced in this dtype.
         channel: channel over the ranks of the module's mesh, where they are fewer than those of the exchange; it is
             used after these have compared what they are about to do.
-        own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
+        own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called. Where
+            no method takes the module's gradients there must be one.
         unread: returns whether FSDP reads nothing of what it reduced in this dtype until the backward pass ends.
     """
 
@@ -237,6 +240,9 @@ class ReduceScatter:
         check_size(input_tensor, sum(each.padded for each in shards))
         names = [each.name for each in shards]
         state.begin(names)
+        if names and names[0] in state.uncompressed:  # FSDP makes a module of parameters of one dtype.
+            self._reduce_uncompressed(output_tensor, input_tensor, self._group(input_tensor, group), op)
+            return
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
         if channel is not exchange.channel:
             state.background.finish()
@@ -288,7 +294,21 @@ class ReduceScatter:
         assert self.own is not None
         reduce, ours = partial(self.own, wanted, given, group, op), group is self.channel.group
         self.channel.run_scatter(reduce, given.nbytes, own=ours)
-        self.state.exchange.note(nonfinite(wanted))
+        exchange, bad = self.state.exchange, nonfinite(wanted)
+        if exchange.skips_steps:
+            # The value reaches one owner alone, and all ranks take the step back or none.
+            anywhere = bad.to(torch.uint8).view(1)
+            exchange.any_rank(anywhere)
+            bad = anywhere[0].bool()
+        exchange.note(bad)
+
+    def _reduce_uncompressed(self, wanted: Tensor, given: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        """Let FSDP reduce what no method takes, in its own dtype."""
+        exchange = self.state.exchange
+        self.state.background.finish()
+        exchange.channel.settle()
+        exchange.counters.dense_bytes += self.channel.scattered(given.nbytes)
+        self._leave_to_framework(wanted, given, group, op)
 
     def _prepared(
         self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float, *, overlaps: bool

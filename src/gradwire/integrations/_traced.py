@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradwire._once import once
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._buckets import Bucket, BucketState, buckets_of
 from gradwire.integrations._state import Units, parameters_of
+from gradwire.integrations.setup import Prepared
 from gradwire.worker import Worker
 
 __all__ = ["Arrivals"]
@@ -37,25 +37,22 @@ class Arrivals(BucketState):
 
     Args:
         model: the DDP model, which knows whether a pass is synchronised.
-        params: parameters by name.
-        exchange: exchange over these parameters.
+        prepared: exchange, and its parameters by name, none of which gets sparse gradients.
         units: unit of the exchange's residuals.
         worker: thread that talks to the network.
     """
 
     complete = True
 
-    def __init__(
-        self, model: nn.Module, params: Mapping[str, nn.Parameter], exchange: Exchange, units: Units, worker: Worker
-    ) -> None:
+    def __init__(self, model: nn.Module, prepared: Prepared, units: Units, worker: Worker) -> None:
         super().__init__(worker)
-        self.model, self.exchange, self.units = model, exchange, units
+        params = prepared.params
+        self.model, self.exchange, self.units = model, prepared.exchange, units
         self.names = list(params)
         cap = getattr(model, "bucket_bytes_cap", 25 * 2**20) / 2**20
         numbers = {name: number for number, name in enumerate(self.names)}
-        cut = split(list(params.items())[::-1], cap)
-        self.buckets = [Bucket(members, exchange.device) for members in cut]
-        self.members = [[numbers[name] for name, _ in members] for members in cut]
+        self.buckets = buckets_of(prepared, cap)
+        self.members = [[numbers[name] for name, _ in bucket.named] for bucket in self.buckets]
         self.there: list[int] = []
         self.grads: list[Tensor] = []
         self.handle = next(_numbers)

@@ -28,12 +28,14 @@ from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Named, bucket_text
 from gradwire.group.agree import BUCKETS_BEFORE
+from gradwire.group.channel import divided
 from gradwire.group.part import nonfinite
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._dropped import DroppedGradients
 from gradwire.integrations._regroup import Regroup
 from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
+from gradwire.integrations._uncompressed import reduced_by_ddp
 from gradwire.integrations._unused import exchange_used
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
@@ -106,36 +108,49 @@ class GradwireState(ExchangeState):
             check_optimizer(optimizer, module.parameters())
             check_optimizer(variance_correction, module.parameters(), "variance_correction")
             VarianceCorrection.check(variance_correction)
+            python = bool(reduced.sparse) and getattr(model, "_use_python_reducer", False)
+            allowed = "False under optimize_ddp='python_reducer', which reduces no sparse gradients"
+            require(not python, "sparse of an embedding", allowed, python)
             if isinstance(model, DistributedDataParallel):
                 check_ddp(model, process_group)
 
+        reduced = reduced_by_ddp(model)
         # Each of them adds a message, or moves the ends of buckets.
         told = {name: getattr(model, name, None) for name in ("find_unused_parameters", "bucket_bytes_cap")}
-        self.exchange, params = prepare(
+        prepared = prepare(
             module,
             compressor,
             options,
             group,
             CALLER,
+            reduced.params,
+            reduced.sparse,
             check=check,
+            device=next((param.device for param in reduced.params.values()), None),
             carrier=model,
             ddp=told,
             variance_correction=variance_correction is not None,
             **Units.facts(scaler, lr_correction),
         )
+        self.exchange, params = prepared.exchange, prepared.params
         self.correct(variance_correction)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(module)
         self.exchange.skips_steps = self.units.scaler is not None
-        self._frozen_params = [(name, param) for name, param in module.named_parameters() if name in self.frozen]
+        self._frozen_params = [
+            (name, param)
+            for name, param in module.named_parameters()
+            if name in self.frozen and name not in reduced.ignored
+        ]
         self._model = weakref.ref(model)  # DDP's reducer holds this state, and a cycle through C++ is never freed.
         self._wrapped = isinstance(model, DistributedDataParallel)
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
+        compressed = prepared.compressed
         self.adaptive = AdaptiveWatch(
             self.exchange,
-            self._names,
+            {id(param): self._names[id(param)] for param in compressed.values()},
             optimizer or variance_correction or lr_correction,
             corrected=variance_correction is not None,
         )
@@ -151,13 +166,14 @@ class GradwireState(ExchangeState):
         self._regroup: Regroup | None = None
         # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
         self._direct: Callable[[GradwireState, Tensor, tuple[Named, ...]], Future[Tensor]] | None = None
-        self._dtypes = {param.dtype for param in params.values()}
+        self._uncompressed = prepared.uncompressed  # A bucket of DDP's has gradients of one kind.
+        self._dtypes = {param.dtype for param in compressed.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
         self._dropped: DroppedGradients | None = None
         if self.traced:
-            Arrivals(model, params, self.exchange, self.units, self._worker)
+            Arrivals(model, prepared, self.units, self._worker)
         else:
-            watched = {id(param): param for param in params.values()}
+            watched = {id(param): param for param in compressed.values()}
             self._dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
         note_copies(model, repr(self.exchange.compressor))
 
@@ -193,11 +209,8 @@ class GradwireState(ExchangeState):
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Start the exchange of one bucket."""
         buffer, first = bucket.buffer(), bucket.index() == 0
+        buffer = buffer.coalesce() if buffer.is_sparse else buffer
         params, names = self._named(bucket)
-        if buffer.layout != torch.strided or not buffer.is_floating_point():
-            raise ConfigError(
-                f"gradient of {', '.join(names)} must be dense floating point, got {buffer.layout} {buffer.dtype}"
-            )
         if first:
             self._first(names, buffer.device)
         self._buckets.append(names)
@@ -213,11 +226,12 @@ class GradwireState(ExchangeState):
                     return self._submit(buffer.device, future.wait)
                 self.exchange.channel.settle()
             return future
-        if self._regroup is None:
+        if self._regroup is None or names[0] in self._uncompressed:
             ready = moment(buffer.device) if self.exchange.pilot is not None else None
-            return self._submit(buffer.device, partial(self._job, buffer, params, ready))
-        future = self._regroup.hold(buffer, params)
-        if bucket.is_last():
+            future = self._submit(buffer.device, partial(self._job, buffer, params, ready))
+        else:
+            future = self._regroup.hold(buffer, params)
+        if self._regroup is not None and bucket.is_last():
             done = self._submit(buffer.device, partial(self._regroup.exchange, self._job))
             done.then(self._regroup.settle)
         return future
@@ -329,6 +343,8 @@ class GradwireState(ExchangeState):
 
     def _reduce(self, buffer: Tensor, params: tuple[Named, ...]) -> Future[Tensor]:
         """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
+        if params[0][0] in self._uncompressed:
+            return self._add_up(buffer, params)
         pilot = self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
         run, device = pilot.note(params, moment(buffer.device), buffer.itemsize), buffer.device
@@ -351,7 +367,7 @@ class GradwireState(ExchangeState):
         exchange, pilot = self.exchange, self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
         channel, group = exchange.channel, None if self._group is None else self._group()
-        exchange.counters.dense_bytes += 2 * (channel.world - 1) * buffer.nbytes // channel.world
+        exchange.counters.dense_bytes += channel.summed(buffer)
         if buffer.device.type != "cpu":
             look = exchange.watched()
 
@@ -359,11 +375,11 @@ class GradwireState(ExchangeState):
                 arrived(mean)
                 look(mean)
 
-            return channel.begin_sum(buffer.mul_(1 / channel.world), group, arrived_on_device)
-        if buffer.dtype == torch.float32:
+            return channel.begin_sum(divided(buffer, channel.world), group, arrived_on_device)
+        if buffer.dtype == torch.float32 and not buffer.is_sparse:
             ops.scale(buffer, 1 / channel.world, self._status)
         else:
-            ops.nonfinite(buffer.mul_(1 / channel.world), self._status)
+            self._status += nonfinite(divided(buffer, channel.world))
         if self._status.item():
             pilot.spoil()
             exchange.note(self._status.bool().view(()))
@@ -371,11 +387,9 @@ class GradwireState(ExchangeState):
         return channel.begin_sum(buffer, group, arrived)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
-        if self._plain(buffer.device):
-            # This is a bucket of the run that is resumed, and must round as that run does.
-            mean = self.exchange.begin_mean(buffer)
-            self.exchange.channel.settle()
-            return mean.wait()
+        # A bucket of the run that is resumed must round as that run does.
+        if self._plain(buffer.device) or params[0][0] in self._uncompressed:
+            return self.exchange.mean(buffer)
         flat = self._scratch.float32(buffer)
         if getattr(self._model(), "find_unused_parameters", False):
             exchange_used(self.exchange, flat, params, buffer.itemsize, ready)

@@ -38,6 +38,7 @@ from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_sc
 from gradwire.integrations._stalls import Stalls
 from gradwire.integrations._state import Units
 from gradwire.integrations._turns import Turns
+from gradwire.integrations._uncompressed import refuse_sparse, sparse_in
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import DifferenceGather, WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
@@ -103,6 +104,7 @@ class FSDPState(ShardedState):
 
         def check() -> None:
             check_model(groups, sharded, grid, replicate, options)
+            refuse_sparse(name for name, param in sharded.items() if id(param) in sparse_in(model))
             weight_code(weights)
             Units.check(scaler, lr_correction)
             check_optimizer(optimizer, sharded.values())
@@ -123,17 +125,20 @@ class FSDPState(ShardedState):
         where = replicas if replicas is not None and line_of(replicas) else mesh
 
         def make() -> Exchange:
-            return prepare(
+            prepared = prepare(
                 model,
                 compressor,
                 options,
                 where.get_group(0),
                 CALLER,
+                only=names,
                 check=check,
                 carrier=model,
                 device=device,
                 **told,
-            ).exchange
+            )
+            self.uncompressed = set(prepared.uncompressed)
+            return prepared.exchange
 
         self.exchange = agreed_along(make, [*shards, *grid.part_groups], device)
         self.tensor_part, self.tensor_parts = grid.part, grid.parts
@@ -149,7 +154,8 @@ class FSDPState(ShardedState):
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
         self.units.read_ahead(model, device)
-        shapes = {id(param): (name, tuple(param.shape)) for name, param in sharded.items()}
+        compressed = {name: param for name, param in sharded.items() if name not in self.uncompressed}
+        shapes = {id(param): (name, tuple(param.shape)) for name, param in compressed.items()}
         self.correct(variance_correction)
         self.adaptive = AdaptiveWatch(
             self.exchange,
@@ -245,9 +251,12 @@ class FSDPState(ShardedState):
         """
         names = [name for name, _ in named]
         self.begin(names)
-        self.units.follow_divisor(self.exchange, names, later / scale)
-        flat = self.scratch.float32(output)
-        self.exchange.run(flat, named, output.itemsize, ready)
+        if names and names[0] in self.uncompressed:
+            flat = self.exchange.mean(output)
+        else:
+            self.units.follow_divisor(self.exchange, names, later / scale)
+            flat = self.scratch.float32(output)
+            self.exchange.run(flat, named, output.itemsize, ready)
         if scale != 1:
             flat.mul_(scale)
         if flat is not output:
@@ -261,7 +270,8 @@ class FSDPState(ShardedState):
         detach(module, group)
         shards = shard_group(group)
         cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
-        if self._weights is not None and shards.size() > 1:
+        taken = self.uncompressed.isdisjoint(cut.name for cut in cuts)
+        if self._weights is not None and shards.size() > 1 and taken:
             group._all_gather_comm = self._gather(group, cuts, shards)
             self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}

@@ -20,10 +20,11 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
+from gradwire.integrations._uncompressed import refuse_sparse, sparse_in
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
-from gradwire.integrations.setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
+from gradwire.integrations.setup import kind_of, prepare_named, refuse, uncompiled
 from gradwire.modes import ordinary_modes
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
@@ -63,10 +64,11 @@ class FSDP1State(ShardedState):
             check_optimizer(optimizer, model.parameters())
             check_optimizer(variance_correction, model.parameters(), "variance_correction")
             VarianceCorrection.check(variance_correction)
-            check_dtypes(flats)
+            tables = {name: [info.module for info in cast(Any, flat)._param_infos] for name, flat in flats.items()}
+            refuse_sparse(name for name, inside in tables.items() if any(map(sparse_in, inside)))
             return flats
 
-        self.exchange, _ = prepare_named(
+        prepared = prepare_named(
             select,
             device,
             compressor,
@@ -79,14 +81,15 @@ class FSDP1State(ShardedState):
             variance_correction=variance_correction is not None,
             **Units.facts(scaler, None),
         )
+        self.exchange, self.uncompressed = prepared.exchange, set(prepared.uncompressed)
         self.check_scatter()
         self.steer(one_mesh=True)
         self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
         self.units = Units(scaler, None, {})
-        named = {id(flat): (name, (numel_of(flat),)) for name, flat in flats.items()}
+        named = {id(flat): (name, (numel_of(flat),)) for name, flat in prepared.compressed.items()}
         # With use_orig_params the optimizer has the parameters that the flat ones are made of.
-        largest = max(named.values(), key=lambda each: each[1])
+        largest = max(named.values(), key=lambda each: each[1], default=("", (0,)))
         originals = {id(param): largest for param in model.parameters()}
         self.adaptive = AdaptiveWatch(
             self.exchange,
@@ -99,7 +102,10 @@ class FSDP1State(ShardedState):
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
-        self.parts = {name: ReduceScatter(self, partial(list, [cut])) for name, cut in self.cuts.items()}
+        own = dict.fromkeys(self.uncompressed, reduce_mean)
+        self.parts = {
+            name: ReduceScatter(self, partial(list, [cut]), own=own.get(name)) for name, cut in self.cuts.items()
+        }
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
@@ -110,7 +116,14 @@ class FSDP1State(ShardedState):
 
 def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
     """Average a module's flat gradient, padded, into this rank's part of the mean, as FSDP1 asks for it."""
-    part(output, grad, cast(dist.ProcessGroup, None), dist.ReduceOp.AVG)
+    part(output, grad, cast(dist.ProcessGroup, part.channel.group), dist.ReduceOp.AVG)
+
+
+def reduce_mean(output: Tensor, grad: Tensor, group: dist.ProcessGroup, _: Any) -> None:
+    """Average as FSDP1 does without a hook."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    DefaultReduceScatter()(output, grad.div_(group.size()), group, dist.ReduceOp.SUM)
 
 
 def handled(model: object) -> dict[str, Any]:

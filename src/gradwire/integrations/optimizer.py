@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._buckets import BucketState, buckets_of
 from gradwire.integrations._copies import note_copies_of_optimizer
 from gradwire.integrations._state import Units, parameters_of
+from gradwire.integrations._uncompressed import sparse_in
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
 from gradwire.integrations.ownership import Caller, owners_of
@@ -57,26 +58,27 @@ class OptimizerState(BucketState):
             ours.update(id(param) for param in parameters_of(optimizer))
 
         model = uncompiled(model)
-        self.exchange, params = prepare(
+        prepared = prepare(
             model,
             compressor,
             options,
             group,
             CALLER,
             ours,
+            sparse_in(model) if isinstance(model, nn.Module) else (),
             check,
             carrier=optimizer,
             bucket_mb=bucket_mb,
             variance_correction=variance_correction,
             **Units.facts(scaler, lr_correction),
         )
+        self.exchange, params = prepared.exchange, prepared.params
         if variance_correction:
             self.check_correction()  # Before anything hangs on the optimizer or on its parameters.
-        device = self.exchange.device
-        self.buckets = [Bucket(members, device) for members in split(list(params.items())[::-1], bucket_mb)]
+        self.buckets = buckets_of(prepared, bucket_mb)
         names = {id(param): name for name, param in params.items()}
         self.units = Units(scaler, optimizer if lr_correction else None, names)
-        shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
+        shapes = {id(param): (name, tuple(param.shape)) for name, param in prepared.compressed.items()}
         self.adaptive = AdaptiveWatch(self.exchange, shapes, optimizer, corrected=variance_correction)
         follow_optimizers(self.exchange, self.adaptive)
         self.sizes = {name: param.numel() for name, param in params.items()}
@@ -104,7 +106,7 @@ class OptimizerState(BucketState):
         The optimizer's step does this by itself. With a ``GradScaler`` call it before ``scaler.step(optimizer)``, so
         that all ranks see the same overflow and skip the same step.
         """
-        self.average(lambda bucket: [param.grad for param in bucket.params], scatter)
+        self.average(lambda bucket: [param.grad for param in bucket.params], lambda bucket: bucket.scatter())
         self._done = True
         self._seen.clear()
 
@@ -192,8 +194,8 @@ class OptimizerState(BucketState):
         """
         self._done = False
         grad = param.grad
-        if torch.compiler.is_compiling() or type(grad) is not Tensor:
-            return
+        if torch.compiler.is_compiling() or type(grad) is not Tensor or grad.is_sparse:
+            return  # A sparse gradient has no one place in memory; the dense ones answer for it.
         current, before, now = torch._C._current_graph_task_id(), self._pass, (grad.data_ptr(), grad._version)
         self._pass = current
         # A backward pass with create_graph=True makes a new tensor.
@@ -252,15 +254,6 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
     require(others == 0, "optimizer", "over the model's own parameters", Verbatim(f"one that has {others} others"))
-
-
-def scatter(bucket: Bucket) -> None:
-    for view, param, unused in zip(bucket.views, bucket.params, bucket.unused, strict=True):
-        if unused:
-            continue
-        if param.grad is None:
-            param.grad = torch.empty_like(param)
-        param.grad.copy_(view)
 
 
 def compress_optimizer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, cast
@@ -24,6 +24,7 @@ from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.group.failures import named, roll_call, timeout_of
 from gradwire.group.pool import Lease, lease
+from gradwire.integrations._uncompressed import DTYPES, announce_uncompressed, kinds_of
 from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
 
@@ -65,42 +66,55 @@ def is_auto(compressor: object) -> bool:
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Find the module's trainable parameters by name, and refuse those that cannot be exchanged.
+    """Find the module's trainable parameters by name.
 
     Raises:
-        ConfigError: sparse gradients, a dtype that is not a 16- or 32-bit float, nothing to train.
+        ConfigError: nothing to train, or the size of a parameter is not known yet.
     """
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
-            raise ConfigError(
-                f"sparse of {name or 'the module'} must be False: sparse gradients cannot be exchanged, got sparse=True"
-            )
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
     require(
         bool(params), "model", "a module with trainable parameters", Verbatim(f"{type(module).__name__} without any")
     )
-    check_dtypes(params)
+    check_made(params)
     return params
 
 
-def check_dtypes(params: Mapping[str, Tensor]) -> None:
-    """Refuse parameters whose gradients cannot be exchanged.
+def check_made(params: Mapping[str, Tensor]) -> None:
+    """Refuse parameters of lazy modules that were not called yet.
 
     Raises:
-        ConfigError: a gradient cannot be exchanged, or its size is not known; the message names the parameter.
+        ConfigError: the message names the parameter.
     """
-    allowed = (torch.float32, torch.float16, torch.bfloat16)
+    made = "made: a lazy module makes its parameters when it is called, so run the model once on a batch before"
     for name, param in params.items():
-        made = "made: a lazy module makes its parameters when it is called, so run the model once on a batch before"
         require(not is_lazy(param), name, made, Verbatim("one without a shape"))
-        require(param.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", param.dtype)
+
+
+def check_dtypes(params: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that no method takes, where nobody would send them.
+
+    Raises:
+        ConfigError: the message names the parameter.
+    """
+    check_made(params)
+    for name, param in params.items():
+        require(param.dtype in DTYPES, f"dtype of {name}", "float32, float16 or bfloat16", param.dtype)
 
 
 class Prepared(NamedTuple):
-    """The exchange, and the parameters that it is for, by name."""
+    """The exchange, and the parameters that it is for, by name.
+
+    ``uncompressed`` are those whose gradients no method takes, by name, each with its kind.
+    """
 
     exchange: Exchange
     params: dict[str, nn.Parameter]
+    uncompressed: dict[str, str]
+
+    @property
+    def compressed(self) -> dict[str, nn.Parameter]:
+        """The parameters that the exchange may compress."""
+        return {name: param for name, param in self.params.items() if name not in self.uncompressed}
 
 
 def prepare(
@@ -110,6 +124,7 @@ def prepare(
     group: dist.ProcessGroup | None,
     caller: Caller,
     only: Container[int] | None = None,
+    sparse: Container[int] = (),
     check: Callable[[], None] = lambda: None,
     device: torch.device | None = None,
     carrier: object | None = None,
@@ -120,6 +135,7 @@ def prepare(
     Args:
         caller: caller, as error messages name it.
         only: ids of the parameters to exchange; None: all that are trainable.
+        sparse: ids of the parameters that get sparse gradients.
         check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
             it.
         device: device of the gradients; None: that of the parameters.
@@ -134,14 +150,19 @@ def prepare(
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     place = device or next((param.device for param in parameters), torch.device("cpu"))
 
+    left: list[str] = []
+
     def select() -> dict[str, nn.Parameter]:
         check()
         params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
         require(bool(params), "optimizer", "over parameters that are trainable", Verbatim("one over none"))
+        left[:] = [name for name, _ in model.named_parameters() if name not in params]
         return params
 
     embeddings = partial(embeddings_of, model)
-    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings, **facts)
+    return prepare_named(
+        select, place, compressor, options, group, caller, carrier, embeddings, sparse=sparse, left=left, **facts
+    )
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
@@ -179,9 +200,16 @@ def prepare_named(
     caller: Caller,
     carrier: object | None = None,
     embeddings: Callable[[], Iterable[str]] | None = None,
+    sparse: Container[int] = (),
+    left: Sequence[str] = (),
     **facts: Any,
 ) -> Prepared:
-    """Prepare as ``prepare`` does the parameters that ``select`` names; an error on one rank is raised on all."""
+    """Prepare as ``prepare`` does the parameters that ``select`` names; an error on one rank is raised on all.
+
+    Args:
+        sparse: ids of the parameters that get sparse gradients.
+        left: names of parameters that somebody else sees to; patterns of ``exclude`` may match them.
+    """
     if not dist.is_initialized():
         select()
         raise ConfigError(
@@ -197,11 +225,18 @@ def prepare_named(
     def describe() -> str:
         params = select()
         refuse_owned(caller, params, ranks, carrier)
-        exchange = steered(settings, compressor, rest, private, device, shapes_of(params), embeddings)
-        exchange.policy.check(exchange.compressor, list(params), exchange.channel.world)
-        prepared.append(Prepared(exchange, params))
+        kinds = kinds_of(params, sparse)
+        tables = [name for name, kind in kinds.items() if kind == "sparse"]
+        allowed = (
+            "dense on NCCL, which adds up no sparse ones: make its embedding with sparse=False, or the group of Gloo"
+        )
+        require(not tables or backend_of(private, device) != "nccl", "gradients", allowed, tables)
+        shapes = shapes_of({name: param for name, param in params.items() if name not in kinds})
+        exchange = steered(settings, compressor, rest, private, device, shapes, embeddings)
+        exchange.policy.check(exchange.compressor, list(params), exchange.channel.world, left)
+        prepared.append(Prepared(exchange, params, kinds))
         pilot = {} if exchange.pilot is None else {"auto": exchange.pilot.to_config()}
-        return exchange.describe(shapes_of(params), **facts, **pilot)
+        return exchange.describe(shapes_of(params), **facts, **pilot, uncompressed=kinds)
 
     try:
         agree(Channel(private, Metrics()), "set-up", describe, device)
@@ -211,7 +246,9 @@ def prepare_named(
         raise
     lent.hold(prepared[0].exchange.channel)
     own(prepared[0].exchange, caller, prepared[0].params, ranks, carrier)
-    announce(prepared[0].exchange, shapes_of(prepared[0].params))
+    announce(prepared[0].exchange, shapes_of(prepared[0].compressed))
+    if prepared[0].exchange.channel.rank == 0:
+        announce_uncompressed(prepared[0].params, prepared[0].uncompressed)
     return prepared[0]
 
 
@@ -234,7 +271,7 @@ def prepare_alone(
     exchange.policy.check(exchange.compressor, list(params))
     own(exchange, caller, params, frozenset())
     announce(exchange, shapes_of(params))
-    return Prepared(exchange, params)
+    return Prepared(exchange, params, {})
 
 
 @torch.no_grad()

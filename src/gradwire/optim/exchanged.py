@@ -100,11 +100,11 @@ class Exchanged(Optimizer):
         if meeting is None:
             # Of parameters alone nobody knows which belong to embeddings.
             embeddings = tuple[str, ...] if self.steered else None
-            self.exchange, by_name = prepare_named(
+            self.exchange, by_name, _ = prepare_named(
                 select, device, compressor, options, group, caller, embeddings=embeddings, **facts
             )
         else:
-            self.exchange, by_name = prepare_alone(select, device, compressor, options, caller)
+            self.exchange, by_name, _ = prepare_alone(select, device, compressor, options, caller)
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.facts = facts
