@@ -155,7 +155,7 @@ class RoundsSession(Session):
         for batch in batches:
             batch.remember()
             batch.memory.compensate_each([xs[i] for i in batch.numbers], [pieces[i].kept for i in batch.numbers])
-            ops.nonfinite(batch.of(flat).view(-1), self.status)
+            ops.nonfinite(batch.of(flat).view(-1), self.status, batch.compressor.headroom)
         keys = [key.of(piece.id) for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)
         pauses = compressor.pauses(xs, self.payloads, [piece.state for piece in pieces], keys)

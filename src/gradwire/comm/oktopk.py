@@ -13,7 +13,7 @@ from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.group.dense import DenseMean
-from gradwire.group.part import Message, Part, Piece, Unit, fill_nonfinite
+from gradwire.group.part import Message, Part, Piece, Unit, fill_nonfinite, nonfinite
 from gradwire.memory.base import Memory
 from gradwire.ops import segments as _topk
 from gradwire.types import Key
@@ -108,6 +108,8 @@ class OkTopkSession(Session):
         status, sums = self._sum(local)
         thresholds = self._thresholds(sums)
         winners = [_largest(each, float(least)) for each, least in zip(sums, thresholds, strict=True)]
+        # Entries of several ranks may overflow in their sum.
+        status |= torch.stack([nonfinite(each.values) for each in sums]).any()
         statuses, won = self._gather(pack(status, winners))
         bad = statuses.any() | dense()
         with metrics.timed("decode"):

@@ -140,6 +140,10 @@ class Compressor(Configuration, ABC):
     overflows: ClassVar[bool] = True
     """x - D(encode(x)) may be infinite or NaN where x is finite."""
 
+    headroom: ClassVar[float] = 2.0**32
+    """An element that is infinite times this counts as not finite where nobody looks at what was decoded, because
+    squares, products or sums may overflow there."""
+
     exact_entries: ClassVar[bool] = False
     """The payload is the values of some elements in float32, how many each segment of 65536 has, and the low 16 bits of
     their increasing indices: entries that a strategy can add up."""

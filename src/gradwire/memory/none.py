@@ -41,7 +41,8 @@ class NoMemory(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
-        ops.nonfinite(grad.view(-1), status)
+        # The code may overflow where the gradient does not, and no remainder tells of it.
+        ops.nonfinite(grad.view(-1), status, compressor.headroom)
         self.encoded(compressor, grad, payload, state, key, scale)
 
     def takes_pieces(self, scale: float) -> bool:

@@ -18,6 +18,7 @@ GRADWIRE_KERNEL(triad, Triad)
 struct Nonfinite {
   const float* x;
   std::int32_t* status;
+  float factor;
 };
 GRADWIRE_KERNEL(nonfinite, Nonfinite)
 
@@ -135,7 +136,7 @@ void triad(const Triad& k, std::int64_t begin, std::int64_t end) {
 }
 
 GRADWIRE_INLINE void nonfinite_step(const Nonfinite& k, std::int64_t i, int count, U32& worst) {
-  watch(worst, load_ahead(k.x + i, count));
+  watch(worst, load_ahead(k.x + i, count) * set(k.factor));
 }
 
 GRADWIRE_WATCHING_KERNEL(nonfinite, Nonfinite, kLanes)
@@ -315,8 +316,8 @@ void triad(float* a, const float* b, const float* c, double s, Size n, int threa
 }
 GRADWIRE_OPERATION(triad)
 
-void nonfinite(const void* x, Size type, std::int32_t* status, Size n, int threads) {
-  if (type == 0) return run(kernels::nonfinite, {static_cast<const float*>(x), status}, n, 16, threads);
+void nonfinite(const void* x, Size type, std::int32_t* status, double factor, Size n, int threads) {
+  if (type == 0) return run(kernels::nonfinite, {static_cast<const float*>(x), status, float(factor)}, n, 16, threads);
   // The bits of the exponent: all of them are set where there is no number.
   const std::uint16_t exponent = type == 1 ? 0x7f80 : 0x7c00;
   run(kernels::nonfinite_16, {static_cast<const std::uint16_t*>(x), status, exponent}, n, 64, threads);
@@ -408,7 +409,7 @@ GRADWIRE_SELFTEST_OF(shared) {
   check(target, "triad", kernels::triad,
         [](Buffers& x, Size) { return Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false}; });
   check(target, "nonfinite", kernels::nonfinite,
-        [](Buffers& x, Size) { return Nonfinite{x.a.data(), x.status.data()}; });
+        [](Buffers& x, Size) { return Nonfinite{x.a.data(), x.status.data(), 0x1p32f}; });
   for (const std::uint16_t exponent : {0x7f80, 0x7c00}) {
     check(target, "nonfinite_16", kernels::nonfinite_16, [=](Buffers& x, Size) {
       return Nonfinite16{reinterpret_cast<const std::uint16_t*>(x.a.data()), x.status.data(), exponent};

@@ -230,12 +230,15 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
 
 
 @declared
-def nonfinite(x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)]) -> None:
-    """Set bit 0 of ``status`` if x has a NaN or an infinity: status |= any(!isfinite(x)).
+def nonfinite(
+    x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)], factor: float = 1.0
+) -> None:
+    """Set bit 0 of ``status`` if x has a NaN or an infinity: status |= any(!isfinite(factor x)).
 
     Args:
         x: float32, bfloat16 or float16, n elements.
         status: int32, 1 element; never cleared.
+        factor: number with which numbers of 32 bits are multiplied before they are looked at; it is rounded to float32.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -245,7 +248,7 @@ def nonfinite(x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", wri
     >>> status
     tensor([1], dtype=torch.int32)
     """
-    status |= ~torch.isfinite(x).all()
+    status |= ~torch.isfinite(x * float32(factor) if x.dtype == torch.float32 else x).all()
 
 
 @declared

@@ -14,6 +14,14 @@ def test_against_the_reference(on, n, finite):
     check(Case(nonfinite, {"x": gradient(n, 1, finite=finite)}, {"status": status}), on, n % 3)
 
 
+@sizes
+@pytest.mark.parametrize("largest", [2.0**96, 2.0**95])
+def test_what_is_infinite_times_the_factor_is_seen(on, n, largest):
+    x, status = torch.full((n,), -largest), torch.zeros(1, dtype=torch.int32)
+    on(nonfinite)(x=x, status=status, factor=2.0**32)
+    assert status.item() == (n > 0 and largest == 2.0**96)
+
+
 @pairwise
 @pytest.mark.parametrize("n", SIZES[1:-1])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])

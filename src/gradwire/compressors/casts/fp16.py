@@ -35,3 +35,5 @@ class FP16(Cast):
     family = "cast"
     reference = "A. Sergeev, M. Del Balso, Horovod, 2018 (Compression.fp16)"
     dtype = torch.float16
+    # From 65520 on the code is infinite.
+    headroom = 2.0**128 / 65520

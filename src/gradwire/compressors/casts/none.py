@@ -31,6 +31,7 @@ class Identity(Cast):
     reference = "uncompressed data-parallel training"
     unbiased = True
     dtype = torch.float32
+    headroom = 1.0
 
     def sums_in(self, dtype: torch.dtype) -> bool:
         """Return True for any dtype: 16-bit gradients are not widened to be sent."""

@@ -72,7 +72,7 @@ class Compose(Compressor):
         require(not self.inner.votes, "Compose.inner", allowed, self.inner)
         require(self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
         require(self.inner.average, "Compose.inner", "a method whose payloads are averaged one by one", self.inner)
-        declare_as(self.inner, self, "fixed_size", "portable", "factorises")
+        declare_as(self.inner, self, "fixed_size", "portable", "factorises", "headroom")
 
     @property
     def _outer(self) -> Sparsifier:

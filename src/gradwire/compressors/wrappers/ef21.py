@@ -55,7 +55,7 @@ class EF21(Compressor):
         ok = isinstance(inner, Compressor) and inner.contraction and not isinstance(inner, MultiRound)
         require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
         require(not inner.votes, "EF21.inner", "a method that hands out the mean and not its sign", inner)
-        declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises")
+        declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises", "headroom")
 
     @property
     def feedback(self) -> Feedback:

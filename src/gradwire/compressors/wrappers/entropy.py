@@ -70,7 +70,7 @@ class Entropy(Compressor):
         known = isinstance(self.coder, str) and self.coder in CODERS
         require(known, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
         own = "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes", "settles"
-        declare_as(inner, self, *own)
+        declare_as(inner, self, *own, "headroom")
 
     @property
     def feedback(self) -> Feedback:

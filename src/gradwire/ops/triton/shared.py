@@ -167,16 +167,18 @@ def mask_momentum(velocity: Tensor, momentum: Tensor, sent: Tensor) -> None:
 
 
 @triton.jit
-def _nonfinite(x: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None) -> None:
+def _nonfinite(
+    x: tl.tensor, status: tl.tensor, n: tl.tensor, factor: tl.float32, BLOCK: tl.constexpr, program: tl.tensor = None
+) -> None:
     i = elements(BLOCK, program)
-    flag_nonfinite(tl.load(x + i, mask=i < n, other=0.0).to(tl.float32), status)
+    flag_nonfinite(tl.load(x + i, mask=i < n, other=0.0).to(tl.float32) * factor, status)
 
 
 @mergeable
-def nonfinite(x: Tensor, status: Tensor) -> None:
+def nonfinite(x: Tensor, status: Tensor, factor: float = 1.0) -> None:
     """The operation on a GPU."""
-    n = x.numel()
-    launch(_nonfinite, (triton.cdiv(n, BLOCK),), x, status, n, BLOCK=BLOCK)
+    n, factor = x.numel(), float32(factor) if x.dtype == torch.float32 else 1.0
+    launch(_nonfinite, (triton.cdiv(n, BLOCK),), x, status, n, factor, BLOCK=BLOCK)
 
 
 @triton.jit(do_not_specialize=["key", "step", "offset"])
