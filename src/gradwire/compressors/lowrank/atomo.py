@@ -122,7 +122,10 @@ class Atomo(Compressor):
         if x.numel() == 0 or not bool(flat.isfinite().all()):
             return -1, flat
         padded = torch.nn.functional.pad(flat, (0, rows * columns - x.numel()))
-        left, right = self._draw(padded.view(rows, columns), key)
+        try:
+            left, right = self._draw(padded.view(rows, columns), key)
+        except torch.linalg.LinAlgError:  # Now and then LAPACK does not converge, which is no reason to end a training.
+            return -1, flat
         if left.numel() + right.numel() >= x.numel():
             return -1, (left.mT @ right).view(-1)[: x.numel()]
         return left.shape[0], torch.cat([left.reshape(-1), right.reshape(-1)])

@@ -194,7 +194,9 @@ def _refresh(items: Sequence[_Sliced], *, leads: bool) -> Iterator[int]:
     """Learn the bases from the common gradients in ``dense``, and take them from the leading rank."""
     groups = grouped(items, lambda item: tuple(item.basis.shape))
     moments = [torch.stack([item.moment for item in group]) + _moments(group) for group in groups]
-    found = [_leading(each, group[0].basis.shape[0]) for each, group in zip(moments, groups, strict=True)]
+    found = [
+        _leading(each, torch.stack([item.basis for item in group])) for each, group in zip(moments, groups, strict=True)
+    ]
     if leads:
         for group, bases in zip(groups, found, strict=True):
             _copy([item.sent for item in group], list(bases.view(len(group), -1).unbind()))
@@ -247,9 +249,12 @@ def _moments(items: Sequence[_Sliced]) -> Tensor:
     return products if order == sorted(order) else torch.stack([products[place] for place in places])
 
 
-def _leading(moments: Tensor, count: int) -> Tensor:
+def _leading(moments: Tensor, before: Tensor) -> Tensor:
     """The leading eigenvectors of each moment, in rows; arbitrary ones of one that is not finite, whose step will not
-    count.
+    count. Where none are found the bases stay as they were ``before``.
     """
-    vectors: Tensor = torch.linalg.eigh(moments.double().nan_to_num_(0.0, 0.0, 0.0)).eigenvectors
-    return vectors.mT.flip(1)[:, :count].float().contiguous()
+    try:
+        vectors: Tensor = torch.linalg.eigh(moments.double().nan_to_num_(0.0, 0.0, 0.0)).eigenvectors
+    except torch.linalg.LinAlgError:  # Now and then LAPACK does not converge, which is no reason to end a training.
+        return before
+    return vectors.mT.flip(1)[:, : before.shape[1]].float().contiguous()
