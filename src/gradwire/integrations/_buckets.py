@@ -89,9 +89,11 @@ class SparseBucket(Bucket):
     def scatter(self) -> None:
         """Give the parameter the mean; one that no rank used keeps no gradient."""
         (param,), (unused,) = self.params, self.unused
-        if not unused and param.grad is None:
+        if unused:
+            return
+        if param.grad is None:
             param.grad = self.flat.to(param.device)
-        elif not unused:
+        else:
             param.grad.copy_(self.flat if param.grad.is_sparse else self.flat.to_dense())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,14 +74,14 @@ class Reduced(NamedTuple):
     ignored: Container[str]
 
 
-def reduced_by_ddp(model: nn.Module) -> Reduced:
+def reduced_by_ddp(model: object) -> Reduced:
     """The parameters that DDP's reducer was made with.
 
     Args:
         model: a DDP model, or a module that one is around, or will be.
     """
     around = (each for each in living() if each.module is model)
-    wrapped = model if isinstance(model, DistributedDataParallel) else next(around, None)
+    wrapped: Any = model if isinstance(model, DistributedDataParallel) else next(around, None)
     if wrapped is not None:
         params, sparse = wrapped._build_params_for_reducer()
         rows = {id(param) for param, expected in zip(params, sparse, strict=True) if expected}
@@ -89,7 +89,7 @@ def reduced_by_ddp(model: nn.Module) -> Reduced:
     if not isinstance(model, nn.Module):
         return Reduced({}, set(), ())
     ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    left = {id(param): param for name, param in model.named_parameters() if name not in ignored}
+    left: dict[int, Tensor] = {id(param): param for name, param in model.named_parameters() if name not in ignored}
     return Reduced(left, sparse_in(model), ignored)
 
 

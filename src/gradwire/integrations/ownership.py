@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -184,7 +184,7 @@ def living() -> Iterator[DistributedDataParallel]:
             yield each
 
 
-def classes_of(base: type) -> Iterator[type]:
+def classes_of(base: type[Any]) -> Iterator[type[Any]]:
     """Yield a class and all that are derived from it."""
     yield base
     for derived in base.__subclasses__():

@@ -124,7 +124,7 @@ class Atomo(Compressor):
         padded = torch.nn.functional.pad(flat, (0, rows * columns - x.numel()))
         try:
             left, right = self._draw(padded.view(rows, columns), key)
-        except torch.linalg.LinAlgError:  # Now and then LAPACK does not converge, which is no reason to end a training.
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # now and then LAPACK does not converge
             return -1, flat
         if left.numel() + right.numel() >= x.numel():
             return -1, (left.mT @ right).view(-1)[: x.numel()]

@@ -255,6 +255,6 @@ def _leading(moments: Tensor, before: Tensor) -> Tensor:
     """
     try:
         vectors: Tensor = torch.linalg.eigh(moments.double().nan_to_num_(0.0, 0.0, 0.0)).eigenvectors
-    except torch.linalg.LinAlgError:  # Now and then LAPACK does not converge, which is no reason to end a training.
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # now and then LAPACK does not converge
         return before
     return vectors.mT.flip(1)[:, : before.shape[1]].float().contiguous()
