@@ -21,12 +21,14 @@ struct MagnitudeSums {
 };
 GRADWIRE_KERNEL(magnitude_sums, MagnitudeSums)
 
-#if !defined(GRADWIRE_TARGET)
 // Elements of one partial sum: a part of the L1 cache, and few enough for float32.
 constexpr std::int64_t kSumBlock = 4096;
 
+#if !defined(GRADWIRE_TARGET)
+
 // Neighbours at half the distance, then at half of that: the order of the reference, whatever the threads.
-inline float sum_as_tree(std::vector<float>& sums) {
+template <class T>
+T sum_as_tree(std::vector<T>& sums) {
   std::size_t size = 1;
   while (size < sums.size()) size *= 2;
   sums.resize(size);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.transforms.eden import EDEN
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.testing.processes import run_ranks
@@ -42,14 +44,21 @@ def test_the_scale_begins_flat_and_moves_to_the_size_of_each_element() -> None:
     memory.finish(first, {"scale": scale}, FINE)
     assert first.tolist() == [1.0, -2.0, 6.0]
     assert scale.tolist() == [3.0, 3.0, 3.0]
-    out = torch.tensor([0.0, 1.0, -5.0])
+    out = torch.tensor([0.0, 1.0, -2.0])
     memory.finish(out, {"scale": scale}, FINE)
-    assert out.tolist() == [0.0, 3.0, -15.0]
-    torch.testing.assert_close(scale, torch.tensor([math.sqrt(4.5), math.sqrt(9.0), math.sqrt(4.5 + 112.5)]))
+    assert out.tolist() == [0.0, 3.0, -6.0]
+    torch.testing.assert_close(scale, torch.tensor([math.sqrt(4.5), math.sqrt(9.0), math.sqrt(4.5 + 18)]))
     for _ in range(40):
         memory.finish(torch.tensor([0.0, 0.0, 1.0]), {"scale": scale}, FINE)
-    mean = scale.mean()
-    assert 0.09 < float(scale[0] / mean) < 0.11, "the floor"
+    assert 0.09 < float(scale[0] / scale.square().mean().sqrt()) < 0.11, "the floor"
+
+
+def test_scales_grow_together_where_all_gradients_have_grown() -> None:
+    """One step says how much larger they are, but not how large each element is."""
+    memory, scale = Preconditioned(beta=0.75, floor=0.0), torch.tensor([3.0, 4.0])
+    memory.finish(torch.tensor([10.0, 0.0]), {"scale": scale}, FINE)
+    grown = 30 / 5
+    torch.testing.assert_close(scale, torch.tensor([math.sqrt(0.75 * (3 * grown) ** 2 + 225), math.sqrt(0.75) * 24]))
 
 
 @together
@@ -82,6 +91,45 @@ def test_after_steps_of_zeros_gradients_come_back() -> None:
         memory.finish(torch.zeros(N), {"scale": scale}, FINE)
     arrived = [roundtrip(memory, EDEN(bits=4), grad, scale, Key(step=step)) for step in range(3)]
     assert all(0.7 < float(each @ grad / (grad @ grad)) < 1.3 for each in arrived)
+
+
+EVERYWHERE, ROW, QUARTER = torch.ones(N, dtype=torch.bool), torch.arange(N) // 64 == 7, torch.arange(N) % 4 == 0
+
+JUMPS = {
+    **{f"{factor} times": (EVERYWHERE, 1.0, 0, factor) for factor in (10, 100, 10_000, 0.0001)},
+    **{f"after {steps} zeros": (EVERYWHERE, 0.0, steps, 1.0) for steps in (20, 60, 400)},
+    "a row after 400 zeros": (ROW, 0.0, 400, 1.0),
+    "a quarter after 400 zeros": (QUARTER, 0.0, 400, 1.0),
+    "a row 10,000 times for a step": (ROW, 10_000.0, 1, 1.0),
+    "a quarter a hundredth and back": (QUARTER, 0.01, 100, 1.0),
+}
+
+
+def errors(code: gradwire.Compressor, where: Tensor, meanwhile: float, steps: int, after: float) -> list[float]:
+    """The error over the energy, in each step after gradients were ``meanwhile`` times as large in a part of them."""
+    exchange = Exchange(code, memory="preconditioned", policy=Policy(min_numel=1))
+    generator, found = torch.Generator().manual_seed(0), []
+    for step in range(30 + steps + 16):
+        size = 1.0 if step < 30 else torch.where(where, meanwhile, 1.0) if step < 30 + steps else after
+        grad = torch.randn(N, generator=generator) * size
+        arrived = grad.clone()
+        exchange.begin_step()
+        exchange.run(arrived, [("w", (N,))])
+        found.append(float((arrived - grad).square().sum() / grad.square().sum()))
+    return found[30 + steps :]
+
+
+@together
+@pytest.mark.parametrize("code", ["eden", "eden:bits=4"])
+@pytest.mark.parametrize("jump", list(JUMPS))
+def test_no_jump_of_the_gradients_makes_twice_the_noise(code: str, jump: str) -> None:
+    normal = max(_normal(code))
+    assert max(errors(gradwire.compressor(code), *JUMPS[jump])) < 2 * normal
+
+
+@lru_cache
+def _normal(code: str) -> list[float]:
+    return errors(gradwire.compressor(code), EVERYWHERE, 1.0, 0, 1.0)
 
 
 def test_what_is_sent_is_right_on_average_and_small_elements_get_little_noise() -> None:

@@ -4,6 +4,10 @@ Law: the scale s is made of what arrived, which is the same on all ranks, so all
 of what was sent is decoded by multiplying once: s mean_i C(g_i / s) = mean_i s C(g_i / s). A code whose noise is even
 over a block adds n_j to element j with sum_j n_j / v_j least, where v_j is the mean square of the element, if s_j^2 is
 proportional to v_j (by Cauchy and Schwarz): that is what Adam sees, who divides by the root of v_j.
+
+What the gradient becomes next nobody knows, and a scale is what it was lately. In units of s a gradient has at most
+1 / min(s)^2 times its energy, which the code turns into noise, and the noise grows by the mean of s^2 again. So with
+min(s) >= floor rms(s) no gradient whatever gets more than 1 / floor^2 times the noise that it has without a memory.
 """
 
 from __future__ import annotations
@@ -26,18 +30,20 @@ __all__ = ["Preconditioned"]
 class Preconditioned(Memory):
     """Compress each gradient divided by the root mean square of what arrived for its elements: 4 bytes an element.
 
-    phi: x_i = g_i / s;  out: a = s mean_i C(x_i);  s = max(sqrt(beta s^2 + (1 - beta) a^2), floor mean(s))
+    phi: x_i = g_i / s;  out: a = s mean_i C(x_i);  s = max(sqrt(beta s^2 + (1 - beta) a^2), floor rms(s))
 
     It is for codes whose noise is even over a block, as those are that rotate or round at random, under an optimizer
     that divides by the root of a second moment, as Adam does: elements with small gradients get little noise, and not
     as much as their large neighbours. What is not sent is lost, as without a memory, and what is right on average stays
     so, because s does not depend on this step. In the first step s is 1, and then the mean magnitude of what arrived,
-    from which it moves to that of each element.
+    from which it moves to that of each element. Where what arrives has more than twice the root mean square of s, all
+    of s grows at once, because one step does not say how large each element is.
 
     Args:
         beta: share of the mean square that stays, in [0, 1). Larger: less noise in s, and a slower answer.
-        floor: least s over the tensor's mean one, in [0, 1]. Smaller: less noise where gradients were 0, and larger
-            outliers where they come back. With 1 all are nearly alike.
+        floor: least s over its root mean square in the tensor, in [0, 1]. Smaller: less noise where gradients were 0,
+            and more of it everywhere in the step in which they come back: at most 1 / floor^2 times that of the code
+            without a memory. With 1 all are nearly alike.
 
     Raises:
         ConfigError: a value is outside its range.
@@ -52,7 +58,7 @@ class Preconditioned(Memory):
     """
 
     beta: float = 0.95
-    floor: float = 0.01
+    floor: float = 0.75
 
     name = "preconditioned"
     tensorwise = True

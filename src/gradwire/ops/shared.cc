@@ -1,4 +1,7 @@
 // What all families share, on a CPU: the kernels, and the operations of shared.py, which says what they do.
+#include <cmath>
+#include <limits>
+
 #include "family.h"
 #include "magnitudes.h"
 #include "marks.h"
@@ -95,11 +98,21 @@ struct Precondition {
 };
 GRADWIRE_KERNEL(precondition, Precondition)
 
-// `unit` is a power of two and `inverse` one over it; no scale becomes smaller than `least`. Where `still` scales stay.
+// A sum of the squares of the scales for each block, and one of what arrives, in float64.
+struct ScaleSquares {
+  const float* out;
+  const float* scale;
+  double* scales;
+  double* arrived;
+};
+GRADWIRE_KERNEL(scale_squares, ScaleSquares)
+
+// `unit` is a power of two, `inverse` one over it, and `factor` that times what the old scales grow by; no scale becomes
+// smaller than `least`. Where `still` scales stay.
 struct PreconditionUpdate {
   float* out;
   float* scale;
-  float beta, rest, unit, inverse, least;
+  float beta, rest, unit, inverse, factor, least;
   bool still;
 };
 GRADWIRE_KERNEL(precondition_update, PreconditionUpdate)
@@ -258,14 +271,42 @@ GRADWIRE_INLINE void precondition_step(const Precondition& k, std::int64_t i, in
 
 GRADWIRE_WATCHING_KERNEL(precondition, Precondition, kLanes)
 
-// out = out * scale, and scale = max(sqrt(beta scale^2 + (1 - beta) out^2), least).
+// The sum of squares of a block, in 32 lanes and then as a tree; a square of a float32 is exact.
+template <class Value>
+GRADWIRE_INLINE double sum_of_squares(std::int64_t begin, std::int64_t end, const Value& value) {
+  constexpr int kSums = 2 * kLanes;
+  double sums[kSums] = {};
+  std::int64_t i = begin;
+  // Plain loops: the compiler makes vectors of them for every target.
+  for (; end - i >= kSums; i += kSums)
+    for (int lane = 0; lane < kSums; ++lane) sums[lane] += double(value(i + lane)) * double(value(i + lane));
+  for (int lane = 0; i < end; ++lane, ++i) sums[lane] += double(value(i)) * double(value(i));
+  for (int half = kSums / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  return sums[0];
+}
+
+void scale_squares(const ScaleSquares& args, std::int64_t begin, std::int64_t end) {
+  const ScaleSquares k = args;
+  for (std::int64_t i = begin; i < end; i += kSumBlock) {
+    const std::int64_t stop = block_end(i, kSumBlock, end);
+    k.scales[i / kSumBlock] = sum_of_squares(i, stop, [=](std::int64_t j) GRADWIRE_STEP { return k.scale[j]; });
+    k.arrived[i / kSumBlock] = sum_of_squares(i, stop, [=](std::int64_t j) GRADWIRE_STEP {
+      const float arrived = k.out[j] * (k.scale[j] == 0.0f ? 1.0f : k.scale[j]);
+      // What is not finite says nothing.
+      return std::fabs(arrived) <= std::numeric_limits<float>::max() ? arrived : 0.0f;
+    });
+  }
+}
+
+// out = out * scale, and scale = max(sqrt(beta scale^2 + (1 - beta) out^2), least), where the old scale has grown.
 GRADWIRE_INLINE void precondition_update_step(const PreconditionUpdate& k, std::int64_t i, int count) {
   const F32 scale = load_ahead(k.scale + i, count);
   const F32 arrived = load_ahead(k.out + i, count) * divisor(scale);
   store(k.out + i, arrived, count);
   if (k.still) return;
   const F32 size = magnitude(arrived);
-  const F32 before = scale * set(k.inverse), now = min(size * set(k.inverse), set(0x1p60f));
+  const F32 before = min(scale * set(k.factor), set(0x1p60f)), now = min(size * set(k.inverse), set(0x1p60f));
   const F32 moved = sqrt(before * before * set(k.beta) + now * now * set(k.rest)) * set(k.unit);
   const F32 least = set(k.least);
   // What is not finite says nothing.
@@ -293,7 +334,6 @@ void count_ones(const CountOnes& args, std::int64_t begin, std::int64_t end) {
 #else
 
 #include <algorithm>
-#include <cmath>
 
 #include "operation.h"
 #if defined(GRADWIRE_SELFTEST)
@@ -309,6 +349,9 @@ constexpr Size kPastCache = Size{1} << 21;
 
 // 2^-100: a gradient that comes after many steps of zeros can be divided by it.
 constexpr float kLeastScale = 0x1p-100f;
+
+// The mean square of what arrives, over that of the scales, from which on gradients have grown and not only varied.
+constexpr double kGrown = 4.0;
 
 void triad(float* a, const float* b, const float* c, double s, Size n, int threads) {
   const bool past_cache = n >= kPastCache && reinterpret_cast<std::uintptr_t>(a) % 64 == 0;
@@ -384,19 +427,26 @@ GRADWIRE_OPERATION(precondition)
 void precondition_update(float* out, float* scale, const std::uint8_t* bad, double beta, double floor, Size n,
                          int threads) {
   const bool still = n > 0 && *bad != 0;
-  const float level = mean_of_magnitudes(scale, nullptr, n, threads);
-  if (level == 0.0f) {
+  const std::size_t blocks = std::size_t((n + kSumBlock - 1) / kSumBlock);
+  std::vector<double> scales(blocks), squares(blocks);
+  run(kernels::scale_squares, {out, scale, scales.data(), squares.data()}, n, kSumBlock, threads);
+  const double count = double(std::max(n, Size{1}));
+  const double level = sum_as_tree(scales) / count, arrived = sum_as_tree(squares) / count;
+  if (level == 0.0) {
     // Nothing has arrived before: all scales begin alike, and what arrives stays as it is.
     const float first = mean_of_magnitudes(out, nullptr, n, threads);
     if (!still && first > 0.0f && std::isfinite(first)) std::fill_n(scale, n, std::max(first, kLeastScale));
     return;
   }
+  const bool grown = arrived > kGrown * level;
+  const double size = std::sqrt(grown ? arrived : level), growth = grown ? size / std::sqrt(level) : 1.0;
   int exponent = 0;
-  std::frexp(level, &exponent);
+  std::frexp(size, &exponent);
   exponent = std::clamp(exponent, -100, 100);
+  const double inverse = std::ldexp(1.0, -exponent);
   run(kernels::precondition_update,
-      {out, scale, float(beta), float(1.0 - beta), std::ldexp(1.0f, exponent), std::ldexp(1.0f, -exponent),
-       std::max(level * float(floor), kLeastScale), still},
+      {out, scale, float(beta), float(1.0 - beta), std::ldexp(1.0f, exponent), float(inverse), float(growth * inverse),
+       std::max(float(size * float(floor)), kLeastScale), still},
       n, 16, threads);
 }
 GRADWIRE_OPERATION(precondition_update)
@@ -448,9 +498,14 @@ GRADWIRE_SELFTEST_OF(shared) {
   });
   check(target, "precondition", kernels::precondition,
         [](Buffers& x, Size) { return Precondition{x.a.data(), x.b.data(), x.status.data()}; });
+  check(target, "scale_squares", kernels::scale_squares, [](Buffers& x, Size n) {
+    for (float& scale : x.b) scale = std::isfinite(scale) ? scale : 0.0f;
+    double* sums = reinterpret_cast<double*>(x.c.data());
+    return ScaleSquares{x.a.data(), x.b.data(), sums, sums + n / kSumBlock + 1};
+  });
   for (const bool still : {false, true}) {
     check(target, "precondition_update", kernels::precondition_update, [=](Buffers& x, Size) {
-      return PreconditionUpdate{x.a.data(), x.b.data(), 0.9f, 0.1f, 2.0f, 0.5f, 0.01f, still};
+      return PreconditionUpdate{x.a.data(), x.b.data(), 0.9f, 0.1f, 2.0f, 0.5f, 0.7f, 0.01f, still};
     });
   }
 }

@@ -15,7 +15,7 @@ from gradwire.ops.feedback import compensate
 from gradwire.ops.momentum import advance
 from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.stored import keep_unless, row_bytes, write
-from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums, sum_of_sums
 from gradwire.ops.validation import float32
 
 __all__ = [
@@ -46,7 +46,10 @@ _MOST = 100
 """The largest exponent of the power of two in whose units squares are added."""
 
 _LARGEST = 2.0**60
-"""The largest square root of a square, in units that are near the mean of the scales: no square overflows."""
+"""The largest square root of a square, in units that are near the size of the scales: no square overflows."""
+
+_GROWN = 4.0
+"""The mean square of what arrives, over that of the scales, from which on gradients have grown and not only varied."""
 
 _LEAST = 2.0**-100
 """The smallest scale: a gradient that comes after many steps of zeros can be divided by it."""
@@ -285,6 +288,11 @@ def _mean_magnitude(x: Tensor) -> Tensor:
     return mean_of_sums(block_sums(x.abs(), SUM_BLOCK), x.numel())
 
 
+def _mean_square(x: Tensor) -> Tensor:
+    """Compute the mean of the squares in float64, in which they are exact, 0-dimensional."""
+    return sum_of_sums(block_sums(x.double().square(), SUM_BLOCK)).div(max(x.numel(), 1))
+
+
 @declared
 def precondition(grad: Written, scale: Floats, status: Status = None) -> None:
     """Divide a gradient by a scale, element by element: grad = grad / scale, where a scale of 0 counts as 1.
@@ -318,9 +326,11 @@ def precondition_update(
     """Multiply by a scale, and update the scale: out = out scale, scale^2 = beta scale^2 + (1 - beta) out^2.
 
     Where all scales are 0 nothing has arrived before: ``out`` stays, and all scales become its mean magnitude. Later
-    none is below ``floor`` times their mean, nor below 2^-100. Squares are made in units of a power of two that is near
-    the mean of the scales, so that they neither vanish nor overflow; no ``out`` counts for more than 2^60 of them,
-    and one that is not finite not at all.
+    none is below ``floor`` times their root mean square, nor below 2^-100. Where the mean square of what arrives is
+    more than 4 times theirs, the old scales are first made as large as that, so that they do not become what single
+    elements were in one step. Squares are made in units of a power of two that is near the size of the scales, so that
+    they neither vanish nor overflow; no ``out`` counts for more than 2^60 of them, and one that is not finite not at
+    all.
 
     Args:
         out: float32, n elements.
@@ -328,24 +338,28 @@ def precondition_update(
         bad: bool, 1 element: whether the scales stay as they are.
         beta: weight of the old mean square, in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer
             memory.
-        floor: least scale over the mean one, in [0, 1].
+        floor: least scale over their root mean square, in [0, 1].
 
     Raises:
         ConfigError: a tensor is not of this form, or a number is outside its range.
 
-    >>> out, scale = torch.tensor([1.0, -1.0]), torch.tensor([3.0, 4.0])
+    >>> out, scale = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 7.0])
     >>> precondition_update(out, scale, torch.tensor([False]), 0.0, 1.0)
     >>> out.tolist(), scale.tolist()
-    ([3.0, -4.0], [3.5, 4.0])
+    ([1.0, -7.0], [5.0, 7.0])
     """
-    level, first = _mean_magnitude(scale), _mean_magnitude(out)
+    level, first = _mean_square(scale), _mean_magnitude(out)
     out.mul_(_divisor(scale))
-    exponent = torch.frexp(level).exponent.clamp(-_MOST, _MOST)
-    unit, inverse = (torch.ldexp(torch.ones_like(level), sign * exponent) for sign in (1, -1))
-    before, now = scale * inverse, (out * inverse).abs().clamp(max=_LARGEST)
+    arrived = _mean_square(torch.where(out.isfinite(), out, 0.0))
+    size = torch.where(arrived > _GROWN * level, arrived, level).sqrt_()
+    exponent = torch.frexp(size).exponent.clamp(-_MOST, _MOST)
+    unit, inverse = (torch.ldexp(torch.ones_like(size), sign * exponent) for sign in (1, -1))
+    grown = torch.where(arrived > _GROWN * level, size / level.sqrt(), 1.0)
+    before = (scale * (grown * inverse).float()).clamp(max=_LARGEST)
+    now = (out * inverse.float()).abs().clamp(max=_LARGEST)
     square = before * before * float32(beta) + now * now * float32(1 - beta)
-    moved = square.double().sqrt_().float() * unit  # torch's root of a float32 is not always the nearest
-    least = (level * float32(floor)).clamp(min=_LEAST)
+    moved = square.double().sqrt_().float() * unit.float()  # torch's root of a float32 is not always the nearest
+    least = (size * float32(floor)).float().clamp(min=_LEAST)
     moved = torch.where(moved < least, least, moved)
     moved = torch.where(out.isfinite(), moved, scale)
     known = (first > 0) & first.isfinite()
