@@ -457,10 +457,33 @@ def test_samples_are_small_and_move() -> None:
     assert not torch.isin(seen[0][10:], seen[1][10:]).any()
     compares[0](3 * flat, 0, 1.0)
     assert moment.factor == pytest.approx(3)
-    moment.end_step()
+    moment.end_step(EVERY)
     compares[1](10 * flat, 0, 2.0)
     # 5 times as long counts as MOST: where gradients happen to cancel there is no bound.
     assert moment.factor == pytest.approx((3 + MOST) / 2)
     assert moment.state_dict() == {"before": pytest.approx(3.5), "since": 0}
     moment.restart(7)
     assert [moment.factor, moment.due(7), moment.due(8), moment.due(10)] == [1.0, False, True, False]
+
+
+def test_what_a_step_of_large_noise_says_is_soon_measured_again() -> None:
+    class Alone:
+        world = 1
+
+        def begin_all_reduce(self, _sample: Tensor) -> Callable[[], None]:
+            return lambda: None
+
+    moment, flat, measured = SecondMoment(torch.device("cpu")), torch.ones(2 * LEAST), []
+    for step in range(1, 3 * EVERY):
+        if moment.due(step):
+            measured.append(step)
+            compare = moment.begin(flat, [(0, len(flat))], step, Alone())  # type: ignore[arg-type]
+            compare((10.0 if step == EVERY else 1.2) * flat, 0, 1.0)
+        moment.end_step(step)
+        if step == EVERY:
+            assert moment.factor == pytest.approx((1.2 + MOST) / 2)
+        elif step > EVERY + 4:
+            assert moment.factor < 1.35
+    assert measured[:12] == [1, 2, 4, 8, 16, 32, 64, 128, 129, 130, 131, 132]
+    moment.changed(EVERY + 4)
+    assert moment.state_dict() == {"before": None, "since": EVERY + 3}

@@ -439,7 +439,7 @@ class Exchange:
         if self._drained:
             self._end_draining(spoilt)
         if self.second_moment is not None:
-            self.second_moment.end_step()
+            self.second_moment.end_step(self.step)
 
     def spoilt(self, step: int) -> bool:
         """Return whether a step, the last that ended, had a value that is not finite; it waits for the device."""

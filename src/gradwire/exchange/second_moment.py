@@ -8,8 +8,10 @@ Tensors differ in r, as the ranks' gradients have much in common or little. A me
 together, which counts most where gradients are large; for half a bit in a GPT it was 1.8 in place of 1.3 in the first
 steps. Its loss was 4 % higher for that after 100 steps: biases, norms and the embedding made steps that were too long.
 A sample of each tensor is averaged once more without compression, so all ranks find the same bits, whatever the
-strategy. That is done in steps 1, 2, 4, ... and then in every ``EVERY``-th. What it costs grows with the number of
-tensors (two norms each) and with 1 / ``SHARE`` of the elements, and not with the number of workers.
+strategy. That is done in steps 1, 2, 4, ... and then in every ``EVERY``-th, and begins anew behind a step in which the
+factor was far from that of before: one step of large noise, or of gradients that cancel, must not be kept for long.
+What it costs grows with the number of tensors (two norms each) and with 1 / ``SHARE`` of the elements, and not with the
+number of workers.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ LEAST = 1024
 
 MOST = 4.0
 """The largest factor. A code whose noise is larger than that would make Adam's steps mostly noise."""
+
+_FAR = 1.5
+"""The ratio of a measured factor to the one of before, or its inverse, from which on the next step is measured."""
 
 _TURN = (math.sqrt(5) - 1) / 2
 
@@ -67,7 +72,7 @@ class SecondMoment:
         return min(max(self._latest() or 1.0, 1.0), MOST)
 
     def due(self, step: int) -> bool:
-        """Return whether ``step`` is measured, counted from the dense steps or from the last ``restart``."""
+        """Return whether ``step`` is measured, counted from the dense steps, the last ``restart`` or a far factor."""
         step -= self._since
         return step % EVERY == 0 if step > EVERY else step > 0 and step & (step - 1) == 0
 
@@ -77,7 +82,7 @@ class SecondMoment:
 
     def changed(self, step: int) -> None:
         """Measure anew in ``step``, from which on a schedule sends another layout; each bucket may call it."""
-        if self._since != step - 1:
+        if self._since != step - 1 or self._before is not None:
             self.restart(step - 1)
 
     def begin(
@@ -119,12 +124,17 @@ class SecondMoment:
 
         return compare
 
-    def end_step(self) -> None:
-        """Add this step's measurement to the known factor."""
-        self._before = self._latest()
-        if self._measured:
-            self._sums.zero_()
-            self._measured = False
+    def end_step(self, step: int) -> None:
+        """Add the measurement of ``step`` to the known factor."""
+        if not self._measured:
+            return
+        before, now = self._before, self._now()
+        # A factor below 1 is not used.
+        if before is not None and now is not None and not 1 / _FAR < max(now, 1.0) / max(before, 1.0) < _FAR:
+            self._since = step
+        self._before = self._with(now)
+        self._sums.zero_()
+        self._measured = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return numbers on which all ranks agree."""
@@ -138,13 +148,19 @@ class SecondMoment:
 
     def _latest(self) -> float | None:
         """The mean of this step's measurement and the earlier ones; it waits for a GPU in measured steps only."""
+        return self._with(self._now())
+
+    def _now(self) -> float | None:
+        """This step's measurement, if there is one that says something."""
         if not self._measured:
-            return self._before
+            return None
         arrived, exact = map(float, self._sums.tolist())
-        if exact == 0:
-            return self._before  # There was no gradient, or the ranks' gradients cancelled, which says nothing.
-        now = min(math.sqrt(arrived / exact), MOST)
-        return now if self._before is None else (now + self._before) / 2
+        # There was no gradient, or the ranks' gradients cancelled, which says nothing.
+        return None if exact == 0 else min(math.sqrt(arrived / exact), MOST)
+
+    def _with(self, now: float | None) -> float | None:
+        """The earlier measurements and this one: half of each."""
+        return self._before if now is None else now if self._before is None else (now + self._before) / 2
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
