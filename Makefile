@@ -2,11 +2,14 @@
 # again if its sources have changed.
 
 PYTHON ?= python3
+TORCH ?=
 DEMO ?=
 PYTEST ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+# With TORCH another version than that of constraints.txt is installed, and the Triton that belongs to it.
+PINS := $(if $(TORCH),sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d',cat) constraints.txt > .venv/constraints.txt
+PIP := $(PINS) && $(BIN)/pip install --disable-pip-version-check -c .venv/constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f; find src -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help

@@ -51,4 +51,6 @@ class Turns:
 def has_gradient(param: Any) -> bool:
     """Return whether FSDP has a gradient of this parameter that is not reduced yet."""
     inside = getattr(param, "_unsharded_param", None)
-    return param.unsharded_accumulated_grad is not None or (inside is not None and inside.grad is not None)
+    # From torch 2.15 on what was accumulated is in the parameter's own gradient.
+    kept = getattr(param, "unsharded_accumulated_grad", None)
+    return kept is not None or (inside is not None and inside.grad is not None)

@@ -280,9 +280,11 @@ class FSDPState(ShardedState):
         turns = Turns(group) if len(group.modules) > 1 else None
 
         def trained() -> list[Sharded]:
-            pairs = zip(cuts, group.fsdp_params, strict=True)
-            ready = turns.ready() if turns is not None else group.fsdp_params
-            return [cut for cut, each in pairs if each.sharded_param.requires_grad and each in ready]
+            params = group.fsdp_params
+            ready = turns.ready() if turns is not None else params
+            # From torch 2.15 on gradients of one dtype lie together in what FSDP reduces.
+            order = getattr(group, "_reduce_scatter_param_indices", range(len(params)))
+            return [cuts[i] for i in order if params[i].sharded_param.requires_grad and params[i] in ready]
 
         if self._scatters:
             # The module's own method refuses modules that have parameters on two meshes.
@@ -468,7 +470,9 @@ def read_at_the_end(group: Any, dtype: torch.dtype) -> bool:
         and not getattr(each.sharded_param, "_post_accumulate_grad_hooks", None)
         for each in group.fsdp_params
     )
-    own = group._all_reduce_hook is None and group._orig_dtype in (None, dtype)
+    # From torch 2.15 on each parameter says which dtype its gradient gets; before it was that of the parameter.
+    dtypes = {getattr(each, "sharded_grad_dtype", each.orig_dtype) for each in group.fsdp_params}
+    own = group._all_reduce_hook is None and dtypes <= {None, dtype}
     return fresh and own and divided_later(group, dtype) == 1.0
 
 
@@ -533,7 +537,7 @@ def parameter_groups(module: FSDPModule) -> Sequence[Any]:
         groups = [group for group in [state._fsdp_param_group] if group is not None]
     if groups is None or not hasattr(module, "set_custom_reduce_scatter"):
         raise ConfigError(
-            f"torch must have an FSDP2 like those of 2.11 and 2.13, which were tested, got {torch.__version__}: "
+            f"torch must have an FSDP2 like those of 2.11 to 2.15, which were tested, got {torch.__version__}: "
             "take that torch, or compress_fsdp1, or gradwire.wrap_group for the process group"
         )
     return cast(Sequence[Any], groups)

@@ -135,5 +135,10 @@ def register(ours: CompressingGroup, inner: dist.ProcessGroup, name: str) -> Non
         ours._register_backend(device, types.get(each.name(), dist.ProcessGroup.BackendType.CUSTOM), each)
     ours._set_default_backend(types.get(backend, dist.ProcessGroup.BackendType.CUSTOM))
     ours.own_name = name
-    ranks = dict(world.pg_group_ranks[inner])
-    c10d._register_pg_in_world(ours, backend, store, name, world.pg_backend_config[inner], ranks)
+    # As torch's own _register_pg_in_world, which versions before 2.13 lack.
+    world.pg_map[ours], world.pg_names[ours] = (backend, store), name
+    world.pg_backend_config[ours] = world.pg_backend_config[inner]
+    world.pg_group_ranks[ours] = dict(world.pg_group_ranks[inner])
+    world.pg_to_tag[ours] = tag = f"ptd:{name}"
+    world.tags_to_pg.setdefault(tag, []).append(ours)
+    c10d._register_process_group(name, ours)
