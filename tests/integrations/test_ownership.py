@@ -251,9 +251,7 @@ def _half() -> Any:
         ("fp16", "got one that has 'fp16_compress_hook' already, and torch takes one; wrap the module anew"),
         pytest.param(
             *("mixed", "mixed_precision of DistributedDataParallel must be None"),
-            marks=pytest.mark.skipif(
-                not STREAMS, reason="DDP(mixed_precision=...) makes a stream, which wants a driver"
-            ),
+            marks=pytest.mark.skipif(not STREAMS, reason="its stream wants a driver"),
         ),
     ],
 )
