@@ -540,9 +540,12 @@ def nonfinite(tensor: Tensor) -> Tensor:
 
     A tensor whose elements do not lie in their order in memory, such as a channels-last one, is read as it lies.
     """
-    tensor = tensor.coalesce().values() if tensor.is_sparse else tensor
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and tensor.is_contiguous():
+    in_order = isinstance(tensor, Pieces)
+    if not in_order:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        in_order = tensor.is_contiguous()
+    if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and in_order:
         status = torch.zeros(1, dtype=torch.int32, device=tensor.device)
         ops.nonfinite(tensor.view(-1), status)
         return status.any()

@@ -537,7 +537,7 @@ def parameter_groups(module: FSDPModule) -> Sequence[Any]:
         groups = [group for group in [state._fsdp_param_group] if group is not None]
     if groups is None or not hasattr(module, "set_custom_reduce_scatter"):
         raise ConfigError(
-            f"torch must have an FSDP2 like those of 2.11 to 2.15, which were tested, got {torch.__version__}: "
+            f"torch must have an FSDP2 like those of 2.11 and 2.13, which were tested, got {torch.__version__}: "
             "take that torch, or compress_fsdp1, or gradwire.wrap_group for the process group"
         )
     return cast(Sequence[Any], groups)
