@@ -9,12 +9,14 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from gradwire import registry
 from gradwire.bench import catalogue
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
+from tests.house import torch_settings
 from tests.house.source import ROOT
 
 
@@ -103,6 +105,11 @@ TABLES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("docs/methods.md", "promises"): methods_declared,
     ("docs/methods.md", "memories"): memories,
     ("docs/methods.md", "strategies"): strategies,
+    **{
+        ("docs/torch_settings.md", marker): partial(torch_settings.wrapper_rows, rows)
+        for marker, (rows, _) in torch_settings.TABLES.items()
+    },
+    ("docs/torch_settings.md", "settings of optimizers"): torch_settings.optimizer_rows,
 }
 """(file, marker) -> rows."""
 

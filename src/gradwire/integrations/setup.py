@@ -90,6 +90,21 @@ def check_made(params: Mapping[str, Tensor]) -> None:
         require(not is_lazy(param), name, made, Verbatim("one without a shape"))
 
 
+def refuse_steps_in_backward(model: object) -> None:
+    """Refuse parameters whose optimizers step in the backward pass: under DDP they take the reducer's only hook, and in
+    a plain loop they step before gradients are averaged.
+
+    Raises:
+        ConfigError: the message names a parameter.
+    """
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    early = [name for name, param in named if hasattr(param, "_in_backward_optimizers")]
+    allowed = (
+        "one that steps after the backward pass: leave out _apply_optimizer_in_backward, and call optimizer.step()"
+    )
+    require(not early, "optimizer", allowed, Verbatim(f"one that steps in it, for {early[0] if early else ''!r}"))
+
+
 def check_dtypes(params: Mapping[str, Tensor]) -> None:
     """Refuse parameters that no method takes, where nobody would send them.
 
@@ -153,6 +168,7 @@ def prepare(
     left: list[str] = []
 
     def select() -> dict[str, nn.Parameter]:
+        refuse_steps_in_backward(model)
         check()
         params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
         require(bool(params), "optimizer", "over parameters that are trainable", Verbatim("one over none"))
