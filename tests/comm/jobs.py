@@ -124,7 +124,7 @@ def kept(exchange: Exchange) -> dict[str, Tensor]:
 
 
 def owned(exchange: Exchange) -> dict[str, list[tuple[int, Tensor]]]:
-    """What an owner keeps of each parameter, in use or waiting for its cut: first elements, and flat tensors."""
+    """The tensors that an owner keeps of each parameter, in use or waiting for their cut, with their first elements."""
     found = exchange.residuals.state_dict()["owned"].items()
     return {
         name: [(int(lo), view.clone()) for views in buffers.values() for lo, view in views.items()]

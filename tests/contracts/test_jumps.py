@@ -17,7 +17,7 @@ from tests.cases import together
 SHAPE, BEFORE, AFTER = (32, 64), 12, 6
 
 SLOW = {"gradzip", "demo"}
-"""What the first keeps is what ``acp_sgd`` keeps; the memory of the second is tried with another code."""
+"""The first keeps what ``acp_sgd`` keeps; the memory of the second is tried with another code."""
 
 
 def keeps(code: str, memory: str | None) -> Memory | None:
@@ -68,7 +68,7 @@ def test_gradients_grow_and_come_back(case: str) -> None:
 @together
 @pytest.mark.parametrize("case", [case for case, (_, used) in KEPT.items() if used.keeps_nothing or used.forgets])
 def test_gradients_shrink(case: str) -> None:
-    """Where nothing waits: what does is sent later, and is as large as the gradients were of which it is a part."""
+    """Memories in which nothing waits; what waits elsewhere is as large as the gradients were of which it is a part."""
     whole = torch.ones(SHAPE)
     normal = errors(*KEPT[case], [whole] * 40)
     assert max(errors(*KEPT[case], [whole] * BEFORE + [whole / 1000] * 30)) <= 2 * max(normal)

@@ -50,9 +50,9 @@ def test_what_only_an_owner_has_kept_waits_too_but_not_what_belongs_to_estimates
         residuals, whole = ResidualStore(2, CPU, 0), Unit((("a", 32),), (32,), 0, TwoBit(), memory)
         residuals.keep(whole)
         server = residuals.servers([(Piece(whole, memory, (16,), lo=0), ("residual",))])[0]["residual"]
-        assert not residuals.waits()
+        assert not residuals.any_unsent()
         server.fill_(1.0)
-        assert residuals.waits() is waits
+        assert residuals.any_unsent() is waits
 
 
 def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:

@@ -58,7 +58,7 @@ def late(rank: int, way: str) -> dict[str, Any]:
 
     Args:
         rank: seed of this process.
-        way: when the variables are made: before the training, by ``fit``, or by the step of a loop.
+        way: moment at which the variables are made: before the training, by ``fit``, or by the step of a loop.
     """
     import keras
     import tensorflow as tf
@@ -93,7 +93,7 @@ def late(rank: int, way: str) -> dict[str, Any]:
 
 
 def began(rank: int) -> dict[str, Any]:
-    """What is said where processes begin with other weights, and an eager step finds it out or a call did before."""
+    """The messages where processes begin with other weights, and an eager step finds it out or a call did before."""
     import keras
     import tensorflow as tf
 

@@ -123,7 +123,7 @@ def used(module: str) -> set[str]:
 
 
 def imported(node: ast.ImportFrom | ast.Import) -> set[str]:
-    """What an import takes from private modules of torch, and its private names."""
+    """The names that an import takes from private modules of torch, and its private names."""
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
     names = {alias.name for alias in node.names}
     if isinstance(node, ast.Import):
@@ -161,7 +161,7 @@ def place(path: str) -> Any:
 
 
 def there(path: str, name: str) -> bool:
-    """Whether torch has the name there: as an attribute, or as one that the text gives to objects."""
+    """Return whether torch has the name there: as an attribute, or as one that the text gives to objects."""
     try:
         found = place(path)
     except (ImportError, AttributeError):
@@ -176,7 +176,7 @@ def there(path: str, name: str) -> bool:
 
 @pytest.mark.parametrize("path", PLACES)
 def test_torch_has_the_private_names(path: str) -> None:
-    """Where this fails with a new torch, the names are gone: look for all places that use them."""
+    """The test fails with a new torch if names are gone: look for all places that use them."""
     ranges = {name: SOME_VERSIONS.get(name, ("0", ANY)) for name in PLACES[path]}
     expected = {name for name, (first, end) in ranges.items() if first <= torch.__version__ < end}
     gone = [name for name in expected if not there(path, name)]

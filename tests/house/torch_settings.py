@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
     Args:
         verdict: ``READ`` or ``REFUSED``.
-        note: what happens, for the table.
+        note: effect, for the table.
         test: file, or file and test, that shows it.
         since: first version of torch that has it; "": all that are supported.
     """
@@ -106,7 +106,7 @@ class Steps(NamedTuple):
     Args:
         settings: its settings besides ``params``; that of a later torch has its version behind it.
         verdict: ``READ``: it steps on the mean, whatever its settings are; or ``REFUSED``.
-        note: what happens, for the table.
+        note: effect, for the table.
     """
 
     settings: str

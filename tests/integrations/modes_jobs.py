@@ -141,7 +141,7 @@ def run(entry: str, mode: str) -> Tensor:
 
 
 def modes(rank: int, entry: str) -> dict[str, str]:
-    """What was found in each mode: "the same" as in none."""
+    """The findings in each mode: "the same" as in none."""
     wanted = run(entry, "none")
 
     def compare(mode: str) -> None:

@@ -1,4 +1,4 @@
-"""What is made or first used in a mode of the caller's, over real Gloo processes."""
+"""Exchanges that are made or first used in a mode of the caller's, over real Gloo processes."""
 
 import pytest
 

@@ -87,7 +87,7 @@ def ddp_settings() -> dict[str, dict[str, Any]]:
 
 
 def ddp(rank: int) -> dict[str, bool]:
-    """Whether DDP with each setting ends where it does alone, bit for bit, when nothing is compressed."""
+    """Return whether DDP with each setting ends where it does alone, bit for bit, when nothing is compressed."""
     told = {}
     for name, options in ddp_settings().items():
         spare = name == "find_unused_parameters"
@@ -183,7 +183,7 @@ def ignored(rank: int) -> dict[str, Any]:
 
 
 def dimensions(rank: int) -> bool:
-    """Whether ``fully_shard`` on a mesh that names its data-parallel dimensions ends where it does alone."""
+    """Return whether ``fully_shard`` on a mesh that names its data-parallel dimensions ends where it does alone."""
     from torch.distributed import fsdp
 
     if not hasattr(fsdp, "DataParallelMeshDims"):
@@ -206,7 +206,7 @@ def dimensions(rank: int) -> bool:
 
 
 def refused(rank: int) -> dict[str, str]:
-    """What the wrappers and optimizers of torch can be told that cannot work."""
+    """Settings of torch's wrappers and optimizers that cannot work."""
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     early, loop, used, ready, whole = net(), net(), net(), net(), net()
     for model in (early, loop, ready):
@@ -250,7 +250,7 @@ def optimizer_classes() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def optimizers(rank: int) -> dict[str, bool]:
-    """Whether each optimizer ends where it would if it were given the mean of all gradients by hand."""
+    """Return whether each optimizer ends where it would if it were given the mean of all gradients by hand."""
     told = {}
     for name, cls in optimizer_classes().items():
         if name == "LBFGS":

@@ -84,7 +84,7 @@ def values(tensor: Tensor) -> Tensor:
 
 
 def alike(model: nn.Module) -> bool:
-    """Whether all ranks have the same bits."""
+    """Return whether all ranks have the same bits."""
     for param in model.parameters():
         mine = values(param)
         all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

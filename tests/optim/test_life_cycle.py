@@ -1,4 +1,4 @@
-"""What users do around the steps of any of the optimizers: load in another order, move, wrap, freeze, copy."""
+"""Calls around the steps of any of the optimizers: loading in another order, moving, wrapping, freezing, copying."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def _train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> None:
 
 
 def _orders(rank: int) -> dict[tuple[str, str], tuple[bool, bool, bool]]:
-    """Whether a run that goes on after each order has this rank's weights, and ends where it would have; and whether
-    the log has a warning."""
+    """Return whether a run that goes on after each order has this rank's weights, and ends where it would have; and
+    whether the log has a warning.
+    """
     told = {}
     for what, (kind, options) in APART.items():
         model = model_of()
@@ -176,7 +177,7 @@ class Half(nn.Module):
 
 
 def _frozen(rank: int) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """What all parameters are after a step of each optimizer, the error when one is unfrozen, and the warnings."""
+    """All parameters after a step of each optimizer, the error when one is unfrozen, and the warnings."""
     ends, refused, handler = {}, {}, Heard()
     logging.getLogger("gradwire").addHandler(handler)
     for kind, options in KINDS.items():

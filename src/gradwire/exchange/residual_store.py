@@ -157,7 +157,7 @@ class ResidualStore:
         norms = [read(tensor).norm(dtype=torch.float32) for tensor in self._residuals()]
         return float(torch.stack(norms).norm()) if norms else 0.0
 
-    def waits(self) -> bool:
+    def any_unsent(self) -> bool:
         """Return whether anything waits in the residuals of this rank or of its shards; it waits for the device."""
         return any(bool(read(tensor).any()) for tensor in self._residuals(self.worker.get("residual", {})))
 

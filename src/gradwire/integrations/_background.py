@@ -54,8 +54,8 @@ class Started(dist.Work):
             timeout: time, or seconds, in which it must be done; None or 0: as long as a collective may take.
 
         Raises:
-            GroupError: it failed; or it was not done in time, and goes on. Then it can be waited for again, and the
-                group be used, as with torch's own.
+            GroupError: the collective failed; or it was not done in time, and goes on. Then it can be waited for again,
+                and the group be used, as with torch's own.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if seconds and not self._ends_within(seconds):

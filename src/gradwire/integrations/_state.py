@@ -360,7 +360,7 @@ def change(
 
 
 def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
-    if not drop and "residual" not in after.buffers("buffers") and before.residuals.waits():
+    if not drop and "residual" not in after.buffers("buffers") and before.residuals.any_unsent():
         name = after.memory_for(after.compressor).name
         raise ConfigError(
             f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "

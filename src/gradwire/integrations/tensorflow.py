@@ -360,7 +360,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """Make an optimizer from the configuration of ``get_config``.
 
         Raises:
-            ConfigError: it has a schedule.
+            ConfigError: the optimizer has a schedule.
         """
         rest = dict(config)
         inner = keras.saving.deserialize_keras_object(rest.pop("optimizer"), custom_objects=custom_objects)
@@ -455,7 +455,7 @@ def spec_of(variable: Any) -> Spec:
 
 
 def renamed(kept: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """What a rank has kept, with other names of the parameters."""
+    """The tensors that a rank has kept, with other names of the parameters."""
 
     def named_anew(entries: Mapping[str, Any]) -> dict[str, Any]:
         return {names.get(name, name): entry for name, entry in entries.items()}

@@ -71,7 +71,7 @@ class Attendance:
             The part of the first worker; None where this one has the same.
 
         Raises:
-            GroupError: what the first one put up is not there any more.
+            GroupError: the tensors that the first one put up are not there any more.
         """
         mine = [hashlib.sha256(part()).hexdigest() for part in parts]
         note, own = self.board.read(name), f"{name}/{self.token}"

@@ -27,7 +27,7 @@ _GROWN = tl.constexpr(4.0)
 
 @triton.jit
 def _multiplied(out: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """What arrives, where a scale of 0 counts as 1."""
+    """Multiply by the scale, where one of 0 counts as 1."""
     return out * tl.where(scale == 0.0, 1.0, scale)
 
 
