@@ -59,9 +59,12 @@ PLACES: dict[str, tuple[str, ...]] = {
     "torch.distributed.fsdp._common_utils": ("_fsdp_flattened",),
     "torch.distributed.fsdp._flat_param": (*("_param_infos", "_shapes", "_unpadded_unsharded_size"),),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("_comm_hook", "_comm_hook_state", "_handle"),
+    "torch.distributed.tensor.DTensor": ("_local_tensor",),
     "torch.nn.Module": ("_forward_pre_hooks",),
+    "torch.nn.modules.batchnorm": ("_NormBase",),
     "torch.nn.parallel.distributed": (
-        *("_comm_hooks", "_divide_by_initial_world_size", "_module_parameters", "_use_python_reducer"),
+        *("_build_params_for_reducer", "_comm_hooks", "_ddp_params_and_buffers_to_ignore"),
+        *("_divide_by_initial_world_size", "_in_backward_optimizers", "_module_parameters", "_use_python_reducer"),
     ),
     "torch.utils": ("_python_dispatch",),
     "torch.utils._python_dispatch": ("TorchDispatchMode",),
@@ -75,8 +78,8 @@ SOME_VERSIONS: dict[str, tuple[str, str]] = {
 """Names that torch has from one version on and up to another, exclusively: the code does without them elsewhere."""
 
 OF_OTHERS = {
-    *("_barrier", "_ddp_comm_hook", "_describe_range", "_get_variable_index", "_getframe", "_replace"),
-    *("_trainable_variables", "_variables"),
+    *("_barrier", "_ddp_comm_hook", "_describe_range", "_get_control_flow_context", "_get_variable_index"),
+    *("_getframe", "_replace", "_trainable_variables", "_trainable_variables_indices", "_var_key", "_variables"),
 }
 """Private names of other packages and of Python, or that only gradwire's tests and wrappers give to objects."""
 

@@ -56,9 +56,7 @@ DDP = {
     "check_reduction": Setting(READ, "torch's own, without effect", WAYS),
     "gradient_as_bucket_view": Setting(READ, "the mean is written into the bucket", WAYS),
     "static_graph": Setting(READ, "the buckets are DDP's", WAYS),
-    "delay_all_reduce_named_params": Setting(
-        READ, "these are DDP's own, and are not exchanged; of all is refused", LEFT
-    ),
+    "delay_all_reduce_named_params": Setting(READ, "these are DDP's own, and are not exchanged", LEFT),
     "param_to_hook_all_reduce": Setting(READ, "as `delay_all_reduce_named_params`", LEFT),
     "mixed_precision": Setting(REFUSED, "it takes the reducer's only hook; use `torch.autocast`", REFUSALS),
     "device_mesh": Setting(READ, "the exchange is over the ranks of the mesh", WAYS),

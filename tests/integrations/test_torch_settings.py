@@ -72,7 +72,6 @@ REFUSED = {
     "the same after a forward pass": LATER,
     "the same in a plain loop": LATER,
     "skip_all_reduce_unused_params": r"skip_all_reduce_unused_params must be False with find_unused_parameters",
-    "delay_all_reduce_named_params": r"delay_all_reduce_named_params must be some parameters of the model",
     "sparse under fully_shard": r"sparse of 0\.weight must be False under FSDP.*make the embedding without it",
     "sparse under FSDP1": r"sparse of root must be False under FSDP.*make the embedding without it",
     "LBFGS": r"closure must be None: it would compute gradients after the exchange",

@@ -208,16 +208,11 @@ def dimensions(rank: int) -> bool:
 def refused(rank: int) -> dict[str, str]:
     """Settings of torch's wrappers and optimizers that cannot work."""
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    early, loop, used, ready, whole = net(), net(), net(), net(), net()
+    early, loop, used, ready = net(), net(), net(), net()
     for model in (early, loop, ready):
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     forwarded = DistributedDataParallel(ready)
     forwarded(torch.randn(4, SIZE))
-    everything = DistributedDataParallel(
-        whole,
-        delay_all_reduce_named_params=list(whole.named_parameters()),
-        param_to_hook_all_reduce=whole.second.weight,
-    )
     table = nn.Sequential(nn.Embedding(9, SIZE, sparse=True), nn.Linear(SIZE, SIZE))
     mesh, device = dist.device_mesh.init_device_mesh("cpu", (2,)), torch.device("cpu")
     shards = fully_shard(table, mesh=mesh)
@@ -232,7 +227,6 @@ def refused(rank: int) -> dict[str, str]:
         "skip_all_reduce_unused_params": lambda: compress_ddp(
             DistributedDataParallel(net(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
         ),
-        "delay_all_reduce_named_params": lambda: compress_ddp(everything),
         "sparse under fully_shard": lambda: compress_fsdp(shards, "qsgd"),
         "sparse under FSDP1": lambda: compress_fsdp1(first, "qsgd"),
         "LBFGS": lambda: searching.step(lambda: 0.0),

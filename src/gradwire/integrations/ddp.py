@@ -445,8 +445,6 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
     skips = model.find_unused_parameters and getattr(model, "skip_all_reduce_unused_params", False)
     allowed = "False with find_unused_parameters: DDP leaves out buckets, and tells no hook which step they are of"
     require(not skips, "skip_all_reduce_unused_params", allowed, skips)
-    allowed = "some parameters of the model: of all, DDP has no reducer, and calls no hook"
-    require(hasattr(model, "_comm_hooks"), "delay_all_reduce_named_params", allowed, Verbatim("all"))
     if model._comm_hooks:
         hook, state = model._comm_hooks[0]
         ours = isinstance(state, GradwireState)
