@@ -36,4 +36,5 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
         with lock:
             return cached(*args, **kwargs)  # type: ignore[arg-type]
 
+    vars(same)["cache_clear"] = cached.cache_clear  # as functools has it, for tests
     return same

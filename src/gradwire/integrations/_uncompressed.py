@@ -17,7 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError
 from gradwire.integrations.ownership import living
 
-__all__ = ["DTYPES", "Reduced", "announce_uncompressed", "kinds_of", "reduced_by_ddp", "refuse_sparse", "sparse_in"]
+__all__ = [
+    "DTYPES",
+    "Reduced",
+    "announce_uncompressed",
+    "kinds_of",
+    "reduced_by_ddp",
+    "refuse_sparse",
+    "sparse_in",
+    "tables_in",
+]
 
 log = logging.getLogger("gradwire")
 
@@ -28,10 +37,14 @@ MUCH = 0.2
 """The share of a step's bytes from which on what no method takes is worth a warning."""
 
 
+def tables_in(module: nn.Module) -> list[nn.Module]:
+    """The embeddings whose gradients are sparse; a wrapper may have taken their parameters."""
+    return [each for each in module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse]
+
+
 def sparse_in(module: nn.Module) -> set[int]:
     """The ids of parameters that get sparse gradients, as DDP finds them."""
-    tables = (each for each in module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse)
-    return {id(param) for each in tables for param in each.parameters(recurse=False)}
+    return {id(param) for each in tables_in(module) for param in each.parameters(recurse=False)}
 
 
 def refuse_sparse(names: Iterable[str]) -> None:

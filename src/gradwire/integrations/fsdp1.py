@@ -20,7 +20,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
-from gradwire.integrations._uncompressed import refuse_sparse, sparse_in
+from gradwire.integrations._uncompressed import refuse_sparse, tables_in
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
@@ -65,7 +65,7 @@ class FSDP1State(ShardedState):
             check_optimizer(variance_correction, model.parameters(), "variance_correction")
             VarianceCorrection.check(variance_correction)
             tables = {name: [info.module for info in cast(Any, flat)._param_infos] for name, flat in flats.items()}
-            refuse_sparse(name for name, inside in tables.items() if any(map(sparse_in, inside)))
+            refuse_sparse(name for name, inside in tables.items() if any(map(tables_in, inside)))
             return flats
 
         prepared = prepare_named(

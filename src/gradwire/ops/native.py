@@ -9,6 +9,7 @@ Law: a value that cannot work refuses every operation, with the reason, and not 
 run to say so.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -119,8 +120,9 @@ def warn_without_kernels() -> None:
     if kernels is not None or reference_forced:
         return
     # The line that is shown is the user's own, however deep in this package the call is made.
-    package, frame, depth = str(Path(__file__).parents[1]), sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+    # Contexts of this package that decorate its functions run in contextlib.
+    inside, frame, depth = (str(Path(__file__).parents[1]), contextlib.__file__), sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, depth = frame.f_back, depth + 1
     warnings.warn(
         f"gradwire works without its C++ kernels ({_reason}). {SLOWER} For the kernels, {remedy()}\n"
