@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from gradwire import registry
 from gradwire.testing import contract, golden
@@ -103,6 +103,7 @@ def test_claimed_bounds_hold(compressor, x):
 
 @pytest.mark.parametrize("compressor", DEFAULTS)
 @given(x=matrices())
+@example(x=torch.outer(gaussian(8, 34155897), gaussian(3, 161)))  # Held rows that are nearly alike: products cancel.
 def test_matrices(compressor, x):
     check_feedback(compressor, x)
     check_rounds(compressor, x)
