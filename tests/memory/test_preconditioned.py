@@ -127,6 +127,28 @@ def test_no_jump_of_the_gradients_makes_twice_the_noise(code: str, jump: str) ->
     assert max(errors(gradwire.compressor(code), *JUMPS[jump])) < 2 * normal
 
 
+def test_scales_of_an_earlier_version_are_loaded_and_within_the_bound_after_a_step() -> None:
+    """Its least scale was a hundredth of the mean one."""
+    earlier, now = (
+        Exchange(EDEN(), memory=memory, policy=Policy(min_numel=1))
+        for memory in (Preconditioned(floor=0.01), Preconditioned())
+    )
+    sizes = torch.where(QUARTER, 0.0, 1.0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        earlier.begin_step()
+        earlier.run(torch.randn(N, generator=generator) * sizes, [("w", (N,))])
+    now.load_state_dict(earlier.state_dict())
+    loaded = now.residuals.worker["scale"]["w"].clone()
+    assert torch.equal(loaded, earlier.residuals.worker["scale"]["w"])
+    assert loaded.min() < 0.05 * loaded.square().mean().sqrt()
+    now.begin_step()
+    now.run(torch.randn(N, generator=generator) * sizes, [("w", (N,))])
+    now.end_step()
+    scale = now.residuals.worker["scale"]["w"]
+    assert scale.min() > 0.7 * scale.square().mean().sqrt()
+
+
 @lru_cache
 def _normal(code: str) -> list[float]:
     return errors(gradwire.compressor(code), EVERYWHERE, 1.0, 0, 1.0)
