@@ -64,7 +64,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "torch.nn.modules.batchnorm": ("_NormBase",),
     "torch.nn.parallel.distributed": (
         *("_build_params_for_reducer", "_comm_hooks", "_ddp_params_and_buffers_to_ignore"),
-        *("_divide_by_initial_world_size", "_in_backward_optimizers", "_module_parameters", "_use_python_reducer"),
+        *("_divide_by_initial_world_size", "_in_backward_optimizers", "_lazy_init_ran"),
+        *("_module_parameters", "_use_python_reducer"),
     ),
     "torch.utils": ("_python_dispatch",),
     "torch.utils._python_dispatch": ("TorchDispatchMode",),

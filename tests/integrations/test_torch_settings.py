@@ -70,6 +70,7 @@ REFUSED = {
     "mixed_precision": r"mixed_precision of DistributedDataParallel must be None, .*torch\.autocast",
     "optimizer in backward": LATER,
     "the same after a forward pass": LATER,
+    "the same after compress_ddp": LATER,
     "the same in a plain loop": LATER,
     "skip_all_reduce_unused_params": r"skip_all_reduce_unused_params must be False with find_unused_parameters",
     "sparse under fully_shard": r"sparse of 0\.weight must be False under FSDP.*make the embedding without it",

@@ -208,11 +208,14 @@ def dimensions(rank: int) -> bool:
 def refused(rank: int) -> dict[str, str]:
     """Settings of torch's wrappers and optimizers that cannot work."""
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    early, loop, used, ready = net(), net(), net(), net()
+    early, loop, used, ready, compressed = (net() for _ in range(5))
     for model in (early, loop, ready):
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     forwarded = DistributedDataParallel(ready)
     forwarded(torch.randn(4, SIZE))
+    late = DistributedDataParallel(compressed)
+    compress_ddp(late, "none")
+    _apply_optimizer_in_backward(torch.optim.SGD, compressed.parameters(), {"lr": 0.1})
     table = nn.Sequential(nn.Embedding(9, SIZE, sparse=True), nn.Linear(SIZE, SIZE))
     mesh, device = dist.device_mesh.init_device_mesh("cpu", (2,)), torch.device("cpu")
     shards = fully_shard(table, mesh=mesh)
@@ -223,6 +226,7 @@ def refused(rank: int) -> dict[str, str]:
         "mixed_precision": lambda: compress_ddp(DistributedDataParallel(net(), mixed_precision=half)),
         "optimizer in backward": lambda: compress_ddp(DistributedDataParallel(early)),
         "the same after a forward pass": lambda: compress_ddp(forwarded),
+        "the same after compress_ddp": lambda: late(torch.randn(4, SIZE)),
         "the same in a plain loop": lambda: compress_optimizer(torch.optim.SGD(loop.parameters()), loop),
         "skip_all_reduce_unused_params": lambda: compress_ddp(
             DistributedDataParallel(net(), find_unused_parameters=True, skip_all_reduce_unused_params=True)

@@ -40,7 +40,15 @@ from gradwire.integrations._unused import exchange_used
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
-from gradwire.integrations.setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
+from gradwire.integrations.setup import (
+    frozen_in,
+    in_memory,
+    kind_of,
+    prepare,
+    refuse,
+    refuse_steps_in_backward,
+    uncompiled,
+)
 from gradwire.modes import ordinary_modes
 from gradwire.worker import Worker
 
@@ -175,6 +183,8 @@ class GradwireState(ExchangeState):
         else:
             watched = {id(param): param for param in compressed.values()}
             self._dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
+            if self._wrapped:
+                model.register_forward_pre_hook(refuse_late_steps)
         note_copies(model, repr(self.exchange.compressor))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -455,6 +465,12 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
         )
     if group is not None:
         check_ranks(model, group, "or left out")
+
+
+def refuse_late_steps(model: nn.Module, _: object) -> None:
+    """Refuse optimizers that step in the backward pass, before DDP's first forward pass gives them the only hook."""
+    if not torch.compiler.is_compiling() and not model._lazy_init_ran:
+        refuse_steps_in_backward(model)
 
 
 def check_ranks(model: DistributedDataParallel, group: dist.ProcessGroup | None, remedy: str) -> None:
