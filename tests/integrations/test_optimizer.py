@@ -12,6 +12,7 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.integrations._buckets import split
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.testing.processes import run_ranks
+from tests.heard import heard
 from tests.integrations.jobs import batch, digest, loss_of, model_of, train_loop
 
 
@@ -67,6 +68,23 @@ def _unused(rank: int) -> bool:
 
 def test_a_missing_gradient_counts_as_zero() -> None:
     assert all(run_ranks(2, _unused))
+
+
+def _statistics(rank: int) -> list[str]:
+    told = heard()
+    for norm in (nn.BatchNorm1d(8, affine=False), nn.BatchNorm1d(8, track_running_stats=False), nn.SyncBatchNorm(8)):
+        model = nn.Sequential(nn.Linear(8, 8), norm)
+        compress_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, "none")
+    return [text for text in told if "running statistics" in text]
+
+
+def test_running_statistics_that_stay_apart_are_reported_on_one_rank() -> None:
+    first, other = run_ranks(2, _statistics)
+    assert not other
+    assert len(first) == 1
+    assert first[0].startswith(
+        "compress_optimizer exchanges no buffers: the running statistics of BatchNorm1d are each"
+    )
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

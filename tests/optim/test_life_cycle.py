@@ -160,6 +160,27 @@ def test_parameters_may_lie_in_memory_in_any_order() -> None:
     assert run_ranks(2, _laid) == [dict.fromkeys(KINDS, True)] * 2
 
 
+def _rates(rank: int) -> dict[str, str]:
+    def trained(kind: str, options: dict[str, Any]) -> None:
+        model = model_of()
+        optimizer = make(kind, model, options)
+        _train(model, optimizer, rank, range(2))
+        # As of ReduceLROnPlateau, where each rank gives it the loss of its own data.
+        optimizer.param_groups[0]["lr"] *= 1 - 0.5 * rank
+        _train(model, optimizer, rank, range(2, 4))
+
+    given = {**KINDS, "zeroone_adam": {**LOCAL, "local_step_clipper": 2}}
+    kinds = ("onebit_adam", "zeroone_adam", "micro_adam")
+    return answers({kind: partial(trained, kind, given[kind]) for kind in kinds})
+
+
+def test_ranks_with_other_learning_rates_are_told_apart() -> None:
+    for told in run_ranks(2, _rates):
+        for kind, error in told.items():
+            assert error.startswith("GroupError: ranks came apart: lr.0 is 0.003 on rank 0; 0.0015 on rank 1"), kind
+            assert "give one that follows the loss the mean of all ranks" in error
+
+
 class Half(nn.Module):
     """A frozen layer in float64, a frozen scalar, and a layer that is trained; batch normalisation before it."""
 

@@ -35,7 +35,13 @@ FIRST_BUCKET, BUCKETS_BEFORE = "the first bucket", "the buckets before"
 
 _BUCKETS = "all ranks must have the same buckets in the same order, or gradients of different parameters are added up"
 
+_RATES = (
+    "each rank moves its parameters by them, so schedulers must do the same on all: give one that follows the loss the "
+    "mean of all ranks"
+)
+
 REMEDIES = {
+    **dict.fromkeys(("betas", "eps", "lr", "paths", "shrunk", "weight_decay"), _RATES),
     "call": "every rank must make the same calls in the same order",
     "compressor": "a schedule must give the same values on all ranks",
     "first payload": "buckets must be the same on all ranks, and no error on one of them may keep its payload back",

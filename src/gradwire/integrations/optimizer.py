@@ -22,7 +22,7 @@ from gradwire.integrations._uncompressed import sparse_in
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
 from gradwire.integrations.ownership import Caller, owners_of
-from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled
+from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled, warn_of_statistics
 from gradwire.modes import ordinary_modes
 
 __all__ = ["OptimizerState", "compress_optimizer"]
@@ -83,6 +83,8 @@ class OptimizerState(BucketState):
         follow_optimizers(self.exchange, self.adaptive)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(model)
+        if self.exchange.channel.rank == 0 and self.exchange.channel.world > 1:
+            warn_of_statistics("compress_optimizer", model.modules())
         self.exchange.skips_steps = self.units.scaler is not None
         self._known = {id(param): param for param in params.values()}
         self._done = self._closed = False

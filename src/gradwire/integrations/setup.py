@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from gradwire import registry
@@ -44,10 +45,12 @@ __all__ = [
     "prepare_named",
     "private_group",
     "refuse",
+    "refuse_steps_in_backward",
     "shapes_of",
     "share_start",
     "trainable",
     "uncompiled",
+    "warn_of_statistics",
 ]
 
 log = logging.getLogger("gradwire")
@@ -103,6 +106,27 @@ def refuse_steps_in_backward(model: object) -> None:
         "one that steps after the backward pass: leave out _apply_optimizer_in_backward, and call optimizer.step()"
     )
     require(not early, "optimizer", allowed, Verbatim(f"one that steps in it, for {early[0] if early else ''!r}"))
+
+
+def warn_of_statistics(caller: str, modules: Iterable[nn.Module]) -> None:
+    """Warn if any of these modules keeps running statistics, which each worker computes of its own data.
+
+    Args:
+        caller: name of what exchanges, for the message.
+    """
+    # Those of ``SyncBatchNorm`` are computed together, and are the same on all ranks.
+    found = {
+        type(each).__name__
+        for each in modules
+        if isinstance(each, _NormBase) and not isinstance(each, nn.SyncBatchNorm) and each.track_running_stats
+    }
+    if found:
+        log.warning(
+            "%s exchanges no buffers: the running statistics of %s are each worker's own. Average them before the "
+            "model is evaluated or saved; docs/optim.md shows how",
+            caller,
+            ", ".join(sorted(found)),
+        )
 
 
 def check_dtypes(params: Mapping[str, Tensor]) -> None:

@@ -17,6 +17,9 @@ from gradwire.optim.exchanged import Closure, Exchanged
 
 __all__ = ["AdamLike"]
 
+FOLLOWED = ("betas", "eps", "lr", "weight_decay")
+"""The settings of a group by which its parameters are moved."""
+
 
 class AdamLike(Exchanged):
     """Base with flat float32 tensors named by ``kept``; ``state[param][name]`` are views of them.
@@ -73,11 +76,16 @@ class AdamLike(Exchanged):
             with torch.enable_grad():
                 loss = closure()
         self.exchange.begin_step()
+        self.exchange.compared = self.followed()
         self.scratch.gather(param.grad for param in self.params)
         scale = self.loss_scale()
         if scale is not None:
             self.scratch.data.div_(scale)
         return loss
+
+    def followed(self) -> dict[str, Any]:
+        """The settings of all groups, which ranks compare in each exchange: each moves its own parameters by them."""
+        return {name: [_plain(group[name]) for group in self.param_groups] for name in FOLLOWED}
 
     def without_gradient(self) -> list[int]:
         """The numbers of the parameters that have no gradient on this rank."""
@@ -137,6 +145,10 @@ class AdamLike(Exchanged):
         for name, flat in self.flats.items():
             for param, view in zip(self.params, flat.views, strict=True):
                 self.state[param][name] = view
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def spans_of(groups: Iterable[dict[str, Any]], known: Container[int]) -> Iterator[tuple[slice, range]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.ownership import Caller, Ranks, classes_of, conflict_with_ddp
-from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
+from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start, warn_of_statistics
 from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import any_nonfinite
 
@@ -109,7 +109,7 @@ class Exchanged(Optimizer):
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.facts = facts
         if self.exchange.channel.rank == 0 and (meeting is not None or self.exchange.channel.world > 1):
-            warn_of_statistics(type(self).__name__, self.params)
+            warn_of_statistics(type(self).__name__, modules_of(self.params))
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
         # decision sent with another strategy has a message of its own, and must be taken back with the others.
         self.exchange.skips_steps = bool(self.exchange.policy.overrides) or self.exchange.pilot is not None
@@ -247,25 +247,12 @@ def frozen_of(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
     }
 
 
-def warn_of_statistics(optimizer: str, params: Iterable[Tensor]) -> None:
-    """Warn if modules of these parameters keep running statistics, which each worker computes of its own data."""
+def modules_of(params: Iterable[Tensor]) -> Iterator[nn.Module]:
+    """The modules with running statistics that hold any of these parameters, which do not know their modules."""
     ids = {id(param) for param in params}
-    # Parameters do not know their modules; a statistic that a group computes together is the same on all ranks.
-    found = {
-        type(each).__name__
-        for each in gc.get_referrers(*classes_of(_NormBase))
-        if issubclass(type(each), _NormBase)
-        and not issubclass(type(each), nn.SyncBatchNorm)
-        and getattr(each, "track_running_stats", False)
-        and any(id(param) in ids for param in each.parameters(recurse=False))
-    }
-    if found:
-        log.warning(
-            "%s exchanges parameters, and no buffers: the running statistics of %s are each worker's own. Average them "
-            "before the model is evaluated or saved; docs/optim.md shows how",
-            optimizer,
-            ", ".join(sorted(found)),
-        )
+    for each in gc.get_referrers(*classes_of(_NormBase)):
+        if issubclass(type(each), _NormBase) and any(id(param) in ids for param in each.parameters(recurse=False)):
+            yield each
 
 
 def names_of(index: int, group: dict[str, Any]) -> list[str]:

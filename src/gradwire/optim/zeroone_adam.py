@@ -154,6 +154,10 @@ class ZeroOneAdam(AdamLike):
                 self._alone()
         return loss
 
+    def followed(self) -> dict[str, Any]:
+        """The settings of all groups in this step, and what those of the steps since the last exchange came to."""
+        return {**super().followed(), "paths": self.progress["paths"], "shrunk": self.progress["shrunk"]}
+
     def _where_all_met(self, numbers: Sequence[int]) -> list[int]:
         """The numbers of these parameters that did not move since all ranks were in step."""
         agreed = self.flats["agreed"].views
