@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.frameworks.array_jobs import Said
 from tests.integrations.jobs import answers
@@ -128,6 +129,7 @@ def saved(rank: int, folder: str) -> dict[str, Any]:
     fit(model, rank)
     model.save(file)
     state, weights = copy.deepcopy(model.optimizer.state.state_dict()), model.get_weights()
+    torch.save(state, Path(folder, f"state-{rank}.pt"))
     names = list(model.optimizer.state.sizes)
     loaded = keras.saving.load_model(file)
     momenta = bits(loaded.optimizer.variables)
@@ -161,6 +163,18 @@ def saved(rank: int, folder: str) -> dict[str, Any]:
     other.optimizer.build(other.weights)
     told["another model"] = answers({"": lambda: other.optimizer.state.load_state_dict(state)})[""]
     return told
+
+
+def continued(rank: int, folder: str) -> list[bytes]:
+    """The weights after the second four steps in another process, which has nothing but the files of ``saved``."""
+    import keras
+
+    import gradwire.tensorflow  # noqa: F401  Keras knows the optimizer's class by this.
+
+    loaded = keras.saving.load_model(Path(folder, f"model-{rank}.keras"))
+    loaded.optimizer.state.load_state_dict(torch.load(Path(folder, f"state-{rank}.pt")))
+    fit(loaded, rank, seed=1)
+    return bits(loaded.weights)
 
 
 def half(rank: int, folder: str) -> dict[str, Any]:

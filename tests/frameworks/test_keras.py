@@ -12,11 +12,17 @@ import pytest
 from gradwire.testing.processes import run_ranks
 from tests.frameworks.array_jobs import METHODS, check_compared
 from tests.frameworks.keras_jobs import everything
+from tests.frameworks.keras_lives_jobs import continued
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(2, everything, str(tmp_path_factory.mktemp("keras")), timeout=800.0)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("keras"))
+
+
+@pytest.fixture(scope="module")
+def told(folder: str) -> list[dict[str, Any]]:
+    return run_ranks(2, everything, folder, timeout=800.0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,6 +147,10 @@ def test_a_state_goes_on_in_a_model_that_keras_loaded_or_copied(way: str, told: 
         # What Keras loads or copies goes on under its names; a model that is compiled anew has others.
         assert saved["names"][way] == (way != "compiled again")
         assert re.search("ConfigError: state has .* not the model's", saved["another model"])
+
+
+def test_a_state_goes_on_in_a_model_that_another_process_loads(told: list[dict[str, Any]], folder: str) -> None:
+    assert run_ranks(2, continued, folder, timeout=400.0) == [each["lives"]["saved"]["unbroken"] for each in told]
 
 
 def test_a_model_of_half_precision_is_loaded_as_it_was_saved(told: list[dict[str, Any]]) -> None:
