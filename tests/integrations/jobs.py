@@ -16,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.optimizer import compress_optimizer
 
+STREAMS = torch.version.cuda is None or torch.cuda.is_available()
+"""False in a build for CUDA on a machine without a driver: there torch can make no stream."""
+
 
 def model_of(width: int = 96, seed: int = 3) -> nn.Module:
     torch.manual_seed(seed)

@@ -22,7 +22,7 @@ from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.testing.processes import run_ranks
-from tests.integrations.jobs import answers, batch, digest, model_of
+from tests.integrations.jobs import STREAMS, answers, batch, digest, model_of
 from tests.once import once
 
 
@@ -205,10 +205,6 @@ class Counted(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
-
-
-STREAMS = torch.version.cuda is None or torch.cuda.is_available()
-"""False in a build for CUDA on a machine without a driver: there torch can make no stream."""
 
 
 @once
