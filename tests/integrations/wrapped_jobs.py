@@ -142,6 +142,8 @@ def passed(rank: int, group: CompressingGroup) -> dict[str, bool]:
     dist.all_gather_object(objects, {"rank": rank}, group)
     rows = torch.empty(world * 4000)
     dist.all_gather_into_tensor(rows, torch.full((4000,), rank + 2.0**-12), group)
+    collected = torch.full((world, 8), rank + 0.0)
+    dist.gather(collected[rank], list(collected) if rank == 0 else None, 0, group)
     columns = torch.ones(2000, 2)[:, 0]
     dist.all_gather([torch.empty(2000) for _ in range(world)], columns.contiguous(), group)
     scaled, part = torch.ones(8), torch.empty(8)
@@ -157,6 +159,7 @@ def passed(rank: int, group: CompressingGroup) -> dict[str, bool]:
         "received": rank != 1 or set(got.tolist()) == {3 + 2.0**-12},
         "objects": objects == [{"rank": each} for each in range(world)],
         "gathered": float(rows[-1]) == world - 1 + 2.0**-12,
+        "collected": collected[:, 0].tolist() == (list(range(world)) if rank == 0 else [rank] * world),
         "scaled": torch.equal(scaled, part) and abs(float(scaled[0]) - FACTOR * world) < 1e-6,
         "doubles": float(doubles[0]) == world * (1 + 2.0**-40),
         "not counted": group.metrics()["collectives"] == count,

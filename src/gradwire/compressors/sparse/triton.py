@@ -688,7 +688,7 @@ def _read_counts(
     row: tl.tensor, head: tl.tensor, counts: tl.tensor, length: tl.tensor, segments: tl.tensor, STEP: tl.constexpr
 ) -> None:
     segment = elements(STEP)
-    there = (segment < segments) & (tl.load(head) == _BLOCK)
+    there = segment < tl.where(tl.load(head) == _BLOCK, segments, 0)
     at = _HEAD + 4 * (tl.load(head + 1).to(tl.int64) + segment)
     tl.store(counts + segment, _word(row, at, length, there), mask=segment < segments)
 

@@ -484,7 +484,7 @@ def _thc_encode(
     tl.store(codes + begin + j, code.to(tl.uint8), mask=j < size)
     # The ranks are counted in the last word.
     last = tl.arange(0, 4)
-    tl.store(codes + nbytes - 4 + last, (last == 0).to(tl.uint8), mask=(last >= 0) & (block == 0))
+    tl.store(codes + nbytes - 4 + last, (last == 0).to(tl.uint8), mask=last < tl.where(block == 0, 4, 0))
 
 
 @mergeable
@@ -600,7 +600,7 @@ def _waves(
         where = tl.load(places + c).to(tl.int32) & 0xFFFF
         there = where < a * b
         f, g = (where // b).to(tl.int64), (where % b).to(tl.int64)
-        left = tl.load(tall + f * a + row, mask=there & (row < a), other=0.0) * tl.load(values + c)
+        left = tl.load(tall + f * a + row, mask=row < tl.where(there, a, 0), other=0.0) * tl.load(values + c)
         right = tl.load(wide + g * b + column, mask=column < b, other=0.0)
         sums = tl.where(there, sums + left[:, None] * right[None, :], sums)
     return sums

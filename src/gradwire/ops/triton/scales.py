@@ -124,7 +124,7 @@ def _follow(
     moved = tl.where(tl.abs(value) < float("inf"), moved, old)
     moved = tl.where(level == 0.0, begun, moved)
     tl.store(out + i, value, mask=i < n)
-    tl.store(scale + i, moved, mask=(i < n) & (tl.load(bad) == 0))
+    tl.store(scale + i, moved, mask=i < tl.where(tl.load(bad) == 0, n, 0))
 
 
 def follow(out: Tensor, scale: Tensor, bad: Tensor, beta: float, floor: float) -> None:

@@ -208,9 +208,8 @@ def _copy_where(
     source: tl.tensor, target: tl.tensor, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None
 ) -> None:
     i = elements(BLOCK, program)
-    inside = i < n
-    if when is not None:
-        inside = inside & (tl.load(when) != 0)  # Where the flag is not set no element is read or written.
+    # Where the flag is not set no element is read or written.
+    inside = i < (n if when is None else tl.where(tl.load(when) != 0, n, 0))
     tl.store(target + i, tl.load(source + i, mask=inside), mask=inside)
 
 
@@ -226,9 +225,7 @@ def _fill_where(
     out: tl.tensor, value: tl.float32, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None
 ) -> None:
     i = elements(BLOCK, program)
-    inside = i < n
-    if when is not None:
-        inside = inside & (tl.load(when) != 0)
+    inside = i < (n if when is None else tl.where(tl.load(when) != 0, n, 0))
     tl.store(out + i, tl.full((BLOCK,), 0.0, tl.float32) + value, mask=inside)
 
 

@@ -39,13 +39,13 @@ def write_rows(
         when: true: the rows are written.
     """
     byte = tl.arange(0, 4)[None, :]
-    row = block[:, None] * (GROUPS * 8 + 4)
+    row, there = block[:, None] * (GROUPS * 8 + 4), block < tl.where(when, count, 0)
     parts = scale.to(tl.int32, bitcast=True)[:, None] >> byte * 8
-    tl.store(stored + row + GROUPS * 8 + byte, parts.to(tl.uint8), mask=(block < count)[:, None] & when)
+    tl.store(stored + row + GROUPS * 8 + byte, parts.to(tl.uint8), mask=there[:, None])
     usable = (scale > 0.0) & (scale < float("inf"))
     inverse = tl.where(usable, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale), 0.0)
     # At 2**23 and a half the last bit of a float32 is 1, so adding rounds to an integer.
     rounded = (values * inverse[:, None, None] + _MIDDLE).to(tl.int32, bitcast=True) & 0xFF
     column = tl.arange(0, SPAN)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    room = (column < GROUPS * 8) & (block < count)[:, None, None] & when
+    room = (column < GROUPS * 8) & there[:, None, None]
     tl.store(stored + row[:, :, None] + column, tl.where(usable[:, None, None], rounded, 0).to(tl.uint8), mask=room)
