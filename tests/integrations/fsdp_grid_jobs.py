@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -168,7 +169,7 @@ def experts(per_parameter: bool) -> tuple[nn.Module, Any]:
         return fully_shard(
             model,
             mesh=every,
-            shard_placement_fn=lambda param: ShardPlacementResult(
+            shard_placement_fn=lambda param: _fsdp_common.ShardPlacementResult(  # Newer than torch 2.11.
                 Shard(0), inner if isinstance(param, DTensor) else outer
             ),
         ), mesh

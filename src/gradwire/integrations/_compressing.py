@@ -243,33 +243,33 @@ class CompressingGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
         """Reduce each part of a tensor over the ranks; each rank gets its own."""
         if opts is None:
-            return cast(Any, self._inner).reduce_scatter_single(output, given)
+            return cast(Any, self._inner)._reduce_scatter_base(output, given)
         op: Any = opts.reduceOp
         fits = given.numel() == self.size() * output.numel() and given.dtype == output.dtype
         if fits and self._takes(given) and output.is_contiguous() and reduces(op):
             return self._carrier.start(given.device, lambda: self._carrier.reduce_scatter(output, given, op))
         if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
             given, opts.reduceOp = given.detach() * multiplier(op, 1), dist.ReduceOp.SUM
-        return self._inner.reduce_scatter_single(output, given, opts)
+        return self._inner._reduce_scatter_base(output, given, opts)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
         """Gather a tensor of each rank; compressed only if a code was given for that."""
         fits = output.numel() == self.size() * given.numel() and given.dtype == output.dtype
         if not (self._gathers and fits and self._takes(given) and output.is_contiguous()):
-            return self._inner.all_gather_single(output, given, *([opts] if opts is not None else []))
+            return self._inner._allgather_base(output, given, *([opts] if opts is not None else []))
         return self._carrier.start(given.device, lambda: self._carrier.all_gather(output, given))
 
     def reduce_scatter_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
         """Do ``reduce_scatter_single`` for each of some tensors; functional collectives come here with one."""
         if len(outputs) == 1:
             return self.reduce_scatter_single(outputs[0], given[0], opts)
-        return self._inner.reduce_scatter_single_coalesced(outputs, given, *([opts] if opts is not None else []))
+        return self._inner.reduce_scatter_tensor_coalesced(outputs, given, *([opts] if opts is not None else []))
 
     def all_gather_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
         """Do ``all_gather_single`` for each of some tensors; functional collectives come here with one."""
         if len(outputs) == 1:
             return self.all_gather_single(outputs[0], given[0], opts)
-        return self._inner.all_gather_single_coalesced(outputs, given, *([opts] if opts is not None else []))
+        return self._inner.allgather_into_tensor_coalesced(outputs, given, *([opts] if opts is not None else []))
 
     # Under these names C++ and older callers look for them.
     _reduce_scatter_base: Any = reduce_scatter_single
