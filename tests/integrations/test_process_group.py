@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
+from gradwire.errors import ConfigError
 from gradwire.integrations.process_group import PRESETS, CompressingGroup
 from gradwire.testing.processes import run_ranks
 from gradwire.types import ALIGNMENT, align
@@ -95,11 +96,15 @@ def test_no_collective_is_left_to_torchs_own_way() -> None:
     """A call that a Python group does not name is made with the interpreter's lock held, for which Gloo's threads
     wait."""
     others = "abort boxed get_group_store merge_remote_group name rank set_timeout shutdown size split_group unbox "
-    # From torch 2.15 on.
-    others += "get_backend get_reconfigure_handle reconfigure register_abort_hook register_post_hook register_pre_hook "
-    others += "unregister_abort_hook unregister_post_hook unregister_pre_hook"
+    others += "get_backend get_reconfigure_handle unregister_post_hook unregister_pre_hook"  # From torch 2.15 on.
     known = {name for name, each in vars(dist.ProcessGroup).items() if name[0].islower() and callable(each)}
     assert known - set(others.split()) <= vars(CompressingGroup).keys()
+
+
+@pytest.mark.parametrize("name", ["reconfigure", "register_post_hook", "register_pre_hook"])
+def test_what_compressed_collectives_would_not_hear_of_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be called on a group that is not compressed: "):
+        getattr(CompressingGroup, name)(None, 1, print)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import logging
 import pickle
 import threading
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -169,16 +172,45 @@ def _rates(rank: int) -> dict[str, str]:
         optimizer.param_groups[0]["lr"] *= 1 - 0.5 * rank
         _train(model, optimizer, rank, range(2, 4))
 
+    def trained_alone() -> None:
+        """The rates differ in a step that each rank makes by itself, and in no exchange."""
+        model = model_of()
+        optimizer = make("zeroone_adam", model, LOCAL)
+        step = 2 * CUT
+        _train(model, optimizer, rank, range(step))
+        while not optimizer.in_step:
+            _train(model, optimizer, rank, range(step, step := step + 1))
+        optimizer.param_groups[0]["lr"] *= 1 - 0.5 * rank
+        _train(model, optimizer, rank, range(step, step + 1))
+        assert not optimizer.in_step
+        optimizer.param_groups[0]["lr"] = 3e-3
+        _train(model, optimizer, rank, range(step + 1, step + 4))
+
     given = {**KINDS, "zeroone_adam": {**LOCAL, "local_step_clipper": 2}}
     kinds = ("onebit_adam", "zeroone_adam", "micro_adam")
-    return answers({kind: partial(trained, kind, given[kind]) for kind in kinds})
+    return answers({**{kind: partial(trained, kind, given[kind]) for kind in kinds}, "alone": trained_alone})
 
 
 def test_ranks_with_other_learning_rates_are_told_apart() -> None:
     for told in run_ranks(2, _rates):
+        alone = told.pop("alone")
+        assert alone.startswith("GroupError: ranks came apart: the learning rates since the last exchange.0 is 0.0")
         for kind, error in told.items():
             assert error.startswith("GroupError: ranks came apart: lr.0 is 0.003 on rank 0; 0.0015 on rank 1"), kind
-            assert "give one that follows the loss the mean of all ranks" in error
+        assert all("must be given the mean loss of all ranks" in error for error in (alone, *told.values()))
+
+
+def test_rates_may_be_numbers_of_any_kind() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        for lr in (np.float32(1e-3), torch.tensor(1e-3)):
+            optimizer = make("onebit_adam", model := model_of(), {})
+            optimizer.param_groups[0]["lr"] = lr
+            _train(model, optimizer, 0, range(2))
+            assert optimizer.followed()["lr"] == [pytest.approx(1e-3)]
+            json.dumps(optimizer.followed())
+    finally:
+        dist.destroy_process_group()
 
 
 class Half(nn.Module):

@@ -23,7 +23,7 @@ from gradwire.errors import GroupError
 from gradwire.group.channel import Channel
 from gradwire.group.failures import named
 
-__all__ = ["BUCKETS_BEFORE", "DIGEST", "FIRST_BUCKET", "Opening", "agree"]
+__all__ = ["BUCKETS_BEFORE", "DECAY_BEFORE", "DIGEST", "FIRST_BUCKET", "RATES_BEFORE", "Opening", "agree"]
 
 DIGEST = hashlib.sha256().digest_size
 
@@ -35,13 +35,16 @@ FIRST_BUCKET, BUCKETS_BEFORE = "the first bucket", "the buckets before"
 
 _BUCKETS = "all ranks must have the same buckets in the same order, or gradients of different parameters are added up"
 
+RATES_BEFORE, DECAY_BEFORE = "the learning rates since the last exchange", "the weight decay since the last exchange"
+"""The things in which ranks differ that made other steps of their own since they last met."""
+
 _RATES = (
-    "each rank moves its parameters by them, so schedulers must do the same on all: give one that follows the loss the "
-    "mean of all ranks"
+    "each rank moves its parameters by it, so schedulers must do the same on all ranks: one that follows the loss must "
+    "be given the mean loss of all ranks"
 )
 
 REMEDIES = {
-    **dict.fromkeys(("betas", "eps", "lr", "paths", "shrunk", "weight_decay"), _RATES),
+    **dict.fromkeys(("betas", "eps", "lr", "weight_decay", RATES_BEFORE, DECAY_BEFORE), _RATES),
     "call": "every rank must make the same calls in the same order",
     "compressor": "a schedule must give the same values on all ranks",
     "first payload": "buckets must be the same on all ranks, and no error on one of them may keep its payload back",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from gradwire.comm.allgather import AllGather
 from gradwire.comm.base import Site, Strategy
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
-from gradwire.errors import is_int, require
+from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.settings import build_compressor
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
@@ -307,10 +307,15 @@ PASSED = (
     "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "register_abort_hook",
     "scatter",
     "send",
+    "unregister_abort_hook",
 )
-"""Collectives that are the wrapped group's own, those of new versions of torch among them."""
+"""What is the wrapped group's own, in new versions of torch, too."""
+
+REFUSED = ("reconfigure", "register_post_hook", "register_pre_hook")
+"""What would be the wrapped group's alone, while compressed collectives go through another one."""
 
 
 def _passed(name: str) -> Callable[..., Any]:
@@ -321,8 +326,20 @@ def _passed(name: str) -> Callable[..., Any]:
     return collective
 
 
-for _name in PASSED:
-    setattr(CompressingGroup, _name, _passed(_name))
+def _refused(name: str) -> Callable[..., Any]:
+    def call(self: CompressingGroup, *_: Any, **__: Any) -> NoReturn:  # noqa: ARG001
+        raise ConfigError(
+            f"{name} must be called on a group that is not compressed: what wrap_group compresses goes through another "
+            "group, which would not hear of it"
+        )
+
+    call.__name__, call.__doc__ = name, "Refuse it."
+    return call
+
+
+for _make, _names in ((_passed, PASSED), (_refused, REFUSED)):
+    for _name in _names:
+        setattr(CompressingGroup, _name, _make(_name))
 
 
 def split(factor: float, world: int) -> tuple[float, float]:

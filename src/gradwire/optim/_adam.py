@@ -148,7 +148,8 @@ class AdamLike(Exchanged):
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
+    """A number, or several, as JSON has them: schedulers also set tensors, and numbers of NumPy."""
+    return list(map(float, value)) if isinstance(value, tuple | list) else float(value)
 
 
 def spans_of(groups: Iterable[dict[str, Any]], known: Container[int]) -> Iterator[tuple[slice, range]]:

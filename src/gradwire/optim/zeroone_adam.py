@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from gradwire.errors import require
 from gradwire.exchange.checkpoint import OnResize
+from gradwire.group.agree import DECAY_BEFORE, RATES_BEFORE
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
@@ -156,7 +157,7 @@ class ZeroOneAdam(AdamLike):
 
     def followed(self) -> dict[str, Any]:
         """The settings of all groups in this step, and what those of the steps since the last exchange came to."""
-        return {**super().followed(), "paths": self.progress["paths"], "shrunk": self.progress["shrunk"]}
+        return {**super().followed(), RATES_BEFORE: self.progress["paths"], DECAY_BEFORE: self.progress["shrunk"]}
 
     def _where_all_met(self, numbers: Sequence[int]) -> list[int]:
         """The numbers of these parameters that did not move since all ranks were in step."""
