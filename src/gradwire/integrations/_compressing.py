@@ -312,10 +312,10 @@ PASSED = (
     "send",
     "unregister_abort_hook",
 )
-"""What is the wrapped group's own, in new versions of torch, too."""
+"""Collectives and calls that are the wrapped group's own, those of new versions of torch among them."""
 
 REFUSED = ("reconfigure", "register_post_hook", "register_pre_hook")
-"""What would be the wrapped group's alone, while compressed collectives go through another one."""
+"""Calls of which compressed collectives would not hear, because they go through another group."""
 
 
 def _passed(name: str) -> Callable[..., Any]:
