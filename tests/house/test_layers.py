@@ -35,7 +35,7 @@ LAYERS = (
     ("auto",),
     ("integrations",),
     ("jax", "tensorflow"),
-    ("optim", "kvstore._packages"),
+    ("optim", "kvstore._packages", "kvstore.system"),
     ("kvstore.protocol",),
     ("kvstore.local", "kvstore.server", "kvstore.worker"),
     ("kvstore.launch",),

@@ -86,7 +86,7 @@ def command(
     after: list[Callable[[], None]] = []
     if snapshot is not None:
         after.append(partial(Snapshots(snapshot, snapshot_every).after, core))
-    over = Finished(core) if until_finished else None
+    over = Finished(core, clock=lambda: server.clock.now) if until_finished else None
     with ExitStack() as stack:
         stack.callback(server.close)
         if scheduler is not None:

@@ -11,7 +11,6 @@ So a process that only serves keeps it (``keep_memory``).
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from gradwire.errors import ConfigError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_HEADER, Outgoing
 from gradwire.kvstore.server.access import Guard, check_exposure, lock_server, ranks_of
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.system import SYSTEM, Readings, System
 
 __all__ = ["QUEUED", "QUIET", "Finished", "Outbox", "Server", "keep_memory"]
 
@@ -99,6 +99,9 @@ class Outbox:
 TICK = 0.1
 """Seconds after which the clock is looked at when nothing arrives."""
 
+READING = 2 * TICK
+"""Seconds between two looks at the socket, at most; a longer time is one in which this process stood still."""
+
 FULL = 0.002
 """Seconds after which it is tried again to send what a full connection did not take."""
 
@@ -129,6 +132,7 @@ class Server:
         endpoint: "tcp://ADDRESS:PORT"; port 0 takes a free one.
         keys: folder made by ``gradwire keygen``: traffic is encrypted and only workers with a key of it may speak.
         insecure: allow an address that others can reach without keys.
+        system: machine that the server runs on.
 
     Raises:
         ConfigError: an address that others can reach, without keys.
@@ -141,10 +145,11 @@ class Server:
         *,
         keys: str | Path | None = None,
         insecure: bool = False,
+        system: System = SYSTEM,
     ) -> None:
         check_exposure(endpoint, keys is not None, insecure)
-        self.core = core
-        self._context = zmq.Context()
+        self.core, self.clock = core, Readings(system.clock, READING)
+        self._context, self._poller = system.context(), system.poller()
         self._authenticator: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._outbox = Outbox(self._socket, lambda: core.values.nbytes)
@@ -180,17 +185,17 @@ class Server:
             stopped: asked several times a second.
             after: called after each batch of messages, with nothing half done: the moment for a snapshot.
         """
-        last, poller = 0.0, zmq.Poller()
+        last = self.clock.read() - TICK
         for source in (self._socket, self._guard.monitor):
-            poller.register(source, zmq.POLLIN)
+            self._poller.register(source, zmq.POLLIN)
         while not stopped():
-            ready = dict(poller.poll(int(1000 * (FULL if self._outbox else TICK))))
+            ready = dict(self._poller.poll(int(1000 * (FULL if self._outbox else TICK))))
+            now = self.clock.read()
             drained = self._socket not in ready or not all(self._take() for _ in range(BATCH))
             if self._guard.monitor in ready:
-                self._guard.admit(time.monotonic())
+                self._guard.admit(now)
             self._outbox.flush()
             self._part()
-            now = time.monotonic()
             if now - last >= TICK:
                 self._send(self.core.tick(now))
                 if drained:
@@ -212,7 +217,7 @@ class Server:
         except zmq.Again:
             return False
         name, parts = peer.bytes, [frame.buffer for frame in frames]
-        replies = self.core.receive(name, parts, time.monotonic(), self._owner(peer))
+        replies = self.core.receive(name, parts, self.clock.now, self._owner(peer))
         if self.core.members.knows(name) and not self._guard.knows(name):
             self._guard.introduced(name, peer)
         self._guard.heard(name)
@@ -243,14 +248,15 @@ class Finished:
     Args:
         core: state of the server.
         quiet: seconds > 0.
+        clock: clock of the server.
     """
 
-    def __init__(self, core: ServerCore, quiet: float = QUIET) -> None:
-        self._core, self._quiet, self._seen = core, quiet, time.monotonic()
+    def __init__(self, core: ServerCore, quiet: float = QUIET, clock: Callable[[], float] = SYSTEM.clock) -> None:
+        self._core, self._quiet, self._clock, self._seen = core, quiet, clock, clock()
 
     def __call__(self) -> bool:
         """Return whether the condition holds now."""
-        now = time.monotonic()
+        now = self._clock()
         if len(self._core.members):
             self._seen = now
         return len(self._core.members.left) == self._core.rules.workers or now - self._seen > self._quiet

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import queue
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import zmq
 
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import VERSION, pack
+from gradwire.kvstore.system import SYSTEM, Readings, System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 
 __all__ = ["PROCESS_STORES", "Client", "finish_at_exit"]
@@ -35,6 +35,9 @@ EXIT_TIMEOUT = 10.0
 
 REASON_TIMEOUT = 2.0
 """Seconds in which servers must say what an overdue request waits for."""
+
+READING = 0.5
+"""Seconds between two looks at the connections, at most; a longer time is one in which this process stood still."""
 
 PING_INTERVAL = 1.0
 """Seconds between two pings, by which servers know that a worker is alive."""
@@ -51,6 +54,7 @@ class Client:
         timeout: seconds that an answer may take, > 0.
         keys: this worker's folder with keys, made by ``gradwire keygen``; None: connections are not encrypted.
         server_timeout: seconds that a server may be disconnected, > 0; None: the default of ``ServerConnection``.
+        system: machine that the client runs on.
     """
 
     def __init__(
@@ -63,18 +67,20 @@ class Client:
         timeout: float,
         keys: Path | None = None,
         server_timeout: float | None = None,
+        system: System = SYSTEM,
     ) -> None:
         self.timeout, self.endpoints = timeout, list(endpoints)
+        self._system, self._clock = system, Readings(system.clock, READING)
         self._seq = itertools.count(1)
         self._inbox: queue.SimpleQueue[tuple[int, Request] | None] = queue.SimpleQueue()
-        self._context = zmq.Context()
+        self._context = system.context()
         self._wakeup = self._context.socket(zmq.PAIR)
         self._wakeup.bind("inproc://wakeup")
         self._wakeup_lock = threading.Lock()
         # Connected before the thread starts, because a message to a socket without a peer is lost.
         receiver = self._context.socket(zmq.PAIR)
         receiver.connect("inproc://wakeup")
-        token = os.urandom(16)
+        token = system.random(16)
         hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
         self._connections = [
             ServerConnection(
@@ -85,13 +91,14 @@ class Client:
                 hello,
                 keys,
                 server_timeout,
+                self._clock,
             )
             for index, endpoint in enumerate(endpoints)
         ]
-        arguments = (receiver, self._connections, self._inbox, timeout)
-        thread = threading.Thread(target=_serve, args=arguments, name="gradwire-kvstore", daemon=True)
-        thread.start()
-        self._stop = weakref.finalize(self, _end, self._inbox, self._wakeup, self._wakeup_lock, thread, self._context)
+        arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock)
+        thread = system.start(_serve, *arguments, name="gradwire-kvstore")
+        join = partial(system.join, thread, 10.0)
+        self._stop = weakref.finalize(self, _end, self._inbox, self._wakeup, self._wakeup_lock, join, self._context)
 
     def ask(self, server: int, request: Request) -> Future[int]:
         """Send a request; its future gets the version in the answer, or the error."""
@@ -114,7 +121,7 @@ class Client:
             GroupError: a request was not answered in time, or cannot be answered any more.
             ConfigError: a server refused a request.
         """
-        done, waiting = wait(futures, self.timeout, FIRST_EXCEPTION)
+        done, waiting = self._system.wait(futures, self.timeout)
         for future in done:
             future.result()
         if waiting:
@@ -129,11 +136,11 @@ class Client:
             late = [each.seq for each in list(connection.unanswered.values()) if each.future in waiting]
             if late:
                 asked[index] = Request("why", {"of": min(late)})
-        wait(self.ask_all(list(asked.items())), min(self.timeout, REASON_TIMEOUT))
+        self._system.wait(self.ask_all(list(asked.items())), min(self.timeout, REASON_TIMEOUT))
         reasons = []
         for index, request in asked.items():
             text = bytes(request.answer or b"").decode(errors="replace").strip() if request.future.done() else ""
-            reasons.append(text or self._connections[index].state(time.monotonic()))
+            reasons.append(text or self._connections[index].state(self._clock.now))
         return "; ".join(dict.fromkeys(reasons)) or "the answer came too late"
 
     def dead(self) -> set[int]:
@@ -142,9 +149,8 @@ class Client:
 
     def silent(self, seconds: float) -> list[str]:
         """List the servers from which nothing has come for some seconds."""
-        return [
-            connection.endpoint for connection in self._connections if time.monotonic() - connection.heard > seconds
-        ]
+        now = self._clock.now
+        return [connection.endpoint for connection in self._connections if now - connection.heard > seconds]
 
     def close(self) -> None:
         """Close the connections, and end the thread."""
@@ -162,18 +168,20 @@ def _serve(
     connections: list[ServerConnection],
     inbox: queue.SimpleQueue[tuple[int, Request] | None],
     timeout: float,
+    poller: zmq.Poller,
+    clock: Readings,
 ) -> None:
-    pinged, poller = 0.0, zmq.Poller()
+    pinged = clock.now - PING_INTERVAL
     for socket in (wakeup, *(connection.monitor.socket for connection in connections)):
         poller.register(socket, zmq.POLLIN)
     try:
         while True:
             for connection in connections:
                 poller.register(connection.socket, connection.poll_flags)
-            poller.poll(250)
+            poller.poll(int(1000 * READING / 2))
             if not _take_requests(wakeup, connections, inbox):
                 return
-            now = time.monotonic()
+            now = clock.read()
             ping, pinged = (True, now) if now - pinged > PING_INTERVAL else (False, pinged)
             for connection in connections:
                 _attend(connection, ping, now, timeout)
@@ -218,15 +226,14 @@ def _end(
     inbox: queue.SimpleQueue[Any],
     wakeup: zmq.Socket[Any],
     lock: threading.Lock,
-    thread: threading.Thread,
+    join: Callable[[], bool],
     context: zmq.Context[Any],
 ) -> None:
     inbox.put(None)
     _wake(wakeup, lock)
-    if thread is not threading.current_thread():
-        thread.join(10.0)
+    ended = join()
     wakeup.close(0)
-    if not thread.is_alive():
+    if ended:
         context.term()
 
 

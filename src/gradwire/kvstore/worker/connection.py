@@ -12,7 +12,6 @@ import contextlib
 import heapq
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, REPLIES, chunk_count, pack, unpack
 from gradwire.kvstore.protocol.small_keys import Unit
+from gradwire.kvstore.system import SYSTEM, Readings
 from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_worker
 
 __all__ = ["Block", "Request", "ScatterSink", "ServerConnection"]
@@ -69,6 +69,7 @@ class ServerConnection:
         keys: this worker's folder with keys; None: the connection is not encrypted.
         server_timeout: seconds that the server may be disconnected before its requests fail; None:
             ``DISCONNECT_TIMEOUT``, or ``RESTART_TIMEOUT`` if it keeps a snapshot.
+        clock: clock of the thread; None: one of its own.
 
     Attributes:
         up: true if the server has accepted the hello of this connection.
@@ -86,8 +87,10 @@ class ServerConnection:
         hello: bytes,
         keys: Path | None,
         server_timeout: float | None = None,
+        clock: Readings | None = None,
     ) -> None:
         self.title, self.endpoint, self.hello = title, endpoint, hello
+        self._clock = Readings(SYSTEM.clock, DISCONNECT_TIMEOUT) if clock is None else clock
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IDENTITY, identity),
@@ -104,14 +107,14 @@ class ServerConnection:
             self.socket.setsockopt(option, value)
         if keys is not None:
             lock_worker(self.socket, keys)
-        self.monitor = ConnectionMonitor(self.socket, title, keys)
+        self.monitor = ConnectionMonitor(self.socket, title, keys, self._clock)
         self.socket.connect(endpoint)
         self._server_timeout, self._snapshots, self._warned = server_timeout, False, False
         self.up, self.epoch = False, b""
         self._lost: GroupError | None = None
         self._hello_due = False
         self._refused: tuple[float, float] | None = None
-        self.heard = time.monotonic()
+        self.heard = self._clock.now
         self.dead: set[int] = set()
         self.unanswered: dict[int, Request] = {}
         self.declared: list[Request] = []
@@ -188,7 +191,7 @@ class ServerConnection:
         """Return the reason why no request will be answered; None while they may be.
 
         Args:
-            now: time by ``time.monotonic()``.
+            now: time by the clock of the thread.
             timeout: seconds that a server may be connected and silent.
         """
         if self.monitor.refusal:
@@ -260,7 +263,7 @@ class ServerConnection:
             except zmq.Again:
                 return
             op, fields, rest = unpack([frame.buffer for frame in frames], REPLIES)
-            self.heard = time.monotonic()
+            self.heard = self._clock.now
             # ``unpack`` lets the names and fields of REPLIES pass and no others: a server cannot call another method.
             getattr(self, f"_{op}")(rest, **fields)
 
@@ -345,7 +348,7 @@ class ServerConnection:
                 self._introduce()
             return
         if kind == "taken":
-            now = time.monotonic()
+            now = self._clock.now
             since = now if self._refused is None else self._refused[0]
             self._refused = (since, now)
             if now - since < HELLO_TIMEOUT:

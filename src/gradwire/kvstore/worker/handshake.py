@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import zmq.auth
 from zmq.utils.monitor import parse_monitor_message
 
 from gradwire.errors import require
+from gradwire.kvstore.system import SYSTEM, Readings
 
 __all__ = ["ConnectionMonitor", "lock_peer", "lock_worker"]
 
@@ -35,17 +35,19 @@ class ConnectionMonitor:
         peer: socket that is to be connected.
         title: name of the other end for messages, such as "server 0 at tcp://127.0.0.1:7000".
         keys: folder with the keys of the socket; None: the connection is not encrypted.
+        clock: clock of the thread that has the socket.
 
     Attributes:
         socket: socket from which ZeroMQ's events are read.
         refusal: reason why there will be no connection, with the remedy; empty while there may be one.
-        lost: time of the disconnection, by ``time.monotonic()``; None while connected, or before the first connection.
+        lost: time of the disconnection, by the clock; None while connected, or before the first connection.
         opened: true if there ever was a connection.
     """
 
     peer: zmq.Socket[Any]
     title: str
     keys: Path | None
+    clock: Readings = field(default_factory=lambda: Readings(SYSTEM.clock, HANDSHAKE_TIMEOUT))
     refusal: str = ""
     lost: float | None = None
     opened: bool = False
@@ -60,7 +62,7 @@ class ConnectionMonitor:
         while self.socket.poll(0):
             message = parse_monitor_message(self.socket.recv_multipart())
             event, value = message["event"], int(message["value"])
-            now = time.monotonic()
+            now = self.clock.read()
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.opened, self.lost, self._closed, self.refusal = True, None, None, ""
             elif event == zmq.EVENT_DISCONNECTED:

@@ -1,0 +1,79 @@
+"""The machine that a server or a worker of the store runs on: its clock, random bytes, sockets, threads and waiting.
+
+They get all of it from one object, so that a simulation can put its own in its place and run the same loops.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any
+
+import zmq
+
+__all__ = ["SYSTEM", "Readings", "System"]
+
+
+class System:
+    """The machine itself."""
+
+    def clock(self) -> float:
+        """Return the time in seconds, from any start."""
+        return time.monotonic()
+
+    def random(self, count: int) -> bytes:
+        """Return random bytes."""
+        return os.urandom(count)
+
+    def context(self) -> zmq.Context[Any]:
+        """Make a context for sockets."""
+        return zmq.Context()
+
+    def poller(self) -> zmq.Poller:
+        """Make a poller for sockets of such a context."""
+        return zmq.Poller()
+
+    def start(self, function: Callable[..., None], *arguments: Any, name: str) -> threading.Thread:
+        """Start a thread that does not keep the process from ending."""
+        thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def join(self, thread: threading.Thread, seconds: float) -> bool:
+        """Wait until a thread has ended, unless it is the calling one; return whether it has."""
+        if thread is not threading.current_thread():
+            thread.join(seconds)
+        return not thread.is_alive()
+
+    def wait(self, futures: Sequence[Future[int]], seconds: float) -> tuple[set[Future[int]], set[Future[int]]]:
+        """Wait until all futures are done or one has failed; return those that are done, and the others."""
+        done, waiting = wait(futures, seconds, FIRST_EXCEPTION)
+        return done, waiting
+
+
+SYSTEM = System()
+
+
+class Readings:
+    """A clock that stands still while nobody reads it.
+
+    A process that was stopped, or computed for long, has read no message meanwhile: the silence of others in that time
+    says nothing about them. So each reading moves this clock by no more than ``step``.
+
+    Args:
+        clock: clock of the machine.
+        step: seconds, the longest interval between two readings that counts.
+    """
+
+    def __init__(self, clock: Callable[[], float], step: float) -> None:
+        self._clock, self._step = clock, step
+        self._last = self.now = clock()
+
+    def read(self) -> float:
+        """Read the clock: return the seconds of reading until now."""
+        last, self._last = self._last, self._clock()
+        self.now += min(self._last - last, self._step)
+        return self.now
