@@ -5,20 +5,88 @@ They get all of it from one object, so that a simulation can put its own in its 
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from pathlib import Path
 from typing import Any
 
 import zmq
 
-__all__ = ["SYSTEM", "Readings", "System"]
+from gradwire._files import sync
+
+__all__ = ["SYSTEM", "Disk", "Readings", "System"]
+
+
+class Disk:
+    """The files of a machine, as far as a server needs them; each function raises OSError as the system does."""
+
+    def read(self, path: Path) -> bytes:
+        """Return the bytes of a file."""
+        return path.read_bytes()
+
+    def append(self, path: Path, start: int, data: bytes, *, flushed: bool) -> None:
+        """Write bytes from a place of a file on, and drop what lies behind them.
+
+        Args:
+            path: a file that exists.
+            start: place of the first byte.
+            data: bytes that end the file.
+            flushed: true: return when they are on the disk; false: when they survive the end of the process.
+        """
+        with path.open("r+b", buffering=0) as file:
+            file.truncate(start)
+            file.seek(start)
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            if flushed:
+                os.fsync(file.fileno())
+
+    def replace(self, path: Path, pieces: Sequence[bytes | memoryview], *, flushed: bool) -> None:
+        """Write a file whole or not at all. What an interrupted call has left is used up by the next one.
+
+        Args:
+            path: file to replace.
+            pieces: bytes of the new file.
+            flushed: true: return when they are on the disk; false: when they survive the end of the process.
+        """
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                for piece in pieces:
+                    left = memoryview(piece)
+                    while left:
+                        left = left[file.write(left) :]
+                if flushed:
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        if flushed:
+            sync(path.parent)
+
+    def clean(self, path: Path) -> None:
+        """Remove what an interrupted ``replace`` of a file has left."""
+        path.with_name(f".{path.name}.new").unlink(missing_ok=True)
 
 
 class System:
-    """The machine itself."""
+    """The machine on which this process runs."""
+
+    disk = Disk()
+
+    def process(self) -> int:
+        """Return the number of this process: a child that was forked has another one."""
+        return os.getpid()
+
+    def at_exit(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function when this process ends."""
+        atexit.register(function, *arguments)
 
     def clock(self) -> float:
         """Return the time in seconds, from any start."""

@@ -71,6 +71,7 @@ class Client:
     ) -> None:
         self.timeout, self.endpoints = timeout, list(endpoints)
         self._system, self._clock = system, Readings(system.clock, READING)
+        self._process = system.process()
         self._seq = itertools.count(1)
         self._inbox: queue.SimpleQueue[tuple[int, Request] | None] = queue.SimpleQueue()
         self._context = system.context()
@@ -97,8 +98,13 @@ class Client:
         ]
         arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock)
         thread = system.start(_serve, *arguments, name="gradwire-kvstore")
-        join = partial(system.join, thread, 10.0)
-        self._stop = weakref.finalize(self, _end, self._inbox, self._wakeup, self._wakeup_lock, join, self._context)
+        end = partial(_end, self._inbox, self._wakeup, self._wakeup_lock, partial(system.join, thread, 10.0))
+        self._stop = weakref.finalize(self, _end_here, system, self._process, end, self._context)
+
+    @property
+    def forked(self) -> bool:
+        """True in a child of the process that made the connections: their thread does not run there."""
+        return self._system.process() != self._process
 
     def ask(self, server: int, request: Request) -> Future[int]:
         """Send a request; its future gets the version in the answer, or the error."""
@@ -108,6 +114,11 @@ class Client:
         """Send requests to servers; the other thread is woken once for all of them, as each wakeup switches threads."""
         if not self._stop.alive:
             raise ConfigError("the store was closed: it can no longer be used")
+        if self.forked:
+            raise ConfigError(
+                "a store can be used by the process that created it, and not by its child of os.fork: create a store "
+                "in each process, or start processes by 'spawn'"
+            )
         for server, request in requests:
             request.seq = next(self._seq)
             self._inbox.put((server, request))
@@ -223,17 +234,18 @@ def _take_requests(
 
 
 def _end(
-    inbox: queue.SimpleQueue[Any],
-    wakeup: zmq.Socket[Any],
-    lock: threading.Lock,
-    join: Callable[[], bool],
-    context: zmq.Context[Any],
-) -> None:
+    inbox: queue.SimpleQueue[Any], wakeup: zmq.Socket[Any], lock: threading.Lock, join: Callable[[], bool]
+) -> bool:
     inbox.put(None)
     _wake(wakeup, lock)
     ended = join()
     wakeup.close(0)
-    if ended:
+    return ended
+
+
+def _end_here(system: System, process: int, end: Callable[[], bool], context: zmq.Context[Any]) -> None:
+    """End the connections, if this is the process that made them."""
+    if system.process() == process and end():
         context.term()
 
 
@@ -243,7 +255,7 @@ def finish_at_exit(store: weakref.ref[Any], client: weakref.ref[Client]) -> None
     A script that was ended by an exception does not: its later steps are missing, as those of a killed process.
     """
     open_store, open_client = store(), client()
-    if open_store is None or open_client is None or hasattr(sys, "last_value"):
+    if open_store is None or open_client is None or open_client.forked or hasattr(sys, "last_value"):
         return
     open_client.timeout = min(open_client.timeout, EXIT_TIMEOUT)
     # The process ends in any case, and the servers notice when the connection ends.

@@ -12,7 +12,6 @@ of the key counts.
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,6 +34,7 @@ from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.small_keys import UnitBatches, joinable, packed, quoted
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.protocol.updater import OptimizerConfig
+from gradwire.kvstore.system import SYSTEM, System
 from gradwire.kvstore.worker.client import PROCESS_STORES, Client, finish_at_exit
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.pulling import Pulling, row_requests
@@ -64,6 +64,7 @@ class DistStore(KVStore):
             GRADWIRE_SERVER_TIMEOUT, or, if that is not set, 8, and 30 of a server that keeps a snapshot.
         staleness: number of steps that a worker of an async store may be ahead of the slowest before its pulls and
             pushes of a key wait, the same on all workers; None: there is no bound.
+        system: machine that the worker runs on.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class DistStore(KVStore):
         seed: int = 0,
         staleness: int | None = None,
         server_timeout: float | None = None,
+        system: System = SYSTEM,
     ) -> None:
         super().__init__(type)
         self._keys: dict[StoreKey, WorkerKey] = {}
@@ -98,11 +100,12 @@ class DistStore(KVStore):
             timeout=timeout,
             keys=self.place.keys,
             server_timeout=default_server_timeout() if server_timeout is None else server_timeout,
+            system=system,
         )
         # A store that found its own place lasts as long as the process, so that the servers are told of its end.
         PROCESS_STORES.extend([self] if callable(where) else [])
         # Registered after the functions that ``where`` registered, and so called before them.
-        atexit.register(finish_at_exit, weakref.ref(self), weakref.ref(self._client))
+        system.at_exit(finish_at_exit, weakref.ref(self), weakref.ref(self._client))
         self.staleness = staleness
         if staleness is not None:
             self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
