@@ -28,9 +28,13 @@ def run_workers(job, workers, servers=1, *arguments, folder, options=(), keys=No
 
 
 def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=None):
+    return Group(command_of(job, *arguments, folder=folder), workers, servers, options, keys, [Forks()] * workers)
+
+
+def command_of(job, *arguments, folder):
+    """The command of a worker that does a job, whose arguments are written to the folder."""
     (folder / "arguments").write_bytes(pickle.dumps(arguments))
-    command = [sys.executable, "-m", "tests.kvstore.group", f"{job.__module__}:{job.__name__}", str(folder)]
-    return Group(command, workers, servers, options, keys, [Forks()] * workers)
+    return [sys.executable, "-m", "tests.kvstore.group", f"{job.__module__}:{job.__name__}", str(folder)]
 
 
 def finished(group, folder, timeout=60):
