@@ -245,8 +245,9 @@ def first_value(rank):
     return kv.version("w"), out
 
 
-CHILD = 8.0
-"""Seconds that a child may take, which is less than a worker waits at its end until the servers have noted it."""
+CHILD = {"exit": 8.0, "end": 8.0, "use": 50.0}
+"""Seconds that a child may take: less than a worker waits at its end until the servers have noted it, and, of one that
+uses the store, less than a request waits."""
 
 USES = {
     "push": lambda kv: kv.push("w", torch.ones(4)),
@@ -291,16 +292,16 @@ def forks(rank, folder):
                 if way == "use":
                     (Path(folder) / "uses").write_text(json.dumps(uses(kv)))
                 return None
-            ended.append((way, code_of(pid)))
+            ended.append((way, code_of(pid, CHILD[way])))
         kv.push("w", torch.full((4,), rank + 1.0))
         kv.pull("w", out)
         seen.append(out.tolist())
     return ended, seen, kv.version("w")
 
 
-def code_of(pid):
+def code_of(pid, seconds):
     """The exit code of a child; one that does not end is killed."""
-    deadline = time.monotonic() + CHILD
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
