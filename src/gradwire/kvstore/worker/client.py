@@ -26,7 +26,7 @@ from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.system import SYSTEM, Readings, System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 
-__all__ = ["EXIT_TIMEOUT", "PROCESS_STORES", "Client", "finish_at_exit"]
+__all__ = ["PROCESS_STORES", "Client", "finish_at_exit"]
 
 log = logging.getLogger("gradwire")
 
@@ -34,7 +34,9 @@ PROCESS_STORES: list[Any] = []
 """Stores that last as long as this process."""
 
 EXIT_TIMEOUT = 10.0
-"""Seconds for which the end of a process waits until the servers have noted it."""
+"""Seconds for which the end of a process waits until the servers have noted it; for one with a snapshot, longer by the
+time that it may be away.
+"""
 
 REASON_TIMEOUT = 2.0
 """Seconds in which servers must say what an overdue request waits for."""
@@ -166,6 +168,11 @@ class Client:
         now = self._clock.now
         return [connection.endpoint for connection in self._connections if now - connection.heard > seconds]
 
+    def hurry(self) -> None:
+        """Wait less for answers from now on: as long as a server with a snapshot may be away, and a little longer."""
+        away = [each.server_timeout for each in self._connections if each.snapshots]
+        self.timeout = min(self.timeout, EXIT_TIMEOUT + max(away, default=0.0))
+
     def repeats(self) -> bool:
         """Return whether a server that keeps a snapshot may yet ask for a push again."""
         return any(each.snapshots and any(each.log.values()) for each in self._connections)
@@ -264,7 +271,7 @@ def finish_at_exit(store: weakref.ref[Any], client: weakref.ref[Client]) -> None
     open_store, open_client = store(), client()
     if open_store is None or open_client is None or open_client.forked or hasattr(sys, "last_value"):
         return
-    open_client.timeout = min(open_client.timeout, EXIT_TIMEOUT)
+    open_client.hurry()
     try:
         open_store.finish()
     except Exception as error:

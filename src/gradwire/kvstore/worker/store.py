@@ -37,7 +37,7 @@ from gradwire.kvstore.protocol.small_keys import UnitBatches, joinable, packed, 
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.system import SYSTEM, System
-from gradwire.kvstore.worker.client import EXIT_TIMEOUT, PROCESS_STORES, Client, finish_at_exit
+from gradwire.kvstore.worker.client import PROCESS_STORES, Client, finish_at_exit
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.pulling import Pulling, row_requests
 from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit, as_bytes
@@ -149,12 +149,12 @@ class DistStore(KVStore):
         """Close the connections.
 
         Args:
-            saved: true: wait first, for 10 s at most, until the servers have in their snapshots what this worker has
-                pushed, because it will not repeat it; if they do not, a warning is logged.
+            saved: true: wait first, 10 s longer than a server may be away, until the servers have in their snapshots
+                what this worker has pushed, because it will not repeat it; if they do not, a warning is logged.
         """
         PROCESS_STORES[:] = [store for store in PROCESS_STORES if store is not self]
         if saved and not self._client.forked and self._client.repeats():
-            self._client.timeout = min(self._client.timeout, EXIT_TIMEOUT)
+            self._client.hurry()
             try:
                 self._flush()
                 self._ask_all("keep", {}, "closing the store")
