@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save as packed
 
 from gradwire import ConfigError
-from gradwire.kvstore.protocol.messages import pack
+from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import LOGGED, MAGIC, Journal
 from gradwire.kvstore.server.members import State
@@ -265,6 +265,22 @@ def test_what_is_not_in_the_file_is_not_acknowledged(full):
     assert [fields["seq"] for _, _, fields, _ in messages(core.tick(2.1))] == [5]
     again = load(core.journal.path, RULES)
     assert (again.barriers.passed, list(again.optimizers.updaters), again.members.finished) == (1, [1], {0})
+
+
+def test_a_worker_is_not_taken_in_before_the_file_says_so(full):
+    core, disk = full
+    disk.full = True
+    place = {"version": VERSION, "rank": 0, "world": 1, "server": 0, "servers": 1}
+    introduction = [pack("hello", **place, sync=True, session=bytes(16))]
+    for _ in range(2):
+        (told,) = messages(core.receive(b"peer-0", introduction, 0.0))
+        assert told[2]["kind"] == "busy"
+        assert "No space left on device" in told[2]["text"]
+    assert core.journal.written == 1, "a worker that asks again makes no second record"
+    disk.full = False
+    core.tick(0.4)
+    assert ops(core.receive(b"peer-0", introduction, 0.5)) == ["welcome"]
+    assert load(core.journal.path, RULES).members.of(0).token == bytes(16)
 
 
 def test_the_first_step_is_written(tmp_path):

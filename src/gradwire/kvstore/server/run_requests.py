@@ -71,8 +71,9 @@ def hello(
         record = {"op": "session", "rank": rank, "token": session, "barriers": fresh.barriers, "joined": fresh.joined}
         record |= {"sync": sync, "place": [server, servers]}
         # What the process before it pushed is in the file first, because nobody will repeat it.
-        if not (before is None or given_up(core, before)) or not core.keep(record)():
-            return [(peer, [pack("error", seq=0, kind="taken", text=f"rank {rank}: {core.unkept()}")])]
+        saved = before is None or given_up(core, before)
+        if not saved or not core.kept()() or not core.keep(record)():
+            return [(peer, [pack("error", seq=0, kind="busy", text=core.unkept())])]
         core.barriers.forget(rank)
         before = fresh
     progress.sync, core.place = sync, (server, servers)

@@ -117,6 +117,7 @@ class ServerConnection:
         self._lost: Exception | None = None
         self._hello_due = False
         self._refused: tuple[float, float] | None = None
+        self._busy = ""
         self.heard = self._clock.now
         self.dead: set[int] = set()
         self.unanswered: dict[int, Request] = {}
@@ -218,6 +219,8 @@ class ServerConnection:
             return f"{self.title} never answered: is it started, and is that its address?"
         if self.monitor.lost is not None:
             return f"{self.title} has been away for {self.monitor.disconnected_for(now):.1f} s"
+        if self._busy:
+            return f"{self.title} does not take this worker in yet: {self._busy}"
         return f"{self.title} is connected, and was last heard of {now - self.heard:.1f} s ago"
 
     def _remedy(self) -> str:
@@ -234,7 +237,7 @@ class ServerConnection:
         )
 
     def reintroduce(self, now: float) -> None:
-        """Introduce this worker again if its rank was taken.
+        """Introduce this worker again if its rank was taken, or the server waited for its disk.
 
         As a rule its previous process has it, and the server has not noticed yet that this process has ended.
         """
@@ -294,7 +297,7 @@ class ServerConnection:
         if self.run not in (b"", run):
             had = "its snapshot, or with another server's or another run's" if self.snapshots else "a snapshot"
             self._lose(GroupError(f"{self.title} was restarted without {had}: its values are lost"))
-        self.run, self.snapshots, self._warned = run, snapshots, False
+        self.run, self.snapshots, self._warned, self._busy = run, snapshots, False, ""
         self.up, self._heap, self._partly_sent, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared}
         if another:
@@ -354,9 +357,10 @@ class ServerConnection:
             if self.up:
                 self._introduce()
             return
-        if kind == "taken":
-            now = self._clock.now
-            since = now if self._refused is None else self._refused[0]
+        if kind in ("taken", "busy"):
+            # What is asked for meanwhile has a deadline of its own, so a server that waits for its disk is waited for.
+            now, self._busy = self._clock.now, text if kind == "busy" else ""
+            since = now if self._refused is None or kind == "busy" else self._refused[0]
             self._refused = (since, now)
             if now - since < HELLO_TIMEOUT:
                 return
