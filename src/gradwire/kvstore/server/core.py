@@ -143,7 +143,7 @@ class ServerCore:
             fresh = part.apply_one(session.rank, step, push, self.optimizers.updaters)
             self.counters.steps += fresh * part.count
         self.counters.repeated += part.count * (not fresh)
-        self.pending.touched.add(part.topic)
+        self.pending.touch(part.topic)
 
     def when(
         self,
@@ -211,7 +211,7 @@ class ServerCore:
     def _progress(self) -> list[Outgoing]:
         """Apply steps that are complete, and answer requests that waited for them; an answer may separate keys."""
         if self.members.changed:
-            self.pending.touched |= self.pending.topics() | {each.topic for each in self.values.units() if each.pending}
+            self.pending.touch(*self.pending.topics(), *(each.topic for each in self.values.units() if each.pending))
             self.members.changed = False
         out: list[Outgoing] = []
         while self.pending.touched or self.pending.again:
@@ -219,7 +219,7 @@ class ServerCore:
         return out
 
     def _progress_once(self) -> list[Outgoing]:
-        touched, self.pending.touched = self.pending.touched, set()
+        touched, self.pending.touched = self.pending.touched, {}
         live = self.members.live
         # All steps first: a pull of many keys would find one after the other.
         for topic in touched:

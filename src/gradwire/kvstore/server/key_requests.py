@@ -58,7 +58,7 @@ def init(
         values.add(StoredPart(key, data.view(kind).view(shape), start, total, sparse))
     elif chunk + 1 < chunks:
         return []
-    core.pending.touched.add(key)
+    core.pending.touch(key)
 
     def answer() -> list[Outgoing]:
         # This worker may have asked before rank 0 sent the value.

@@ -354,7 +354,7 @@ class Barriers:
         """Mark barriers up to this one as passed by all workers."""
         if number > self.passed:
             self.passed = number
-            self._pending.touched |= {("barrier", each) for each in self._arrived if each <= number}
+            self._pending.touch(*(("barrier", each) for each in self._arrived if each <= number))
 
     def forget(self, rank: int) -> None:
         """Forget the barriers of a rank that another process has taken."""

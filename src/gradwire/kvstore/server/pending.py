@@ -38,17 +38,21 @@ class RequestQueue:
     def __init__(self) -> None:
         self._by_topic: dict[Topic, dict[tuple[bytes, int], PendingRequest]] = {}
         self._count: Counter[bytes] = Counter()
-        self.touched: set[Topic] = set()
-        """Topics about which something has changed; the core looks at what waits for them."""
+        self.touched: dict[Topic, None] = {}
+        """Topics about which something has changed, in order; the core looks at what waits for them."""
         self.again: list[PendingRequest] = []
         """Requests that waited for something that is no more: they are looked at anew."""
 
     def __len__(self) -> int:
         return self._count.total()
 
-    def topics(self) -> set[Topic]:
-        """The topics that a request waits for."""
-        return set(self._by_topic)
+    def topics(self) -> list[Topic]:
+        """List the topics that a request waits for."""
+        return list(self._by_topic)
+
+    def touch(self, *topics: Topic) -> None:
+        """Note that something about these topics has changed."""
+        self.touched |= dict.fromkeys(topics)
 
     def add(self, topic: Topic, waiting: PendingRequest) -> None:
         """Add a request; one that comes again waits once.

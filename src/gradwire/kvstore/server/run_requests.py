@@ -117,7 +117,7 @@ def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> 
         return core.done(session, seq)
 
     topic = ("barrier", number)
-    core.pending.touched.add(topic)
+    core.pending.touch(topic)
     return core.when(
         topic, session, seq, lambda: f"barrier {number} waits for {workers(core.members.live - arrived)}", ready, answer
     )

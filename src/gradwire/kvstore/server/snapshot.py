@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.protocol.keys import key_list
 from gradwire.kvstore.protocol.messages import DTYPES
@@ -25,6 +24,7 @@ from gradwire.kvstore.protocol.replica import Replica
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.stored_part import StoredPart
+from gradwire.kvstore.system import SYSTEM, Disk
 
 __all__ = ["Snapshots", "load_core", "save_core"]
 
@@ -34,7 +34,7 @@ FIELDS = {"key", "start", "total", "sparse", "version", "replaced"}
 """Fields of a key in a snapshot, besides those of its workers."""
 
 
-def save_core(core: ServerCore, path: Path) -> None:
+def save_core(core: ServerCore, path: Path, disk: Disk = SYSTEM.disk) -> None:
     """Write the state of a server; after that the workers may forget the pushes that are in it."""
     core.values.separate_all()
     tensors: dict[str, Tensor] = {}
@@ -70,18 +70,18 @@ def save_core(core: ServerCore, path: Path) -> None:
         "sessions": json.dumps([[each.token.hex(), each.barriers] for each in core.members.sessions()]),
     }
     data = save(contiguous, metadata=metadata)
-    replace_file(path, lambda temporary: Path(temporary).write_bytes(data))
+    disk.replace(path, [data], flushed=True)
     core.values.mark_durable()
 
 
-def load_core(path: Path, rules: Rules) -> ServerCore:
+def load_core(path: Path, rules: Rules, disk: Disk = SYSTEM.disk) -> ServerCore:
     """Make a server that continues from a snapshot.
 
     Raises:
         ConfigError: the file is no snapshot.
     """
     try:
-        data = path.read_bytes()
+        data = disk.read(path)
         tensors = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if metadata.get("format") != FORMAT:
@@ -155,10 +155,11 @@ class Snapshots:
     Args:
         path: path of the file.
         every: steps, >= 1.
+        disk: disk of the file.
     """
 
-    def __init__(self, path: Path, every: int) -> None:
-        self.path, self.every = path, every
+    def __init__(self, path: Path, every: int, disk: Disk = SYSTEM.disk) -> None:
+        self.path, self.every, self._disk = path, every, disk
         self._due = 1
 
     def after(self, core: ServerCore) -> None:
@@ -168,7 +169,7 @@ class Snapshots:
             return
         self._due = newest + self.every
         try:
-            save_core(core, self.path)
+            save_core(core, self.path, self._disk)
         except OSError as error:
             # A full disk must not end the training: the old file is there, and the workers keep what is not in it.
             print(f"snapshot {self.path} was not written: {error}", file=sys.stderr, flush=True)

@@ -177,10 +177,10 @@ class Values:
         if not unit.backoff.expired():
             self._separate_from_others(unit)
             return
-        for other in {self._within[key] for key in unit.keys if key in self._within}:
+        for other in dict.fromkeys(self._within[key] for key in unit.keys if key in self._within):
             other.backoff.start()
             self._separate(other)
-        if unit.are_alike() and not self._pending.topics() & set(unit.keys):
+        if unit.are_alike() and not set(self._pending.topics()) & set(unit.keys):
             unit.join()
             self._within |= dict.fromkeys(unit.keys, unit)
             self._together[unit.topic] = unit
@@ -220,7 +220,7 @@ class Values:
         del self._together[whole.topic]
         for key in whole.keys:
             del self._within[key]
-        self._pending.touched |= {each.key for each in whole.members if each.pending}
+        self._pending.touch(*(each.key for each in whole.members if each.pending))
         self._pending.again += self._pending.take_all(whole.topic)
 
 
