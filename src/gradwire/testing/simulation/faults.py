@@ -20,8 +20,8 @@ class Fault:
     """A fault.
 
     Args:
-        kind: "cut", "stall", "stop", "kill", "torn", "full", "flip", "jump" or "power"; the last but "jump" end with
-            the kill of a server and its restart.
+        kind: "cut", "stall", "stop", "jump", "full", "end", or, with a kill and a restart, "kill",
+            "torn", "flip" or "power".
         target: "server-0", "worker-1", or, of a connection, "worker-1~server-0".
         at: seconds after the start, or after ``since``.
         seconds: duration, or the time until the restart; of "jump" the seconds that the clock gains.
@@ -37,7 +37,9 @@ class Fault:
     count: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.target}@{self.since}{self.at:g}+{self.seconds:g}" + (f"#{self.count}" if self.count else "")
+        return f"{self.kind}={self.target}@{self.since}{self.at:g}+{self.seconds:g}" + (
+            f"#{self.count}" if self.count else ""
+        )
 
     @classmethod
     def parse(cls, word: str) -> Fault | None:
@@ -154,6 +156,11 @@ def finished_full(source: random.Random, work: Workload) -> list[Fault]:
     ]
 
 
+def end(source: random.Random, work: Workload) -> list[Fault]:
+    """Kill all servers when all workers have finished: the values must be in their files."""
+    return [Fault("end", "server-0", 0.0, 0.0)]
+
+
 CLASSES: dict[str, Callable[[random.Random, Workload], list[Fault]]] = {
     "none": lambda source, work: [],
     "cut": cut,
@@ -170,6 +177,7 @@ CLASSES: dict[str, Callable[[random.Random, Workload], list[Fault]]] = {
     "power": power,
     "finished": finished,
     "finished-full": finished_full,
+    "end": end,
 }
 """Classes of faults; several names with a plus between them are drawn together."""
 

@@ -25,6 +25,8 @@ from gradwire.testing.simulation.scheduler import Killed, Process, Scheduler
 
 __all__ = ["Connection", "Context", "Frame", "Network", "Poller", "Socket"]
 
+IN, OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+
 ENDED, GREETING, READY = "ended", "greeting", "ready"
 """What a connection carries besides messages: its end, the name of the DEALER, and the answer of the ROUTER."""
 
@@ -345,7 +347,7 @@ class Socket:
 
     def get_monitor_socket(self, events: int) -> Socket:
         """Return a socket from which events of this one are read."""
-        self._monitor = Socket(self.context, zmq.PAIR), events
+        self._monitor = Socket(self.context, zmq.PAIR), int(events)
         return self._monitor[0]
 
     def disable_monitor(self) -> None:
@@ -403,12 +405,12 @@ class Socket:
 
     def poll(self, timeout: int) -> int:
         """Return the events that there are now."""
-        return self.events() & zmq.POLLIN
+        return self.events() & IN
 
     def events(self) -> int:
         """Return whether a message can be read and sent."""
         full = len(self.outgoing) >= self.options.get(zmq.SNDHWM, 1000)
-        return (zmq.POLLIN if self.order or self.incoming else 0) | (0 if full else zmq.POLLOUT)
+        return (IN if self.order or self.incoming else 0) | (0 if full else OUT)
 
     def close(self, linger: int | None = None) -> None:
         """Close the socket; a DEALER still sends what it holds."""
@@ -422,7 +424,7 @@ class Socket:
 
     def event(self, event: int, value: int) -> None:
         """Report an event to the monitor."""
-        if self._monitor is not None and event & self._monitor[1]:
+        if self._monitor is not None and int(event) & self._monitor[1]:
             self._monitor[0].incoming.append([struct.pack("=hi", event, value), self._endpoint.encode()])
             self._network.scheduler.touch(self.process)
 
@@ -499,7 +501,7 @@ class Poller:
 
     def register(self, socket: Socket, flags: int) -> None:
         """Look at a socket from now on."""
-        self._sockets[socket] = flags
+        self._sockets[socket] = int(flags)
 
     def poll(self, timeout: int) -> list[tuple[Socket, int]]:
         """Wait until a socket is ready or some milliseconds are over."""

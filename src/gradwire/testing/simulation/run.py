@@ -1,8 +1,8 @@
 """One simulated run: its case, what happens in it, and the promises of the store that did not hold.
 
-    case         a seed, a workload and faults; all in one line, which replays it
-    violations   a push that counts twice, not, or in another step; a value that no undisturbed run gives; a live worker
-                 that is declared dead; a standstill; an exception that is not ours; an error that names a wrong cause
+case         a seed, a workload and faults; all in one line, which replays it
+violations   a push that counts twice, not, or in another step; a value that no undisturbed run gives; a live worker
+             that is declared dead; a standstill; an exception that is not ours; an error that names a wrong cause
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Simulation:
         self.network = Network(self.scheduler, source.choice([2e-4, 2e-4, 5e-3]), source.choice([20, 200]))
         self.violations: list[str] = []
         self.seen: dict[tuple[int, int, str], Tensor] = {}
+        self._busy = {f"worker-{rank}" for rank in range(self.work.workers)}
         self._waiting = [fault for fault in case.faults if fault.since]
         self._hooks: dict[str, Callable[[Fault, Member], None]] = {
             "cut": self._cut,
@@ -194,7 +195,7 @@ class Simulation:
         return [self.members[f"server-{index}"] for index in range(self.work.servers)]
 
     def _finished(self) -> bool:
-        return all(each.state != "runs" for each in self._workers())
+        return not self._busy
 
     def _found(self, text: str) -> None:
         self.scheduler.trace(f"VIOLATION {text}")
@@ -218,11 +219,13 @@ class Simulation:
         member.away.append([self.scheduler.now, float("inf")])
         member.core = None
         if member.name.startswith("worker") and member.state == "runs" and not member.restarts:
-            member.state = "killed"
+            self._end(member, "killed")
 
     def _serve(self, index: int, member: Member, machine: Machine) -> None:
         work = self.work
-        rules = Rules(work.workers, "continue" if work.proceed else "error", snapshots=work.snapshot > 0, max_memory=2**30)
+        rules = Rules(
+            work.workers, "continue" if work.proceed else "error", snapshots=work.snapshot > 0, max_memory=2**30
+        )
         try:
             core, after = make_core(machine, member.files, rules, work.snapshot)
         except ConfigError as error:
@@ -254,16 +257,20 @@ class Simulation:
 
         try:
             train(self.work, rank, self.endpoints, machine, source, report)
-            member.state = "ended"
+            self._end(member, "ended")
         except GradwireError as error:
-            member.state, member.error = "failed", str(error)
+            self._end(member, "failed", str(error))
             self.scheduler.trace(f"{member.name} gets {error}")
             member.away.append([self.scheduler.now, float("inf")])
             if not self._true(rank, str(error)):
                 self._found(f"worker {rank} gets an error without a cause: {type(error).__name__}: {error}")
         except Exception as error:
-            member.state, member.error = "failed", str(error)
+            self._end(member, "failed", str(error))
             self._found(f"worker {rank} gets {type(error).__name__}: {error}")
+
+    def _end(self, member: Member, state: str, error: str = "") -> None:
+        member.state, member.error = state, error
+        self._busy.discard(member.name)
 
     def _reached(self, what: str) -> None:
         """Let the faults begin that wait for the end of the first worker."""

@@ -78,8 +78,13 @@ class Workload:
             workers=choose([1, 2, 2, 3]),
             servers=choose([1, 1, 2]),
             sync=sync,
-            optimizer=kind if kind in ("sgd", "adam", "none") else choose(["test", "sgd"]) if kind == "rows" else "test"
-            if kind == "counted" else "sgd",
+            optimizer=kind
+            if kind in ("sgd", "adam", "none")
+            else choose(["test", "sgd"])
+            if kind == "rows"
+            else "test"
+            if kind == "counted"
+            else "sgd",
             settings=kind in ("counted", "sgd") and choose([False, True]),
             bits=kind == "bits",
             rows=kind == "rows",
@@ -108,7 +113,11 @@ class Workload:
 
     def __str__(self) -> str:
         values = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
-        return " ".join(f"{name}={+value if isinstance(value, int) else value}" for name, value, default in values if value != default)
+        return " ".join(
+            f"{name}={+value if isinstance(value, int) else value}"
+            for name, value, default in values
+            if value != default
+        )
 
     @property
     def counted(self) -> bool:
