@@ -156,13 +156,18 @@ def finished_full(source: random.Random, work: Workload) -> list[Fault]:
     ]
 
 
-def end(source: random.Random, work: Workload) -> list[Fault]:
+def none(*_: object) -> list[Fault]:
+    """Let nothing happen."""
+    return []
+
+
+def end(*_: object) -> list[Fault]:
     """Kill all servers when all workers have finished: the values must be in their files."""
     return [Fault("end", "server-0", 0.0, 0.0)]
 
 
 CLASSES: dict[str, Callable[[random.Random, Workload], list[Fault]]] = {
-    "none": lambda source, work: [],
+    "none": none,
     "cut": cut,
     "stall": stall,
     "stop-worker": stop_worker,

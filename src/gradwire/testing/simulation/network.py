@@ -142,10 +142,10 @@ class Connection:
         self.network, self.dealer, self.router, self.number = network, dealer, router, network.number()
         self.received: deque[list[bytes]] = deque()
         self.waiting: deque[list[Any]] = deque()
-        both = dealer.process, router.process
-        self.to_router = Wire(self, *both, dealer.outgoing, self.received, router.options.get(zmq.RCVHWM, 1000))
-        room = dealer.options.get(zmq.RCVHWM, 1000)
-        self.to_dealer = Wire(self, *reversed(both), self.waiting, dealer.incoming, room)
+        ours, theirs = dealer.process, router.process
+        room, endless = router.options.get(zmq.RCVHWM, 1000), dealer.options.get(zmq.RCVHWM, 1000)
+        self.to_router = Wire(self, ours, theirs, dealer.outgoing, self.received, room)
+        self.to_dealer = Wire(self, theirs, ours, self.waiting, dealer.incoming, endless)
         self.at_dealer = self.at_router = True
         self.accepted, self.stalled = False, 0.0
         self._handlers: dict[tuple[bool, str], Callable[[], None]] = {
@@ -155,9 +155,9 @@ class Connection:
             (False, ENDED): self.end_at_dealer,
         }
         network.connections.append(self)
-        for process in both:
+        for process in (ours, theirs):
             process.on_resume.append(self.pump)
-        router.process.on_resume.append(self._beat)
+        theirs.on_resume.append(self._beat)
         self._missed: float | None = None
         self.to_router.put(GREETING)
         self.beat()

@@ -153,7 +153,7 @@ class Simulation:
             "stop": self._stop,
             "jump": self._jump,
             "full": self._full,
-            "end": lambda fault, member: None,
+            "end": self._nothing,
         }
         names = [f"server-{i}" for i in range(self.work.servers)] + [f"worker-{i}" for i in range(self.work.workers)]
         self.members = {name: self._member(name) for name in names}
@@ -171,15 +171,17 @@ class Simulation:
         lasting = sum(fault.at + fault.seconds for fault in self.case.faults if fault.seconds < NEVER)
         error, in_time = io.StringIO(), False
         with contextlib.redirect_stderr(error), no_last_error():
-            in_time = self.scheduler.run(self._finished, 60.0 + busy + lasting + 3 * TIMEOUT)
+            try:
+                in_time = self.scheduler.run(self._finished, 60.0 + busy + lasting + 3 * TIMEOUT)
+                self._check_end()
+            finally:
+                self.scheduler.end()
         if not in_time:
-            running = [f"{each.name}" for each in self._workers() if each.state == "runs"]
-            self._found(f"{', '.join(running)} did not end until {self.scheduler.now:.0f} s")
+            self._found(f"{', '.join(sorted(self._busy))} did not end until {self.scheduler.now:.0f} s")
         for thread, failure in self.scheduler.failures:
             self._found(f"thread {thread} ended by {type(failure).__name__}: {failure}")
         if "Traceback" in error.getvalue():
             self._found(f"a server met with {error.getvalue().strip().splitlines()[-1]}")
-        self._check_end()
         log = [] if self.scheduler.log is None else self.scheduler.log
         violations = list(dict.fromkeys(self.violations))
         return Outcome(self.case, violations, self.scheduler.digest, self.scheduler.now, self.seen, log)
@@ -311,6 +313,9 @@ class Simulation:
         member.files.full = True
         self.scheduler.after(fault.seconds, setattr, member.files, "full", False)
 
+    def _nothing(self, fault: Fault, member: Member) -> None:
+        pass
+
     def _kill(self, fault: Fault, member: Member) -> None:
         process = member.machine.simulated
         member.restarts = fault.seconds < NEVER
@@ -371,8 +376,8 @@ class Simulation:
                     self._found(f"in the end, of {name}: {text}")
 
     def _final_core(self, member: Member) -> ServerCore | None:
-        """Return the state of a server, or what it would be after a kill now."""
-        if not self._has("end") or not self.work.snapshot:
+        """Return the state of a server, or what its file has if it is down or is killed in the end."""
+        if (member.core is not None and not self._has("end")) or not self.work.snapshot or member.error:
             return member.core
         rules = Rules(self.work.workers, snapshots=True, max_memory=2**30)
         machine = Machine(self.network, member.name, member.files)

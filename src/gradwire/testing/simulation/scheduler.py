@@ -200,7 +200,7 @@ class Scheduler:
             raise Killed
 
     def run(self, finished: Callable[[], bool], limit: float) -> bool:
-        """Run until a condition holds, then end all threads; return whether it held before the limit of time.
+        """Run until a condition holds; return whether it held before the limit of time.
 
         Args:
             finished: condition, which is looked at when a thread has waited or ended.
@@ -208,13 +208,15 @@ class Scheduler:
         """
         self._finished, self._end = finished, limit
         self._pass_on(None)
-        in_time = finished()
+        return finished()
+
+    def end(self) -> None:
+        """Kill all processes, and let their threads end."""
         self._finished = lambda: not self._tasks
         for task in list(self._tasks):
             task.process.kill()
         if self._tasks:
             self._pass_on(None)
-        return in_time
 
     def doom(self, process: Process) -> None:
         """Let the threads of a killed process run to their end, before all others."""

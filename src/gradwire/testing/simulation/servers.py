@@ -32,10 +32,7 @@ def make_core(machine: Machine, files: Files, rules: Rules, every: int) -> tuple
     Raises:
         ConfigError: the file cannot be read.
     """
-    if every and FILE in files.now:
-        core = load_core(FILE, rules, machine.disk)
-    else:
-        core = ServerCore(rules)
+    core = load_core(FILE, rules, machine.disk) if every and FILE in files.now else ServerCore(rules)
     core.epoch = machine.random(16)
     if not every:
         return core, lambda: None

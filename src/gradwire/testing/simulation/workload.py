@@ -104,10 +104,8 @@ class Workload:
     @classmethod
     def parse(cls, words: Sequence[str]) -> Workload:
         """Read the fields that differ from the defaults, as ``str`` writes them."""
-        kinds: dict[str, Callable[[str], Any]] = {
-            each.name: {bool: lambda text: text == "1", int: int, float: float, str: str}[type(each.default)]
-            for each in fields(cls)
-        }
+        readers: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "1", int: int, float: float, str: str}
+        kinds = {each.name: readers[type(each.default)] for each in fields(cls)}
         pairs = [word.partition("=") for word in words]
         return cls(**{name: kinds[name](text) for name, _, text in pairs})
 
@@ -161,8 +159,11 @@ class Workload:
     def setting(self, step: int) -> dict[str, float]:
         """Return the numbers of the optimizer in a step."""
         at = step + 1 if self.settings else 1
-        numbers = {"test": {"rescale_grad": at}, "sgd": {"learning_rate": 0.5 / at, "momentum": 0.9}}
-        return numbers.get(self.optimizer, {"learning_rate": 0.125 / at})
+        return {
+            "test": {"rescale_grad": float(at)},
+            "sgd": {"learning_rate": 0.5 / at, "momentum": 0.9},
+            "adam": {"learning_rate": 0.125 / at},
+        }[self.optimizer]
 
 
 def sparse_rows(grad: Tensor, rows: Sequence[int]) -> Tensor:
