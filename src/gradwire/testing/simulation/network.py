@@ -215,15 +215,12 @@ class Connection:
             self.router.order.remove(self)
         self._end_at_router()
 
-    def abandon(self, process: Process, whole: bool) -> None:
-        """End the connection at the side of a process: what it has sent arrives, or some of it."""
-        mine, other = (
-            (self.to_router, self.to_dealer) if process is self.dealer.process else (self.to_dealer, self.to_router)
-        )
-        if process is self.dealer.process:
-            self.at_dealer = False
+    def abandon(self, socket: Socket, whole: bool) -> None:
+        """End the connection at the side of a socket: what it has sent arrives, or some of it."""
+        if socket is self.dealer:
+            self.at_dealer, mine, other = False, self.to_router, self.to_dealer
         else:
-            self.at_router = False
+            self.at_router, mine, other = False, self.to_dealer, self.to_router
         other.items.clear()
         other.attached = False
         mine.end(whole)
@@ -472,7 +469,7 @@ class Socket:
 
     def _leave(self, whole: bool) -> None:
         for each in self._mine():
-            each.abandon(self.process, whole)
+            each.abandon(self, whole)
         if self._network.listeners.get(self._endpoint) is self:
             del self._network.listeners[self._endpoint]
 
