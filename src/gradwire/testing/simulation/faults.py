@@ -26,7 +26,8 @@ class Fault:
         at: seconds after the start, or after ``since``.
         seconds: duration, or the time until the restart; of "jump" the seconds that the clock gains.
         since: "finishing" or "finished": when the first worker is about to finish, or has; "": the start.
-        count: operations that a killed process still does; of "stop": 1 stops it at its next look at its clock.
+        count: operations that a killed process still does, or messages that a cut connection still takes; of "stop",
+            1 stops it at its next look at its clock.
     """
 
     kind: str
@@ -78,7 +79,8 @@ def worker(source: random.Random, work: Workload) -> str:
 
 def cut(source: random.Random, work: Workload) -> list[Fault]:
     """Cut a connection."""
-    return [Fault("cut", f"{worker(source, work)}~{server(source, work)}", moment(source, work), 0.0)]
+    ends, count = f"{worker(source, work)}~{server(source, work)}", source.choice([0, 1, 2, 3, 4, 6])
+    return [Fault("cut", ends, moment(source, work), 0.0, count=count)]
 
 
 def stall(source: random.Random, work: Workload) -> list[Fault]:

@@ -60,11 +60,12 @@ class Network:
         draw = self.scheduler.random.random()
         return self.latency * (1 + draw if draw < 0.95 else 100 * draw)
 
-    def cut(self, name: str, other: str = "") -> None:
-        """Cut the connections of a process, or those between two."""
+    def cut(self, name: str, other: str, count: int) -> None:
+        """Cut the connections between two processes, after so many more messages."""
         for each in list(self.connections):
-            if {name, other or name} <= {each.dealer.process.name, each.router.process.name}:
-                each.cut()
+            if {name, other} == {each.dealer.process.name, each.router.process.name}:
+                each.fuse = count
+                each.burn()
 
     def stall(self, name: str, other: str, seconds: float) -> None:
         """Hold up all that is on its way between two processes."""
@@ -105,6 +106,7 @@ class Wire:
         network = self.connection.network
         self._last = max(self._last, network.scheduler.now + network.delay())
         self.items.append((self._last, item))
+        self.connection.burn()
         network.scheduler.after(self._last - network.scheduler.now, self.pump)
 
     def pump(self) -> None:
@@ -148,6 +150,7 @@ class Connection:
         self.to_dealer = Wire(self, theirs, ours, self.waiting, dealer.incoming, endless)
         self.at_dealer = self.at_router = True
         self.accepted, self.stalled = False, 0.0
+        self.fuse: int | None = None
         self._handlers: dict[tuple[bool, str], Callable[[], None]] = {
             (True, GREETING): self._accept,
             (True, ENDED): self._end_at_router,
@@ -173,10 +176,14 @@ class Connection:
         self.to_router.pump()
         self.to_dealer.pump()
 
-    def cut(self) -> None:
-        """Cut the connection: both sides notice, and some of what is on its way is lost."""
-        self.to_router.end(whole=False)
-        self.to_dealer.end(whole=False)
+    def burn(self) -> None:
+        """Cut the connection after some messages: both sides notice, and some of what is on its way is lost."""
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.fuse = None
+                self.to_router.end(whole=False)
+                self.to_dealer.end(whole=False)
 
     def stall(self, seconds: float) -> None:
         """Hold up all that is on its way, and what follows."""

@@ -290,7 +290,8 @@ class Simulation:
         self._hooks.get(fault.kind, self._kill)(fault, member)
 
     def _cut(self, fault: Fault, member: Member) -> None:
-        self.network.cut(*fault.target.split("~"))
+        name, _, other = fault.target.partition("~")
+        self.network.cut(name, other, fault.count)
 
     def _stall(self, fault: Fault, member: Member) -> None:
         name, _, other = fault.target.partition("~")
@@ -414,7 +415,18 @@ def undisturbed(work: Workload) -> dict[tuple[int, int, str], Tensor]:
 def reference(work: Workload) -> dict[tuple[int, int, str], Tensor]:
     """Return what workers pull in a run without faults; what does not change the values is left out of the run."""
     return undisturbed(
-        dataclasses.replace(work, pace=0.05, late=0.0, snapshot=0, proceed=False, exits=False, barrier=0, pull=1)
+        dataclasses.replace(
+            work,
+            pace=0.05,
+            late=0.0,
+            snapshot=0,
+            proceed=False,
+            exits=False,
+            barrier=0,
+            pull=1,
+            refused=False,
+            staleness=-1,
+        )
     )
 
 

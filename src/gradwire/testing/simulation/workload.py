@@ -6,6 +6,7 @@ place of its own. Elsewhere each worker must see, bit for bit, the values of a r
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.errors import GradwireError
 from gradwire.kvstore.protocol.environment import WorkerPlace
 from gradwire.kvstore.worker.store import DistStore
 from gradwire.testing.simulation.machine import Machine
@@ -47,6 +49,8 @@ class Workload:
         pace: seconds that a step takes at most.
         exits: true: a worker ends as a script does; false: it calls ``finish``.
         late: seconds by which the last rank starts later.
+        refused: true: each worker also makes a request that is refused, and goes on.
+        staleness: steps that a worker of an async store may be ahead of the slowest; -1: any number.
     """
 
     workers: int = 2
@@ -67,6 +71,8 @@ class Workload:
     pace: float = 1.0
     exits: bool = False
     late: float = 0.0
+    refused: bool = False
+    staleness: int = -1
 
     @classmethod
     def draw(cls, source: random.Random) -> Workload:
@@ -99,6 +105,8 @@ class Workload:
             pace=choose([0.2, 1.0, 1.0]),
             exits=choose([False, True]),
             late=choose([0.0, 0.0, 0.0, 3.0]),
+            refused=source.random() < 0.05,
+            staleness=-1 if sync else choose([-1, -1, 2]),
         )
 
     @classmethod
@@ -192,6 +200,7 @@ def train(
     """
     place, bound = WorkerPlace(tuple(endpoints), rank, work.workers), 4 if work.counted else 64
     options: dict[str, Any] = {"bound": bound if work.cut else None, "timeout": TIMEOUT, "system": machine}
+    options["staleness"] = work.staleness if work.staleness >= 0 else None
     kv = DistStore("dist_sync" if work.sync else "dist_async", place, **options)
     try:
         steps(kv, work, rank, machine, source, report)
@@ -220,6 +229,9 @@ def steps(
         kv.set_optimizer(work.optimizer, **work.setting(0))
     zeros = torch.zeros(work.shape)
     kv.init(work.names(), [zeros.to_sparse(1) if work.rows else zeros for _ in work.names()])
+    if work.refused:
+        with contextlib.suppress(GradwireError):
+            kv.init("complex", torch.zeros(2, dtype=torch.complex64))
     mine = work.names(rank)
     for step in range(min(map(kv.version, mine)), work.steps_of(rank)):
         machine.sleep(work.pace * source.random())
