@@ -14,11 +14,11 @@ from gradwire.kvstore.server.stored_part import StoredPart
 from gradwire.kvstore.system import System
 from gradwire.testing.simulation.disk import Files
 from gradwire.testing.simulation.faults import CLASSES
-from gradwire.testing.simulation.machine import Machine
+from gradwire.testing.simulation.machine import SimulatedMachine
 from gradwire.testing.simulation.network import Network
 from gradwire.testing.simulation.run import Case, run, shrink
 from gradwire.testing.simulation.scheduler import Scheduler
-from gradwire.testing.simulation.workload import Workload
+from gradwire.testing.simulation.workload import SimulatedTraining
 
 SINGLE = [name for name in CLASSES if name != "none"]
 
@@ -35,7 +35,7 @@ def test_each_pair_of_classes(pair):
 
 
 def test_over_64_workers():
-    work = Workload(workers=65, steps=2, pace=2.0)
+    work = SimulatedTraining(workers=65, steps=2, pace=2.0)
     assert run(Case.draw(0, "stop-server", work)).violations == []
 
 
@@ -58,7 +58,7 @@ def test_a_case_repeats_itself():
 
 
 def test_another_seed_is_another_run():
-    assert len({run(Case(seed, Workload(steps=2))).digest for seed in range(3)}) == 3
+    assert len({run(Case(seed, SimulatedTraining(steps=2))).digest for seed in range(3)}) == 3
 
 
 def found(name, count=12, work=None):
@@ -66,7 +66,7 @@ def found(name, count=12, work=None):
     return [text for seed in range(count) for text in run(Case.draw(seed, name, work)).violations]
 
 
-ASYNC = Workload(workers=2, sync=False, steps=4, pace=0.3)
+ASYNC = SimulatedTraining(workers=2, sync=False, steps=4, pace=0.3)
 
 
 def test_a_repeated_push_that_counts_twice_is_found(monkeypatch):
@@ -85,7 +85,7 @@ def test_a_repeated_push_that_counts_twice_is_found(monkeypatch):
 def test_a_promise_to_keep_what_is_in_memory_alone_is_found(monkeypatch):
     from gradwire.kvstore.server.values import Progress
 
-    work = Workload(workers=2, sync=False, steps=6, snapshot=100, pace=0.3, pull=3)
+    work = SimulatedTraining(workers=2, sync=False, steps=6, snapshot=100, pace=0.3, pull=3)
     monkeypatch.setattr(Progress, "durable", Progress.version)
     assert any("count" in text or "waits" in text for text in found("kill-server", 12, work))
 
@@ -105,17 +105,15 @@ class Real(System):
 
 
 def scenario(play):
-    """What a scenario sees over ZeroMQ, and over the simulated sockets."""
-    seen = []
+    """Return the results of a scenario over ZeroMQ, and over the simulated sockets."""
     scheduler = Scheduler("0")
-    machine = Machine(Network(scheduler), "process", Files(scheduler.random))
+    machine = SimulatedMachine(Network(scheduler), "process", Files(scheduler.random))
     simulated = []
     scheduler.start(machine.simulated, lambda: simulated.extend(play(machine)), "main")
     scheduler.run(lambda: not machine.simulated.tasks, 60.0)
     scheduler.end()
     assert not scheduler.failures
-    seen = play(Real())
-    return seen, simulated
+    return play(Real()), simulated
 
 
 class Ends:

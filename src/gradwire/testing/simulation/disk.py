@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradwire.kvstore.system import Disk
-from gradwire.testing.simulation.scheduler import Killed, Process
+from gradwire.testing.simulation.scheduler import Killed, SimulatedProcess
 
 __all__ = ["Files", "MemoryDisk"]
 
@@ -54,7 +54,7 @@ class MemoryDisk(Disk):
         process: process that reads and writes.
     """
 
-    def __init__(self, files: Files, process: Process) -> None:
+    def __init__(self, files: Files, process: SimulatedProcess) -> None:
         self._files, self._process = files, process
 
     def read(self, path: Path) -> bytes:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradwire.testing.simulation.workload import Workload
+from gradwire.testing.simulation.workload import SimulatedTraining
 
 __all__ = ["CLASSES", "Fault", "draw"]
 
@@ -62,93 +62,93 @@ def any_time(source: random.Random) -> float:
     return short(source) if source.random() < 0.5 else round(source.uniform(9.0, 25.0), 2)
 
 
-def moment(source: random.Random, work: Workload) -> float:
+def moment(source: random.Random, work: SimulatedTraining) -> float:
     """Draw a time in which workers train."""
     return round(source.uniform(0.0, 0.3 + 0.6 * work.steps * work.pace + work.late), 3)
 
 
-def server(source: random.Random, work: Workload) -> str:
+def server(source: random.Random, work: SimulatedTraining) -> str:
     """Draw a server."""
     return f"server-{source.randrange(work.servers)}"
 
 
-def worker(source: random.Random, work: Workload) -> str:
+def worker(source: random.Random, work: SimulatedTraining) -> str:
     """Draw a worker."""
     return f"worker-{source.randrange(work.workers)}"
 
 
-def cut(source: random.Random, work: Workload) -> list[Fault]:
+def cut(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Cut a connection."""
     ends, count = f"{worker(source, work)}~{server(source, work)}", source.choice([0, 1, 2, 3, 4, 6])
     return [Fault("cut", ends, moment(source, work), 0.0, count=count)]
 
 
-def stall(source: random.Random, work: Workload) -> list[Fault]:
+def stall(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Hold up a connection, for a time in which both sides may give it up."""
     return [Fault("stall", f"{worker(source, work)}~{server(source, work)}", moment(source, work), any_time(source))]
 
 
-def stop_worker(source: random.Random, work: Workload) -> list[Fault]:
+def stop_worker(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Stop a worker."""
     return [Fault("stop", worker(source, work), moment(source, work), any_time(source), count=source.randrange(2))]
 
 
-def stop_server(source: random.Random, work: Workload) -> list[Fault]:
+def stop_server(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Stop a server."""
     return [Fault("stop", server(source, work), moment(source, work), any_time(source), count=source.randrange(2))]
 
 
-def stop_both(source: random.Random, work: Workload) -> list[Fault]:
+def stop_both(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Stop a worker, and a server between its reading and its look at the clock."""
     at, seconds = moment(source, work), any_time(source)
     first = Fault("stop", worker(source, work), at, seconds)
     return [first, Fault("stop", server(source, work), round(at + source.uniform(-1, 1) % 8, 3), seconds, count=1)]
 
 
-def kill_server(source: random.Random, work: Workload) -> list[Fault]:
+def kill_server(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Kill a server, and start it again."""
     seconds, count = any_time(source), source.choice([0, 1, 2, 3, 5, 8])
     return [Fault("kill", server(source, work), moment(source, work), seconds, count=count)]
 
 
-def kill_worker(source: random.Random, work: Workload) -> list[Fault]:
+def kill_worker(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Kill a worker, and start it again, as a rule before it counts as dead."""
     seconds = source.choice([short(source), short(source), any_time(source), NEVER])
     return [Fault("kill", worker(source, work), moment(source, work), seconds, count=source.choice([0, 1, 2, 5]))]
 
 
-def torn(source: random.Random, work: Workload) -> list[Fault]:
+def torn(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Kill a server in the middle of a write."""
     return [Fault("torn", server(source, work), moment(source, work), short(source))]
 
 
-def full(source: random.Random, work: Workload) -> list[Fault]:
+def full(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Fill the disk of a server for a while."""
     return [Fault("full", server(source, work), moment(source, work), any_time(source))]
 
 
-def flip(source: random.Random, work: Workload) -> list[Fault]:
+def flip(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Kill a server, and flip a bit of its file before it is started again."""
     return [Fault("flip", server(source, work), moment(source, work), short(source))]
 
 
-def jump(source: random.Random, work: Workload) -> list[Fault]:
+def jump(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Let the clock of a process jump."""
     target = (server if source.random() < 0.5 else worker)(source, work)
     return [Fault("jump", target, moment(source, work), round(source.uniform(1, 100), 1))]
 
 
-def power(source: random.Random, work: Workload) -> list[Fault]:
+def power(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Cut the power of a server's machine: what was not flushed is lost."""
     return [Fault("power", server(source, work), moment(source, work), short(source))]
 
 
-def finished(source: random.Random, work: Workload) -> list[Fault]:
+def finished(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Kill a server after the first worker has finished."""
     return [Fault("kill", server(source, work), round(source.uniform(0, 2), 3), short(source), "finished")]
 
 
-def finished_full(source: random.Random, work: Workload) -> list[Fault]:
+def finished_full(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Fill the disk of a server when the first worker is about to finish, and kill it afterwards."""
     target, seconds = server(source, work), any_time(source)
     at = round(seconds + source.uniform(-1, 2), 3)
@@ -168,7 +168,7 @@ def end(*_: object) -> list[Fault]:
     return [Fault("end", "server-0", 0.0, 0.0)]
 
 
-CLASSES: dict[str, Callable[[random.Random, Workload], list[Fault]]] = {
+CLASSES: dict[str, Callable[[random.Random, SimulatedTraining], list[Fault]]] = {
     "none": none,
     "cut": cut,
     "stall": stall,
@@ -189,6 +189,6 @@ CLASSES: dict[str, Callable[[random.Random, Workload], list[Fault]]] = {
 """Classes of faults; several names with a plus between them are drawn together."""
 
 
-def draw(source: random.Random, work: Workload, name: str) -> list[Fault]:
+def draw(source: random.Random, work: SimulatedTraining, name: str) -> list[Fault]:
     """Draw the faults of a class, or of several: "cut+kill-server"."""
     return [fault for each in name.split("+") for fault in CLASSES[each](source, work)]

@@ -9,29 +9,33 @@ from typing import Any
 from gradwire.kvstore.system import System
 from gradwire.testing.simulation.disk import Files, MemoryDisk
 from gradwire.testing.simulation.network import Context, Network, Poller
-from gradwire.testing.simulation.scheduler import Process, Task
+from gradwire.testing.simulation.scheduler import SimulatedProcess, SimulatedThread
 
-__all__ = ["Machine"]
+__all__ = ["SimulatedMachine"]
 
 
-class Machine(System):
-    """What a simulated process has in place of the machine.
+class SimulatedMachine(System):
+    """The machine of a simulated process.
 
     Args:
         network: network that it is connected to.
         name: name of the process.
         files: files of the machine.
+
+    Attributes:
+        ended: true when the script has ended, so that what it has left does nothing when its memory is freed.
     """
 
     def __init__(self, network: Network, name: str, files: Files) -> None:
-        self.scheduler, self.simulated = network.scheduler, Process(network.scheduler, name)
+        self.scheduler, self.simulated = network.scheduler, SimulatedProcess(network.scheduler, name)
         self.disk = MemoryDisk(files, self.simulated)
+        self.ended = False
         self._network = network
         self._ends: list[Callable[[], None]] = []
 
     def process(self) -> int:
         """Return a number that is another one when the process has ended."""
-        return int(self.simulated.alive)
+        return int(self.simulated.alive and not self.ended)
 
     def at_exit(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function when ``exit`` is called."""
@@ -63,7 +67,7 @@ class Machine(System):
         """Make a poller for sockets."""
         return Poller(self.scheduler)
 
-    def start(self, function: Callable[..., None], *arguments: Any, name: str) -> Task:
+    def start(self, function: Callable[..., None], *arguments: Any, name: str) -> SimulatedThread:
         """Start a thread."""
         return self.scheduler.start(self.simulated, lambda: function(*arguments), name)
 

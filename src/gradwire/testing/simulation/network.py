@@ -21,14 +21,14 @@ from typing import Any
 
 import zmq
 
-from gradwire.testing.simulation.scheduler import Killed, Process, Scheduler
+from gradwire.testing.simulation.scheduler import Killed, Scheduler, SimulatedProcess
 
-__all__ = ["Connection", "Context", "Frame", "Network", "Poller", "Socket"]
+__all__ = ["Context", "Network", "Poller", "ReceivedFrame", "SimulatedConnection", "Socket"]
 
 IN, OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 ENDED, GREETING, READY = "ended", "greeting", "ready"
-"""What a connection carries besides messages: its end, the name of the DEALER, and the answer of the ROUTER."""
+"""Items that a connection carries besides messages: its end, the name of the DEALER, and the answer of the ROUTER."""
 
 
 class Network:
@@ -44,7 +44,7 @@ class Network:
     def __init__(self, scheduler: Scheduler, latency: float = 2e-4, room: int = 200, heartbeat: float = 15.0) -> None:
         self.scheduler, self.latency, self.room, self.heartbeat = scheduler, latency, room, heartbeat
         self.listeners: dict[str, Socket] = {}
-        self.connections: list[Connection] = []
+        self.connections: list[SimulatedConnection] = []
         self._numbers, self._ports = itertools.count(10**9), itertools.count(40000)
 
     def number(self) -> int:
@@ -74,7 +74,7 @@ class Network:
                 each.stall(seconds)
 
 
-class Wire:
+class Direction:
     """One direction of a connection.
 
     Args:
@@ -88,9 +88,9 @@ class Wire:
 
     def __init__(
         self,
-        connection: Connection,
-        sender: Process,
-        receiver: Process,
+        connection: SimulatedConnection,
+        sender: SimulatedProcess,
+        receiver: SimulatedProcess,
         outgoing: deque[list[Any]],
         incoming: deque[list[bytes]],
         room: int,
@@ -137,7 +137,7 @@ class Wire:
             self.put(ENDED)
 
 
-class Connection:
+class SimulatedConnection:
     """A TCP connection of a DEALER with a ROUTER."""
 
     def __init__(self, network: Network, dealer: Socket, router: Socket) -> None:
@@ -146,8 +146,8 @@ class Connection:
         self.waiting: deque[list[Any]] = deque()
         ours, theirs = dealer.process, router.process
         room, endless = router.options.get(zmq.RCVHWM, 1000), dealer.options.get(zmq.RCVHWM, 1000)
-        self.to_router = Wire(self, ours, theirs, dealer.outgoing, self.received, room)
-        self.to_dealer = Wire(self, theirs, ours, self.waiting, dealer.incoming, endless)
+        self.to_router = Direction(self, ours, theirs, dealer.outgoing, self.received, room)
+        self.to_dealer = Direction(self, theirs, ours, self.waiting, dealer.incoming, endless)
         self.at_dealer = self.at_router = True
         self.accepted, self.stalled = False, 0.0
         self.fuse: int | None = None
@@ -194,7 +194,7 @@ class Connection:
         """Look from time to time whether the other process answers heartbeats."""
         self.network.scheduler.after(1.0, self._beat_again)
 
-    def arrived(self, wire: Wire, item: str | list[bytes]) -> None:
+    def arrived(self, wire: Direction, item: str | list[bytes]) -> None:
         """Take what has arrived at its end."""
         to_router = wire is self.to_router
         if isinstance(item, str):
@@ -286,7 +286,7 @@ class Connection:
                 self.end_at_dealer()
 
 
-class Frame:
+class ReceivedFrame:
     """A frame of a message that was received."""
 
     def __init__(self, data: bytes, number: int) -> None:
@@ -310,12 +310,12 @@ class Socket:
         self.closed = False
         self.outgoing: deque[list[Any]] = deque()
         self.incoming: deque[list[bytes]] = deque()
-        self.peers: dict[bytes, Connection] = {}
-        self.order: deque[Connection] = deque()
+        self.peers: dict[bytes, SimulatedConnection] = {}
+        self.order: deque[SimulatedConnection] = deque()
         self._endpoint = ""
         self._monitor: tuple[Socket, int] | None = None
         self._peer: Socket | None = None
-        self._connection: Connection | None = None
+        self._connection: SimulatedConnection | None = None
         self._interval = 0.0
         self.process.on_death.append(self._abandon)
 
@@ -401,7 +401,7 @@ class Socket:
         else:
             raise zmq.Again
         self.process.scheduler.trace(f"{self.process.name} receives {frames[number > 0][:80]!r}")
-        return frames if copy else [Frame(each, number) for each in frames]
+        return frames if copy else [ReceivedFrame(each, number) for each in frames]
 
     def recv(self, flags: int = 0) -> Any:
         """Receive a message of one frame."""
@@ -432,7 +432,7 @@ class Socket:
             self._monitor[0].incoming.append([struct.pack("=hi", event, value), self._endpoint.encode()])
             self._network.scheduler.touch(self.process)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: SimulatedConnection) -> None:
         """Note that the connection of a DEALER has ended, and connect again."""
         if self._connection is connection:
             self._connection = None
@@ -447,7 +447,7 @@ class Socket:
             self._retry()
             return
         self._interval = self.options.get(zmq.RECONNECT_IVL, 100) / 1000
-        self._connection = Connection(self._network, self, listener)
+        self._connection = SimulatedConnection(self._network, self, listener)
 
     def _retry(self) -> None:
         self._network.scheduler.after(self._interval * (1 + self._network.scheduler.random.random()), self._try)
@@ -458,7 +458,7 @@ class Socket:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
         self._queue(self.peers[peer].waiting, frames, self.peers[peer].to_dealer)
 
-    def _queue(self, queue: deque[list[Any]], frames: Sequence[Any], wire: Wire | None) -> None:
+    def _queue(self, queue: deque[list[Any]], frames: Sequence[Any], wire: Direction | None) -> None:
         if len(queue) >= self.options.get(zmq.SNDHWM, 1000):
             raise zmq.Again
         queue.append(list(frames))
@@ -466,7 +466,7 @@ class Socket:
             scheduler = self._network.scheduler
             scheduler.after(1e-4 * scheduler.random.random(), wire.pump)
 
-    def _mine(self) -> list[Connection]:
+    def _mine(self) -> list[SimulatedConnection]:
         return [each for each in self._network.connections if self in (each.dealer, each.router)]
 
     def _abandon(self) -> None:
@@ -484,7 +484,7 @@ class Socket:
 class Context:
     """A context of a simulated process."""
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: Network, process: SimulatedProcess) -> None:
         self.network, self.process = network, process
         self.bound: dict[str, Socket] = {}
 

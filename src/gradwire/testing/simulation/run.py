@@ -27,13 +27,13 @@ from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Server
 from gradwire.testing.simulation.disk import Files
 from gradwire.testing.simulation.faults import NEVER, Fault, draw
-from gradwire.testing.simulation.machine import Machine
+from gradwire.testing.simulation.machine import SimulatedMachine
 from gradwire.testing.simulation.network import Network
 from gradwire.testing.simulation.scheduler import Scheduler
-from gradwire.testing.simulation.servers import make_core
-from gradwire.testing.simulation.workload import TIMEOUT, Workload, gaps, train
+from gradwire.testing.simulation.server_core import make_core
+from gradwire.testing.simulation.workload import TIMEOUT, SimulatedTraining, gaps, train
 
-__all__ = ["Case", "Outcome", "run", "shrink"]
+__all__ = ["Case", "RunOutcome", "run", "shrink"]
 
 DEATH = 6.0
 """Seconds of silence from which on an error may say that a worker is silent: the store's ``dead_after``, 8, without
@@ -46,19 +46,19 @@ class Case:
 
     Args:
         seed: seed of all that is drawn while it runs.
-        work: what is trained.
-        faults: what happens.
+        work: workload of its workers.
+        faults: faults that happen.
     """
 
     seed: int
-    work: Workload
+    work: SimulatedTraining
     faults: tuple[Fault, ...] = ()
 
     @classmethod
-    def draw(cls, seed: int, name: str, work: Workload | None = None) -> Case:
+    def draw(cls, seed: int, name: str, work: SimulatedTraining | None = None) -> Case:
         """Draw a case of a class of faults, or of several as "cut+kill-server"."""
         source = random.Random(f"{name} {seed}")
-        drawn = Workload.draw(source) if work is None else work
+        drawn = SimulatedTraining.draw(source) if work is None else work
         if "worker" in name and drawn.barrier:
             # A script that begins again does not know which barriers its first process has passed.
             drawn = dataclasses.replace(drawn, barrier=0)
@@ -74,7 +74,9 @@ class Case:
         words = line.split()
         faults = [Fault.parse(word) for word in words]
         try:
-            work = Workload.parse([word for word, fault in zip(words[1:], faults[1:], strict=True) if fault is None])
+            work = SimulatedTraining.parse(
+                [word for word, fault in zip(words[1:], faults[1:], strict=True) if fault is None]
+            )
             return cls(int(words[0].removeprefix("seed=")), work, tuple(fault for fault in faults if fault is not None))
         except (LookupError, ValueError) as error:
             raise ConfigError(f"a case is as 'seed=1 workers=3 kill=server-0@1.5+4', got {line!r}: {error}") from None
@@ -84,8 +86,8 @@ class Case:
 
 
 @dataclass
-class Outcome:
-    """What a run has shown.
+class RunOutcome:
+    """The result of a run.
 
     Args:
         case: case that was run.
@@ -105,11 +107,11 @@ class Outcome:
 
 
 @dataclass
-class Member:
+class Participant:
     """A server or a worker, whose processes follow each other."""
 
     name: str
-    machine: Machine
+    machine: SimulatedMachine
     files: Files
     away: list[list[float]] = field(default_factory=list)
     """Times in which it did nothing: from, to."""
@@ -147,7 +149,7 @@ class Simulation:
         self.seen: dict[tuple[int, int, str], Tensor] = {}
         self._busy = {f"worker-{rank}" for rank in range(self.work.workers)}
         self._waiting = [fault for fault in case.faults if fault.since]
-        self._hooks: dict[str, Callable[[Fault, Member], None]] = {
+        self._hooks: dict[str, Callable[[Fault, Participant], None]] = {
             "cut": self._cut,
             "stall": self._stall,
             "stop": self._stop,
@@ -159,7 +161,7 @@ class Simulation:
         self.members = {name: self._member(name) for name in names}
         self.endpoints = [f"tcp://127.0.0.1:{7000 + i}" for i in range(self.work.servers)]
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Run, and check the promises."""
         for name in self.members:
             late = self.work.late if name == f"worker-{self.work.workers - 1}" else 0.0
@@ -184,16 +186,16 @@ class Simulation:
             self._found(f"a server met with {error.getvalue().strip().splitlines()[-1]}")
         log = [] if self.scheduler.log is None else self.scheduler.log
         violations = list(dict.fromkeys(self.violations))
-        return Outcome(self.case, violations, self.scheduler.digest, self.scheduler.now, self.seen, log)
+        return RunOutcome(self.case, violations, self.scheduler.digest, self.scheduler.now, self.seen, log)
 
-    def _member(self, name: str) -> Member:
+    def _member(self, name: str) -> Participant:
         files = Files(self.scheduler.random)
-        return Member(name, Machine(self.network, name, files), files)
+        return Participant(name, SimulatedMachine(self.network, name, files), files)
 
-    def _workers(self) -> list[Member]:
+    def _workers(self) -> list[Participant]:
         return [self.members[f"worker-{rank}"] for rank in range(self.work.workers)]
 
-    def _servers(self) -> list[Member]:
+    def _servers(self) -> list[Participant]:
         return [self.members[f"server-{index}"] for index in range(self.work.servers)]
 
     def _finished(self) -> bool:
@@ -210,20 +212,20 @@ class Simulation:
             return
         for each in member.away[-1:]:
             each[1] = min(each[1], self.scheduler.now)
-        member.machine = Machine(self.network, name, member.files)
+        member.machine = SimulatedMachine(self.network, name, member.files)
         member.restarts = False
         process, started = member.machine.simulated, {"server": self._serve, "worker": self._train}[role]
         process.on_death.append(functools.partial(self._died, member))
         self.scheduler.trace(f"{name} starts")
         self.scheduler.start(process, lambda: started(int(index), member, member.machine), "main")
 
-    def _died(self, member: Member) -> None:
+    def _died(self, member: Participant) -> None:
         member.away.append([self.scheduler.now, float("inf")])
         member.core = None
         if member.name.startswith("worker") and member.state == "runs" and not member.restarts:
             self._end(member, "killed")
 
-    def _serve(self, index: int, member: Member, machine: Machine) -> None:
+    def _serve(self, index: int, member: Participant, machine: SimulatedMachine) -> None:
         work = self.work
         rules = Rules(
             work.workers, "continue" if work.proceed else "error", snapshots=work.snapshot > 0, max_memory=2**30
@@ -248,7 +250,7 @@ class Simulation:
 
         server.run(lambda: False, look)
 
-    def _train(self, rank: int, member: Member, machine: Machine) -> None:
+    def _train(self, rank: int, member: Participant, machine: SimulatedMachine) -> None:
         source = random.Random(f"{self.case.seed} {rank}")
 
         def report(what: str, step: int, values: dict[str, Tensor]) -> None:
@@ -263,14 +265,17 @@ class Simulation:
         except GradwireError as error:
             self._end(member, "failed", str(error))
             self.scheduler.trace(f"{member.name} gets {error}")
-            member.away.append([self.scheduler.now, float("inf")])
             if not self._true(rank, str(error)):
                 self._found(f"worker {rank} gets an error without a cause: {type(error).__name__}: {error}")
         except Exception as error:
             self._end(member, "failed", str(error))
             self._found(f"worker {rank} gets {type(error).__name__}: {error}")
+        machine.ended = True
+        if member.state == "failed":
+            # A store that could not be made has connections, which end with the process.
+            machine.simulated.kill()
 
-    def _end(self, member: Member, state: str, error: str = "") -> None:
+    def _end(self, member: Participant, state: str, error: str = "") -> None:
         member.state, member.error = state, error
         self._busy.discard(member.name)
 
@@ -289,17 +294,17 @@ class Simulation:
         self.scheduler.trace(f"fault {fault}")
         self._hooks.get(fault.kind, self._kill)(fault, member)
 
-    def _cut(self, fault: Fault, member: Member) -> None:
+    def _cut(self, fault: Fault, member: Participant) -> None:
         name, _, other = fault.target.partition("~")
         self.network.cut(name, other, fault.count)
 
-    def _stall(self, fault: Fault, member: Member) -> None:
+    def _stall(self, fault: Fault, member: Participant) -> None:
         name, _, other = fault.target.partition("~")
         self.network.stall(name, other, fault.seconds)
         for each in (name, other):
             self.members[each].away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
 
-    def _stop(self, fault: Fault, member: Member) -> None:
+    def _stop(self, fault: Fault, member: Participant) -> None:
         # The time of a pause begins at the next look at the clock, which is soon.
         member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
         if fault.count:
@@ -307,17 +312,17 @@ class Simulation:
         else:
             member.machine.simulated.stop(fault.seconds)
 
-    def _jump(self, fault: Fault, member: Member) -> None:
+    def _jump(self, fault: Fault, member: Participant) -> None:
         member.machine.simulated.ahead += fault.seconds
 
-    def _full(self, fault: Fault, member: Member) -> None:
+    def _full(self, fault: Fault, member: Participant) -> None:
         member.files.full = True
         self.scheduler.after(fault.seconds, setattr, member.files, "full", False)
 
-    def _nothing(self, fault: Fault, member: Member) -> None:
+    def _nothing(self, fault: Fault, member: Participant) -> None:
         pass
 
-    def _kill(self, fault: Fault, member: Member) -> None:
+    def _kill(self, fault: Fault, member: Participant) -> None:
         process = member.machine.simulated
         member.restarts = fault.seconds < NEVER
         process.on_death.append(functools.partial(self._restart, fault, member))
@@ -328,7 +333,7 @@ class Simulation:
         else:
             process.kill()
 
-    def _restart(self, fault: Fault, member: Member) -> None:
+    def _restart(self, fault: Fault, member: Participant) -> None:
         if fault.kind == "power":
             member.files.cut_power()
         if fault.kind == "flip":
@@ -339,9 +344,13 @@ class Simulation:
     def _has(self, *kinds: str) -> bool:
         return any(fault.kind in kinds for fault in self.case.faults)
 
+    def _lost(self) -> bool:
+        """Return whether steps may have been made without a worker."""
+        return self.work.proceed and any(each.absent(self.scheduler.now) >= DEATH for each in self._workers())
+
     def _compared(self) -> bool:
         """Return whether all values must be those of a run without faults."""
-        lost = self.work.proceed and any(each.absent(self.scheduler.now) >= DEATH for each in self._workers())
+        lost = self._lost()
         again = self.work.bits and any(fault.kind == "kill" and "worker" in fault.target for fault in self.case.faults)
         return (self.work.sync or self.work.own) and not (lost and self.work.sync) and not again
 
@@ -350,7 +359,9 @@ class Simulation:
             self.seen[rank, step, name] = value
             self.scheduler.trace(f"worker {rank} pulls {name} {step} {value.view(-1).tolist()}")
             if self.work.counted:
-                least = [step + 1 if each == rank else 0 for each in range(self.work.workers)]
+                # A worker that comes to a key of which some parts have made steps without it leaves these out.
+                own = 0 if self._lost() and self.work.cut else step + 1
+                least = [own if each == rank else 0 for each in range(self.work.workers)]
                 whole = self.work.servers == 1 or not self.work.cut
                 for text in gaps(self.work, value, least, whole and not self.work.proceed):
                     self._found(f"worker {rank} pulls, after step {step}, {name}: {text}")
@@ -361,7 +372,7 @@ class Simulation:
 
     def _check_end(self) -> None:
         """Check the values on the servers when all workers have ended."""
-        if not self.work.counted:
+        if not self.work.counted or (self._lost() and self.work.cut):
             return
         least = [self.work.steps_of(i) if each.state == "ended" else 0 for i, each in enumerate(self._workers())]
         for name in self.work.names():
@@ -376,17 +387,19 @@ class Simulation:
                 for text in gaps(self.work, value, least, whole=False):
                     self._found(f"in the end, of {name}: {text}")
 
-    def _final_core(self, member: Member) -> ServerCore | None:
+    def _final_core(self, member: Participant) -> ServerCore | None:
         """Return the state of a server, or what its file has if it is down or is killed in the end."""
         if (member.core is not None and not self._has("end")) or not self.work.snapshot or member.error:
             return member.core
         rules = Rules(self.work.workers, snapshots=True, max_memory=2**30)
-        machine = Machine(self.network, member.name, member.files)
+        machine = SimulatedMachine(self.network, member.name, member.files)
         return make_core(machine, member.files, rules, self.work.snapshot)[0]
 
     def _true(self, rank: int, text: str) -> bool:
         """Return whether an error names something that has happened."""
         now, workers, servers = self.scheduler.now, self._workers(), self._servers()
+        if any(each.error for each in servers) and "never answered" in text:
+            return True
         silent = re.search(r"workers? ([\d, ]+) (?:has|have) not been heard of for", text)
         if silent:
             return all(workers[int(each)].absent(now) >= DEATH for each in silent[1].split(", "))
@@ -405,14 +418,14 @@ class Simulation:
 
 
 @functools.lru_cache(maxsize=4096)
-def undisturbed(work: Workload) -> dict[tuple[int, int, str], Tensor]:
+def undisturbed(work: SimulatedTraining) -> dict[tuple[int, int, str], Tensor]:
     """Return what workers pull in a run without faults, by rank, step and key."""
     outcome = Simulation(Case(0, work)).run()
     assert not outcome.violations, (work, outcome.violations)
     return outcome.seen
 
 
-def reference(work: Workload) -> dict[tuple[int, int, str], Tensor]:
+def reference(work: SimulatedTraining) -> dict[tuple[int, int, str], Tensor]:
     """Return what workers pull in a run without faults; what does not change the values is left out of the run."""
     return undisturbed(
         dataclasses.replace(
@@ -443,7 +456,7 @@ def no_last_error() -> Any:
             setattr(sys, name, value)
 
 
-def run(case: Case, log: bool = False) -> Outcome:
+def run(case: Case, log: bool = False) -> RunOutcome:
     """Run a case.
 
     Args:

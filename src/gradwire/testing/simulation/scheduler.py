@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Killed", "Process", "Scheduler", "Task"]
+__all__ = ["Killed", "Scheduler", "SimulatedProcess", "SimulatedThread"]
 
 TURN = 20e-6
 """Seconds that pass between two turns of threads, at most."""
@@ -27,7 +27,7 @@ class Killed(BaseException):
     """The end of a simulated process, in each of its threads."""
 
 
-class Process:
+class SimulatedProcess:
     """A simulated process.
 
     Args:
@@ -48,7 +48,7 @@ class Process:
         self.scheduler, self.name = scheduler, name
         self.alive, self.stopped, self.torn, self.ahead, self.pause = True, False, False, 0.0, 0.0
         self.fuse: int | None = None
-        self.tasks: list[Task] = []
+        self.tasks: list[SimulatedThread] = []
         self.on_death: list[Callable[[], None]] = []
         self.on_resume: list[Callable[[], None]] = []
         self._until = 0.0
@@ -97,10 +97,12 @@ class Process:
                 function()
 
 
-class Task(threading.Thread):
+class SimulatedThread(threading.Thread):
     """A thread of a simulated process."""
 
-    def __init__(self, scheduler: Scheduler, process: Process, name: str, function: Callable[[], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, process: SimulatedProcess, name: str, function: Callable[[], None]
+    ) -> None:
         super().__init__(name=f"{process.name} {name}", daemon=True)
         self.process, self.baton = process, threading.Lock()
         self.ready: Callable[[], Any] | None = lambda: True
@@ -140,17 +142,17 @@ class Scheduler:
         self.random = random.Random(seed)
         self.now = 0.0
         self.failures: list[tuple[str, BaseException]] = []
-        self.current: Task | None = None
+        self.current: SimulatedThread | None = None
         self.log: list[str] | None = None
         self._digest = hashlib.blake2b(digest_size=16)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        self._touched: dict[Process, None] = {}
-        self._ready: list[Task] = []
-        self._doomed: list[Task] = []
+        self._touched: dict[SimulatedProcess, None] = {}
+        self._ready: list[SimulatedThread] = []
+        self._doomed: list[SimulatedThread] = []
         self._finished: Callable[[], bool] = lambda: True
         self._end, self._main = 0.0, threading.Lock()
-        self._tasks: dict[Task, None] = {}
+        self._tasks: dict[SimulatedThread, None] = {}
         self._main.acquire()
 
     @property
@@ -169,13 +171,13 @@ class Scheduler:
         """Call a function in some seconds; it must not wait."""
         heapq.heappush(self._events, (self.now + seconds, next(self._order), function, arguments))
 
-    def touch(self, process: Process) -> None:
+    def touch(self, process: SimulatedProcess) -> None:
         """Note that something has changed for which a thread of a process may wait."""
         self._touched[process] = None
 
-    def start(self, process: Process, function: Callable[[], None], name: str) -> Task:
+    def start(self, process: SimulatedProcess, function: Callable[[], None], name: str) -> SimulatedThread:
         """Start a thread of a process."""
-        task = Task(self, process, name, function)
+        task = SimulatedThread(self, process, name, function)
         process.tasks.append(task)
         self._tasks[task] = None
         self.touch(process)
@@ -218,18 +220,18 @@ class Scheduler:
         if self._tasks:
             self._pass_on(None)
 
-    def doom(self, process: Process) -> None:
+    def doom(self, process: SimulatedProcess) -> None:
         """Let the threads of a killed process run to their end, before all others."""
         self._ready = [each for each in self._ready if each.process is not process]
         self._doomed += [each for each in process.tasks if each is not self.current and each not in self._doomed]
 
-    def hold(self, process: Process) -> None:
+    def hold(self, process: SimulatedProcess) -> None:
         """Let no thread of a stopped process run."""
         for each in process.tasks:
             each.queued = False
         self._ready = [each for each in self._ready if each.process is not process]
 
-    def leave(self, task: Task) -> None:
+    def leave(self, task: SimulatedThread) -> None:
         """End a thread."""
         del self._tasks[task]
         task.process.tasks.remove(task)
@@ -238,11 +240,11 @@ class Scheduler:
         self.current = following = self._next()
         (self._main if following is None else following.baton).release()
 
-    def _expire(self, task: Task, turn: int) -> None:
+    def _expire(self, task: SimulatedThread, turn: int) -> None:
         if task.turn == turn:
             self.touch(task.process)
 
-    def _pass_on(self, task: Task | None) -> None:
+    def _pass_on(self, task: SimulatedThread | None) -> None:
         """Give the baton to the next thread, and wait until it comes back."""
         self.current = None
         self.current = following = self._next()
@@ -250,7 +252,7 @@ class Scheduler:
             (self._main if following is None else following.baton).release()
             (self._main if task is None else task.baton).acquire()
 
-    def _next(self) -> Task | None:
+    def _next(self) -> SimulatedThread | None:
         """Find the thread that runs next; None is the caller of ``run``."""
         while True:
             if self._doomed:

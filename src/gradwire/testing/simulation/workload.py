@@ -18,17 +18,17 @@ from torch import Tensor
 from gradwire.errors import GradwireError
 from gradwire.kvstore.protocol.environment import WorkerPlace
 from gradwire.kvstore.worker.store import DistStore
-from gradwire.testing.simulation.machine import Machine
+from gradwire.testing.simulation.machine import SimulatedMachine
 
-__all__ = ["Workload", "gaps", "train"]
+__all__ = ["SimulatedTraining", "gaps", "train"]
 
 TIMEOUT = 60.0
 """Seconds that an answer may take: more than all that is documented, so whoever waits so long stands still."""
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is trained.
+class SimulatedTraining:
+    """The keys, steps and settings of a training.
 
     Args:
         workers: number of workers.
@@ -75,7 +75,7 @@ class Workload:
     staleness: int = -1
 
     @classmethod
-    def draw(cls, source: random.Random) -> Workload:
+    def draw(cls, source: random.Random) -> SimulatedTraining:
         """Draw a workload; there are not many, so that what it gives without faults can be kept."""
         choose = source.choice
         sync = source.random() < 0.5
@@ -106,11 +106,11 @@ class Workload:
             exits=choose([False, True]),
             late=choose([0.0, 0.0, 0.0, 3.0]),
             refused=source.random() < 0.05,
-            staleness=-1 if sync else choose([-1, -1, 2]),
+            staleness=choose([-1, 2]) if kind == "counted" and not sync else -1,
         )
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Workload:
+    def parse(cls, words: Sequence[str]) -> SimulatedTraining:
         """Read the fields that differ from the defaults, as ``str`` writes them."""
         readers: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "1", int: int, float: float, str: str}
         kinds = {each.name: readers[type(each.default)] for each in fields(cls)}
@@ -181,17 +181,17 @@ def sparse_rows(grad: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def train(
-    work: Workload,
+    work: SimulatedTraining,
     rank: int,
     endpoints: Sequence[str],
-    machine: Machine,
+    machine: SimulatedMachine,
     source: random.Random,
     report: Callable[[str, int, dict[str, Tensor]], None],
 ) -> None:
     """Run the script of a worker.
 
     Args:
-        work: what is trained.
+        work: workload of the run.
         rank: rank of the worker.
         endpoints: addresses of the servers.
         machine: machine that it runs on.
@@ -216,9 +216,9 @@ def train(
 
 def steps(
     kv: DistStore,
-    work: Workload,
+    work: SimulatedTraining,
     rank: int,
-    machine: Machine,
+    machine: SimulatedMachine,
     source: random.Random,
     report: Callable[[str, int, dict[str, Tensor]], None],
 ) -> None:
@@ -245,7 +245,7 @@ def steps(
             kv.barrier()
 
 
-def pulled(kv: DistStore, work: Workload, names: Sequence[str], step: int) -> dict[str, Tensor]:
+def pulled(kv: DistStore, work: SimulatedTraining, names: Sequence[str], step: int) -> dict[str, Tensor]:
     """Pull the values of keys; row-sparse ones in turns as rows and whole."""
     outs = [torch.full(work.shape, 7.0) for _ in names]
     if work.rows and step % 2:
@@ -256,7 +256,7 @@ def pulled(kv: DistStore, work: Workload, names: Sequence[str], step: int) -> di
     return dict(zip(names, outs, strict=True))
 
 
-def gaps(work: Workload, value: Tensor, least: Sequence[int], whole: bool) -> list[str]:
+def gaps(work: SimulatedTraining, value: Tensor, least: Sequence[int], whole: bool) -> list[str]:
     """Say which pushes count twice, in another step, or not although they must.
 
     Args:

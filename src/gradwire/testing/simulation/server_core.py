@@ -9,7 +9,7 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import Snapshots, load_core
 from gradwire.testing.simulation.disk import Files
-from gradwire.testing.simulation.machine import Machine
+from gradwire.testing.simulation.machine import SimulatedMachine
 
 __all__ = ["make_core"]
 
@@ -17,7 +17,9 @@ FILE = Path("/server")
 """Path of a server's file on its machine."""
 
 
-def make_core(machine: Machine, files: Files, rules: Rules, every: int) -> tuple[ServerCore, Callable[[], None]]:
+def make_core(
+    machine: SimulatedMachine, files: Files, rules: Rules, every: int
+) -> tuple[ServerCore, Callable[[], None]]:
     """Make a server's core from its file, if there is one.
 
     Args:
