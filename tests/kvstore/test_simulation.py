@@ -11,7 +11,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from gradwire.kvstore.server.stored_part import StoredPart
-from gradwire.kvstore.system import System
+from gradwire.kvstore.server.values import Progress
+from gradwire.kvstore.system import Readings, System
 from gradwire.testing.simulation.disk import Files
 from gradwire.testing.simulation.faults import CLASSES
 from gradwire.testing.simulation.machine import SimulatedMachine
@@ -26,12 +27,12 @@ SINGLE = [name for name in CLASSES if name != "none"]
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("seed", range(3))
 def test_each_class_of_faults(name, seed):
-    assert run(case := Case.draw(seed, name)).violations == [], case
+    assert run(case := Case.draw(seed, name)).violations == [], str(case)
 
 
 @pytest.mark.parametrize("pair", list(itertools.combinations(SINGLE, 2)), ids="+".join)
 def test_each_pair_of_classes(pair):
-    assert run(case := Case.draw(0, "+".join(pair))).violations == [], case
+    assert run(case := Case.draw(0, "+".join(pair))).violations == [], str(case)
 
 
 def test_over_64_workers():
@@ -83,11 +84,20 @@ def test_a_repeated_push_that_counts_twice_is_found(monkeypatch):
 
 
 def test_a_promise_to_keep_what_is_in_memory_alone_is_found(monkeypatch):
-    from gradwire.kvstore.server.values import Progress
-
     work = SimulatedTraining(workers=2, sync=False, steps=6, snapshot=100, pace=0.3, pull=3)
     monkeypatch.setattr(Progress, "durable", Progress.version)
     assert any("count" in text or "waits" in text for text in found("kill-server", 12, work))
+
+
+def test_a_live_worker_that_is_declared_dead_is_found(monkeypatch):
+    def read(self):
+        self.now = self._clock()
+        return self.now
+
+    work = SimulatedTraining(workers=2, steps=4, pace=1.0)
+    assert found("stop-server", 12, work) == []
+    monkeypatch.setattr(Readings, "read", read)
+    assert any("dead, which is alive" in text for text in found("stop-server", 12, work))
 
 
 def test_a_failing_case_is_shrunk_to_its_faults(monkeypatch):
