@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from gradwire.testing.processes import RankFailedError, run_ranks
@@ -51,6 +52,9 @@ def test_the_cast_to_bfloat16_wants_nccl(told: list[dict]) -> None:
     assert all(re.search(r"TypeError: BF16 .* required .*NCCL", each["bf16"]) for each in told)
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(), reason="a build for CUDA wants a driver first"
+)
 @pytest.mark.parametrize("hook", ["pertensor", "perchannel"])
 def test_the_quantization_hooks_raise(hook: str) -> None:
     assert all("IndexError" in each for each in run_ranks(2, torch_hooks.simple, hook))

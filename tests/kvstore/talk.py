@@ -5,20 +5,37 @@ import torch
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.messages import CHUNK, REPLIES, VERSION, chunk_count, pack, unpack
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.journal import Journal
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.snapshot import load_core, save_core
 
 SESSION = b"0123456789abcdef"
 
 
 def hello(core, rank, world=2, sync=True, session=None, now=0.0):
-    """Introduce a worker; its name."""
+    """Introduce a worker, again if it has to wait for a snapshot; its name."""
     peer = b"peer-%d" % rank
     token = session or bytes([rank]) * 16
-    replies = core.receive(
-        peer, [pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)], now
-    )
+    fields = {"version": VERSION, "rank": rank, "world": world, "server": 0, "servers": 1}
+    introduction = [pack("hello", **fields, sync=sync, session=token)]
+    replies = core.receive(peer, introduction, now)
+    if core.wanted:
+        # What the process before it pushed is saved first.
+        save_core(core)
+        replies = core.receive(peer, introduction, now)
     assert ops(replies)[0] == "welcome", replies
     return peer
+
+
+def save(core, path):
+    """Write a snapshot, after which the server keeps its file there."""
+    core.journal = Journal(path)
+    save_core(core)
+
+
+def load(path, rules):
+    """A server that continues from a file."""
+    return load_core(Journal(path), rules)
 
 
 def ask(core, peer, op, seq, data=None, now=0.0, **fields):

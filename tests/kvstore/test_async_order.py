@@ -6,8 +6,7 @@ from gradwire.kvstore.mxnet.trainer import Trainer
 from gradwire.kvstore.protocol.small_keys import MAX_NAME, is_small
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.snapshot import save_core
-from tests.kvstore.talk import ask, hello, init, messages, pull, push
+from tests.kvstore.talk import ask, hello, init, messages, pull, push, save
 
 
 def started(rules):
@@ -32,7 +31,7 @@ def test_a_worker_keeps_its_own_steps_until_they_are_on_the_disk(tmp_path):
     push(core, one, 3, "w", 1, torch.ones(4), optimizer=1)
     for step in (1, 2, 3):
         push(core, other, 2 + step, "w", step, torch.ones(4), optimizer=1)
-    save_core(core, tmp_path / "file")
+    save(core, tmp_path / "file")
     told = messages(push(core, one, 4, "w", 2, torch.ones(4), optimizer=1))
     assert [fields["durable"] for *_, fields in [each[:3] for each in told]] == [[1]]
 

@@ -260,7 +260,9 @@ def test_a_dead_worker_ends_the_wait_at_the_bound():
 def test_sync_and_async_do_not_mix():
     core = ServerCore(Rules(workers=2))
     hello(core, 0)
-    replies = core.receive(b"x", [pack("hello", version=VERSION, rank=1, world=2, sync=False, session=bytes(16))], 0.0)
+    replies = core.receive(
+        b"x", [pack("hello", version=VERSION, rank=1, world=2, server=0, servers=1, sync=False, session=bytes(16))], 0.0
+    )
     assert (
         "all workers must create a dist_sync store, as the first did, got dist_async" in messages(replies)[0][2]["text"]
     )

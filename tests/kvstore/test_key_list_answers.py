@@ -7,9 +7,8 @@ import torch
 
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.snapshot import load_core, save_core
 from gradwire.types import align
-from tests.kvstore.talk import ask, hello, init, messages, ops, pull_units, push, push_units
+from tests.kvstore.talk import ask, hello, init, load, messages, ops, pull_units, push, push_units, save
 from tests.kvstore.test_key_lists import KEYS, SIZES, alone, equal, grads, of_all, pull_all, push_all, served
 
 LISTS = (KEYS, ("a", "b"), ("b", "c", "d"), ("d", "a"))
@@ -183,5 +182,5 @@ def test_answers_are_those_of_a_server_without_lists(sync, rules, seed, tmp_path
 
 
 def restarted(core, path):
-    save_core(core, path)
-    return load_core(path, core.rules)
+    save(core, path)
+    return load(path, core.rules)

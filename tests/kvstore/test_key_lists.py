@@ -12,19 +12,20 @@ from gradwire.kvstore.protocol.messages import pack
 from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, element_offsets, joinable
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.snapshot import load_core, save_core
 from tests.kvstore.talk import (
     ask,
     compressed,
     hello,
     init,
     laid_out,
+    load,
     messages,
     ops,
     pull,
     pull_units,
     push,
     push_units,
+    save,
     values,
 )
 
@@ -263,9 +264,9 @@ def test_a_snapshot_has_the_keys_and_they_come_together_again(tmp_path):
         push_all(core, peer, 30, 1, grads(1))
     assert messages(pull_all(core, a, 31, 1))[0][2]["durable"] == [0]
     push_all(core, a, 32, 2, grads(2))
-    save_core(core, tmp_path / "snapshot")
+    save(core, tmp_path / "snapshot")
     assert messages(pull_all(core, a, 33, 1))[0][2]["durable"] == [1]
-    restored = load_core(tmp_path / "snapshot", core.rules)
+    restored = load(tmp_path / "snapshot", core.rules)
     for rank in range(2):
         peer = hello(restored, rank)
         ask(restored, peer, "join", 21, number=1, keys=list(KEYS))

@@ -10,9 +10,8 @@ from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.replica import Held
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.snapshot import load_core, save_core
 from tests.kvstore.stores import pulled
-from tests.kvstore.talk import ask, hello, init, messages, ops, push
+from tests.kvstore.talk import ask, hello, init, load, messages, ops, push, save
 from tests.kvstore.test_pull import METHODS, SHAPE, grads
 
 TOPK = {"type": "none", "pull": {"type": "topk", "ratio": 0.25}}
@@ -123,8 +122,8 @@ def test_a_server_that_goes_on_from_its_snapshot_answers_as_if_it_had_not_ended(
             ask(core, a, "optimizer", 3, number=1, name="sgd", numbers={"lr": 1.0, "momentum": 0.5})
         for step, grad in enumerate(steps, 1):
             if restart and step == 4:
-                save_core(core, tmp_path / "snapshot")
-                core = load_core(tmp_path / "snapshot", Rules(workers=1))
+                save(core, tmp_path / "snapshot")
+                core = load(tmp_path / "snapshot", Rules(workers=1))
                 a = joined(core, 0, params, world=1, value=torch.zeros(SHAPE))
                 if optimizer:
                     ask(core, a, "optimizer", 3, number=1, name="sgd", numbers={"lr": 1.0, "momentum": 0.5})
@@ -213,13 +212,13 @@ class World:
         self.steps[rank] = self.core.values.parts["w"].version
 
     def save(self, rank):
-        save_core(self.core, self.file)
+        save(self.core, self.file)
 
     def restart(self, rank):
         """From the last snapshot, if there is one; workers push again what it has not."""
         if not self.file.exists():
             return
-        self.core = load_core(self.file, Rules(workers=2, snapshots=True))
+        self.core = load(self.file, Rules(workers=2, snapshots=True))
         durable = self.core.values.parts["w"].version
         for each in range(2):
             self.comes(each, bytes([each]) * 16)

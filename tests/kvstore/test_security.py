@@ -130,7 +130,7 @@ def test_a_message_that_is_too_large_ends_the_connection_and_nothing_else(served
     flood = context.socket(zmq.DEALER)
     flood.setsockopt(zmq.LINGER, 0)
     flood.connect(endpoint)
-    hello = pack("hello", version=VERSION, rank=0, world=1, sync=True, session=bytes(16))
+    hello = pack("hello", version=VERSION, rank=0, world=1, server=0, servers=1, sync=True, session=bytes(16))
     flood.send_multipart([hello, bytes(2**21)])
     kv = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 1), timeout=20)
     kv.init("w", torch.ones(3))

@@ -17,7 +17,7 @@ OTHER = b"another process."
 
 def claim(core, peer, rank, session=OTHER, now=0.0, owner=None):
     """Introduce oneself; the answers by peer."""
-    frames = [pack("hello", version=VERSION, rank=rank, world=2, sync=True, session=session)]
+    frames = [pack("hello", version=VERSION, rank=rank, world=2, server=0, servers=1, sync=True, session=session)]
     return {to: (op, fields) for to, op, fields, _ in messages(core.receive(peer, frames, now, owner))}
 
 
@@ -66,8 +66,11 @@ def test_a_worker_that_was_silent_for_long_goes_on_with_its_compressions():
     core.receive(a, [pack("ping")], 5.0)
     core.tick(6.0)
     assert core.members.dead == {1}
-    # The same connection after a pause, or the same process on another one.
-    assert ops(core.receive(b, [pack("ping")], 7.0)) == ["pong"]
+    # The same connection after a pause, or the same process on another one: it introduces itself, and then asks again
+    # for what it has no answer to.
+    (told,) = messages(core.receive(b, [pack("ping")], 7.0))
+    assert told[2]["kind"] == "hello"
+    assert claim(core, b, 1, session=bytes([1]) * 16, now=7.0)[b][0] == "welcome"
     assert not core.members.dead
     core.receive(a, [pack("ping")], 12.0)
     core.tick(13.0)
@@ -81,6 +84,7 @@ def test_a_step_that_was_made_without_a_worker_does_not_swallow_its_push():
     core.receive(a, [pack("ping")], 4.0)
     core.tick(6.0)
     assert core.values.parts["w"].version == 1
+    b = hello(core, 1, now=6.5)
     (told,) = messages(push(core, b, 2, "w", 1, ONES))
     assert told[2]["kind"] == "config"
     assert "step 1 of key 'w' was made without worker 1" in told[2]["text"]
@@ -116,7 +120,7 @@ def test_a_setting_of_the_distant_future_is_refused():
 
 def test_a_first_setting_of_the_distant_future_is_refused_too():
     core, a, b = pair()
-    assert setting(core, a, 2**31, 0.5) == "the first optimizer setting must have a number <= 1, got 2147483648"
+    assert setting(core, a, 2**31, 0.5) == "optimizer setting 2147483648 is not the next one, 1"
     assert setting(core, b, 1, 0.5) == 1
 
 

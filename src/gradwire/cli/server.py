@@ -39,6 +39,13 @@ __all__ = ["command"]
     help="Go on from this file if it is there, and write it every so many steps.",
 )
 @click.option("--snapshot-every", type=Integer(1), default=100, show_default=True, metavar="STEPS")
+@click.option(
+    "--durability",
+    type=click.Choice(["process", "disk"]),
+    default="process",
+    show_default=True,
+    help="What the snapshot file survives: the end of the server's process, or of the machine too.",
+)
 @click.option("--metrics-port", type=Integer(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one.")
 @click.option("--until-finished", is_flag=True, help="End when all workers have ended in peace, or are gone for long.")
 @click.option("--scheduler", metavar="ENDPOINT", help="Tell this scheduler where workers find this server.")
@@ -53,6 +60,7 @@ def command(
     staleness: int | None,
     snapshot: Path | None,
     snapshot_every: int,
+    durability: str,
     metrics_port: int | None,
     until_finished: bool,
     scheduler: str | None,
@@ -69,13 +77,13 @@ def command(
     from gradwire.kvstore.server.metrics import serve
     from gradwire.kvstore.server.rules import Rules
     from gradwire.kvstore.server.server import Finished, Server, keep_memory
-    from gradwire.kvstore.server.snapshot import Snapshots, load_core
+    from gradwire.kvstore.server.snapshot import Snapshots, open_core
 
     torch.set_num_threads(threads)
     keep_memory()
     rules = Rules(workers, on_dead_worker, dead_after, staleness, snapshots=snapshot is not None)
-    restored = snapshot is not None and snapshot.exists()
-    core = load_core(snapshot, rules) if snapshot is not None and restored else ServerCore(rules)
+    flushed = durability == "disk"
+    core = ServerCore(rules) if snapshot is None else open_core(snapshot, rules, flushed=flushed)
     server = Server(core, bind, keys=keys, insecure=insecure)
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,7 +93,7 @@ def command(
         click.echo(f"metrics on http://127.0.0.1:{serve(core, metrics_port)}/metrics")
     after: list[Callable[[], None]] = []
     if snapshot is not None:
-        after.append(partial(Snapshots(snapshot, snapshot_every).after, core))
+        after.append(partial(Snapshots(snapshot_every).after, core))
     over = Finished(core, clock=lambda: server.clock.now) if until_finished else None
     with ExitStack() as stack:
         stack.callback(server.close)

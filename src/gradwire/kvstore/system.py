@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -28,51 +29,50 @@ class Disk:
         """Return the bytes of a file."""
         return path.read_bytes()
 
-    def append(self, path: Path, start: int, data: bytes, *, flushed: bool) -> None:
+    def append(self, path: Path, start: int, pieces: Sequence[bytes | memoryview], *, flushed: bool) -> None:
         """Write bytes from a place of a file on, and drop what lies behind them.
 
         Args:
             path: a file that exists.
             start: place of the first byte.
-            data: bytes that end the file.
+            pieces: bytes that end the file.
             flushed: true: return when they are on the disk; false: when they survive the end of the process.
         """
         with path.open("r+b", buffering=0) as file:
             file.truncate(start)
             file.seek(start)
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            _write(file, pieces)
             if flushed:
                 os.fsync(file.fileno())
 
-    def replace(self, path: Path, pieces: Sequence[bytes | memoryview], *, flushed: bool) -> None:
-        """Write a file whole or not at all. What an interrupted call has left is used up by the next one.
+    def replace(self, path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write a file to the disk, whole or not at all. What an interrupted call has left is used up by the next one.
 
         Args:
             path: file to replace.
             pieces: bytes of the new file.
-            flushed: true: return when they are on the disk; false: when they survive the end of the process.
         """
         temporary = path.with_name(f".{path.name}.new")
         try:
             with temporary.open("wb", buffering=0) as file:
-                for piece in pieces:
-                    left = memoryview(piece)
-                    while left:
-                        left = left[file.write(left) :]
-                if flushed:
-                    os.fsync(file.fileno())
+                _write(file, pieces)
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        if flushed:
-            sync(path.parent)
+        sync(path.parent)
 
     def clean(self, path: Path) -> None:
         """Remove what an interrupted ``replace`` of a file has left."""
         path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+
+
+def _write(file: FileIO, pieces: Sequence[bytes | memoryview]) -> None:
+    for piece in pieces:
+        left = memoryview(piece).cast("B")
+        while left:
+            left = left[file.write(left) :]
 
 
 class System:

@@ -10,7 +10,7 @@ import msgpack
 import zmq
 
 CHUNK = 1 << 20
-VERSION = 5
+VERSION = 6
 """The version of the protocol that the server speaks: an attacker with another one is refused before it can attack."""
 CONTEXT = zmq.Context()
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -70,7 +70,16 @@ class Attacker:
 
 
 def introduction(rank, world=2, version=VERSION, sync=False, session=None):
-    return pack("hello", version=version, rank=rank, world=world, sync=sync, session=session or os.urandom(16))
+    return pack(
+        "hello",
+        version=version,
+        rank=rank,
+        world=world,
+        server=0,
+        servers=1,
+        sync=sync,
+        session=session or os.urandom(16),
+    )
 
 
 def push(key="own", step=1, nbytes=16, chunk=0, chunks=1, config=0, optimizer=0, rows=-1):

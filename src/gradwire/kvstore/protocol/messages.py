@@ -21,7 +21,8 @@ need not be kept.
     why        what a request waits for       value, text in UTF-8
     states     the optimizer's states         value
     restore    the optimizer's states back    done
-    finish     I push no more                 done
+    keep       I will not repeat my pushes    done, when all of them are in the server's file
+    finish     the same, and I push no more   done
     ping       I am alive                     pong
     leave      I am finished, and gone
                                               error      what was wrong, for a seq or for the session
@@ -167,7 +168,7 @@ SEQ = {"seq": count(1)}
 CHUNKED = {**SEQ, "chunk": count(0), "chunks": count(1, 2**20)}
 """Fields of a request in pieces."""
 
-VERSION = 5
+VERSION = 6
 
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
@@ -175,11 +176,11 @@ CHUNK = 1 << 20
 MAX_HEADER = 64 * 1024
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
-    "welcome": {"epoch": token, "rank": count(0), "world": count(1), "restored": boolean, "snapshots": boolean},
+    "welcome": {"epoch": token, "run": token, "rank": count(0), "world": count(1), "snapshots": boolean},
     "done": {**SEQ, "version": count(0), "durable": counts},
     "value": {**CHUNKED, "durable": counts, "nbytes": count(0)},
     "error": {"seq": count(0), "kind": text, "text": text},
-    "pong": {"dead": lambda value: isinstance(value, list) and all(count(0)(rank) for rank in value)},
+    "pong": {"dead": lambda value: isinstance(value, list) and all(count(0)(rank) for rank in value), "trouble": text},
 }
 """Messages that a server may send, with their fields."""
 

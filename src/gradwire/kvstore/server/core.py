@@ -14,22 +14,24 @@ What grows: with the number of workers W, the sessions, and for each key that is
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from gradwire.errors import GradwireError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
-from gradwire.kvstore.server.members import Barriers, Members, StrangerError, WorkerSession
-from gradwire.kvstore.server.pending import PendingRequest, RequestQueue, Topic
+from gradwire.kvstore.server.journal import NOTHING, Journal
+from gradwire.kvstore.server.members import Barriers, Members, State, StrangerError, WorkerSession
+from gradwire.kvstore.server.pending import KEPT, PendingRequest, RequestQueue, Topic
 from gradwire.kvstore.server.requests import FIELDS, REQUESTS
 from gradwire.kvstore.server.rules import Counters, Rules
 from gradwire.kvstore.server.settings import OptimizerSettings
 from gradwire.kvstore.server.stored_part import Contribution, StoredPart
 from gradwire.kvstore.server.values import Progress, ValueFrames, Values
+from gradwire.kvstore.system import SYSTEM, System
 
 __all__ = ["ServerCore"]
 
@@ -39,19 +41,30 @@ class ServerCore:
 
     Args:
         rules: settings of its behaviour.
-        parts: restored from a snapshot; None: it starts empty.
+        parts: restored from a snapshot.
+        journal: file in which the server keeps its state; None: its state ends with it.
+        system: machine that the server runs on.
+
+    Attributes:
+        epoch: name of this process.
+        run: name of what is kept: that of the process that began it.
+        place: index of this server and number of servers; None until the first worker has said it.
+        wanted: true: something waits for a snapshot.
     """
 
-    def __init__(self, rules: Rules, parts: Iterable[StoredPart] | None = None) -> None:
-        self.rules = rules
-        self.epoch = os.urandom(16)
-        self.restored = parts is not None
+    def __init__(
+        self, rules: Rules, parts: Iterable[StoredPart] = (), journal: Journal | None = None, system: System = SYSTEM
+    ) -> None:
+        self.rules, self.journal = rules, journal
+        self.epoch = self.run = system.random(16)
+        self.place: tuple[int, int] | None = None
+        self.wanted = False
         self.counters = Counters()
         self.pending = RequestQueue()
         self.members = Members(rules, self.pending)
         self.barriers = Barriers(self.pending)
         self.progress = Progress(rules, self.members)
-        self.values = Values(rules, self.pending, self.counters, parts or ())
+        self.values = Values(rules, self.pending, self.counters, parts)
         self.frames = ValueFrames()
         self.optimizers = OptimizerSettings(self.values.alone)
         self.now = 0.0
@@ -91,12 +104,67 @@ class ServerCore:
         """Detect workers that have been silent for too long; to be called about once a second."""
         self.now = now
         out: list[Outgoing] = []
+        if self.journal is not None:
+            self.journal.flush()
         for session in self.members.silent(now):
-            self.members.lose(session)
-            if self.rules.on_dead_worker == "error":
+            if session.state is not State.CUT:
+                self.members.cut(session, "silent")
+            error = self.rules.on_dead_worker == "error"
+            if session.state is State.CUT and (self.saved(session) or error):
+                self.members.move(session, "saved")
+            if session.state is not State.CUT:
+                self.note(session)
+            if session.state is State.DEAD and error:
                 # Every wait that only the dead could end.
                 out += [self._dead(each.peer, each.seq, each.what) for each in self.pending.take_stuck()]
         return [*out, *self._progress()]
+
+    def keep(self, header: dict[str, Any], data: memoryview = NOTHING) -> Callable[[], bool]:
+        """Write a change to the file; return the condition that it is there, which an acknowledgement waits for."""
+        journal = self.journal
+        if journal is None:
+            return lambda: True
+        number = journal.append(header, data)
+        return lambda: journal.kept >= number
+
+    def kept(self) -> Callable[[], bool]:
+        """Return the condition that all changes so far are in the file."""
+        journal, number = self.journal, 0 if self.journal is None else self.journal.written
+        return lambda: journal is None or journal.kept >= number
+
+    def note(self, session: WorkerSession) -> Callable[[], bool]:
+        """Write the state of a session to the file; return the condition that it is there."""
+        return self.keep({"op": "state", "rank": session.rank, "state": session.state.value})
+
+    def saved(self, session: WorkerSession) -> bool:
+        """Return whether all that a session has pushed is in the file, and else ask for a snapshot."""
+        if self.journal is None or session.saved == session.changes:
+            return True
+        self.wanted = True
+        return False
+
+    def mark_saved(self) -> None:
+        """Note that a snapshot has all of this."""
+        waiting = {rank for unit in self.values.units() for pushes in unit.pending.values() for rank in pushes}
+        for session in self.members.sessions():
+            if session.rank not in waiting or not session.repeats:
+                session.saved = session.changes
+        self.values.mark_durable()
+        self.wanted = False
+
+    def when_kept(
+        self, session: WorkerSession, seq: int, ready: Callable[[], bool], answer: Callable[[], list[Outgoing]]
+    ) -> list[Outgoing]:
+        """Answer when something is in the file, whoever is dead."""
+        if ready():
+            return answer()
+        self.pending.add(KEPT, PendingRequest(session.peer, seq, self.unkept, ready, answer))
+        return []
+
+    def unkept(self) -> str:
+        """Say in words what the file waits for."""
+        trouble = "" if self.journal is None else self.journal.trouble
+        return f"the server's file is not written yet: {trouble or 'it is being written'}"
 
     def done(
         self, session: WorkerSession, seq: int, version: int = 0, units: Sequence[StoredPart] = ()
@@ -110,8 +178,9 @@ class ServerCore:
         return peer, [pack("error", seq=seq, kind=kind, text=printable(str(error)))]
 
     def pong(self) -> bytes:
-        """Answer a ping, with the ranks that are dead."""
-        return pack("pong", dead=sorted(self.members.dead))
+        """Answer a ping, with the ranks that are dead, and what is wrong with the file."""
+        trouble = "" if self.journal is None else self.journal.trouble
+        return pack("pong", dead=sorted(self.members.dead), trouble=printable(trouble))
 
     def value(
         self, session: WorkerSession, seq: int, data: Tensor, units: Sequence[StoredPart] = (), method: str = "none"
@@ -142,6 +211,7 @@ class ServerCore:
         else:
             fresh = part.apply_one(session.rank, step, push, self.optimizers.updaters)
             self.counters.steps += fresh * part.count
+        session.changes += fresh
         self.counters.repeated += part.count * (not fresh)
         self.pending.touch(part.topic)
 
@@ -214,6 +284,8 @@ class ServerCore:
             self.pending.touch(*self.pending.topics(), *(each.topic for each in self.values.units() if each.pending))
             self.members.changed = False
         out: list[Outgoing] = []
+        if KEPT in self.pending:
+            self.pending.touch(KEPT)
         while self.pending.touched or self.pending.again:
             out += self._progress_once()
         return out

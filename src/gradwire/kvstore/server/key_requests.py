@@ -56,6 +56,8 @@ def init(
         if data is None:
             return []
         values.add(StoredPart(key, data.view(kind).view(shape), start, total, sparse))
+        about = {"op": "init", "key": key, "shape": shape, "dtype": dtype, "start": start, "total": total}
+        core.keep({**about, "sparse": sparse}, data.numpy().data)
     elif chunk + 1 < chunks:
         return []
     core.pending.touch(key)
@@ -66,8 +68,12 @@ def init(
             values.parts[key].check_same(*form)
         except ConfigError as error:
             return [core.error(session.peer, seq, "config", error)]
-        part = values.alone(key)
-        return core.done(session, seq, core.progress.version(part, session.rank), [part])
+
+        def done() -> list[Outgoing]:
+            part = values.alone(key)
+            return core.done(session, seq, core.progress.version(part, session.rank), [part])
+
+        return core.when_kept(session, seq, core.kept(), done)
 
     return core.when(
         key, session, seq, lambda: f"key {key!r} waits for worker 0's value", lambda: key in values.parts, answer

@@ -1,17 +1,24 @@
-"""Members of a run: sessions with their incomplete messages, ranks, and barriers.
+"""Members of a run: one session for each rank, its state, and barriers.
 
-    hello, another token   taken in where the rank is free, or its session has been silent or cannot be reached
-    hello, the same token  the same process after a cut cable: it goes on with what it had told the server
-    silence                the rank counts as dead; the same process may come back, another one may take its place
+A session belongs to a process, which has chosen a token. What happens to it is a table, ``MOVES``:
 
-A rank with a key of its own (CURVE) belongs to that key. Without keys whoever can reach the server may take a free
-place, but not that of a worker that is heard of.
+    live       connected, and heard of
+    cut        not connected, or silent: what waited for it is dropped; the process may come back, another one may come
+    dead       silent for too long, and all that it pushed is in the file
+    finished   it pushes no more, and is still there
+    left       it pushes no more, and is gone
+
+A process that comes back, from whichever state, introduces itself, and asks again for all that it has no answer to. A
+rank with a key of its own (CURVE) belongs to that key. Without keys whoever can reach the server may take a free place,
+but not that of a worker that is heard of.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 import torch
@@ -26,10 +33,43 @@ from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.pending import RequestQueue
 from gradwire.kvstore.server.rules import Rules
 
-__all__ = ["MAX_CONFIGS", "MAX_UNSAVED", "Barriers", "Members", "StrangerError", "WorkerSession", "workers"]
+__all__ = ["MAX_CONFIGS", "Barriers", "Members", "State", "StrangerError", "WorkerSession", "workers"]
 
 MAX_CONFIGS = 512
 """Compressions that pushes may name: a threshold may change in every step."""
+
+
+class State(Enum):
+    """The state of a session."""
+
+    LIVE = "live"
+    CUT = "cut"
+    DEAD = "dead"
+    FINISHED = "finished"
+    LEFT = "left"
+
+
+MOVES = {
+    (State.LIVE, "come"): State.LIVE,
+    (State.LIVE, "cut"): State.CUT,
+    (State.LIVE, "silent"): State.CUT,
+    (State.LIVE, "finish"): State.FINISHED,
+    (State.LIVE, "leave"): State.LIVE,
+    (State.CUT, "come"): State.LIVE,
+    (State.CUT, "cut"): State.CUT,
+    (State.CUT, "silent"): State.CUT,
+    (State.CUT, "saved"): State.DEAD,
+    (State.CUT, "finish"): State.FINISHED,
+    (State.DEAD, "come"): State.LIVE,
+    (State.FINISHED, "come"): State.FINISHED,
+    (State.FINISHED, "cut"): State.FINISHED,
+    (State.FINISHED, "finish"): State.FINISHED,
+    (State.FINISHED, "silent"): State.LEFT,
+    (State.FINISHED, "leave"): State.LEFT,
+    (State.LEFT, "come"): State.FINISHED,
+}
+"""The next state by the state and what happens: the process comes (again), its connection is cut, it is silent for too
+long, what it pushed is saved while it is silent, it finishes, it leaves."""
 
 
 @dataclass
@@ -48,19 +88,24 @@ class WorkerSession:
         peer: name of the worker in the transport.
         rank: rank among the workers.
         token: token that the process chose; another process has another one.
-        seen: time at which something last came from it, in seconds.
+        seen: time at which something last came from it, in seconds; infinite: not since the server was started.
+        state: state of the session.
         configs: compressions of the worker, by number; 0 is none.
         barriers: number of barriers that were passed before it came: its own first one is the one after them.
         joined: true: its rank had another process before, so its settings are numbered anew.
         reachable: true: nothing that was sent to it has failed since it was heard of.
         given: number of the replica of a key that the newest compressed answer led to.
         lists: lists of keys that it names together, by its numbers.
+        changes: number of changes that it has made to what the server keeps.
+        saved: number of those that are in the file.
+        leaving: true: it has asked to finish, or that what it pushed be saved.
     """
 
     peer: bytes
     rank: int
     token: bytes
     seen: float
+    state: State = State.LIVE
     configs: dict[int, Compression] = field(default_factory=lambda: {0: OFF})
     barriers: int = 0
     joined: bool = False
@@ -68,6 +113,14 @@ class WorkerSession:
     given: dict[StoreKey, int] = field(default_factory=dict)
     lists: dict[int, KeyList] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
+    changes: int = 0
+    saved: int = 0
+    leaving: bool = False
+
+    @property
+    def repeats(self) -> bool:
+        """True while its process is there to repeat what the file does not have."""
+        return self.state is State.LIVE and not self.leaving
 
     def compression(self, number: int) -> Compression:
         """Find a compression by its number.
@@ -153,62 +206,56 @@ class StrangerError(WireError):
 
 
 class Members:
-    """A server's sessions, and the ranks that are dead, have finished or have left.
+    """A server's sessions, one for each rank that has ever come.
 
     Args:
         rules: settings of the server's behaviour.
-        pending: waiting requests, which are released by workers that go.
+        pending: waiting requests; those of a worker that is cut off are dropped.
     """
 
     def __init__(self, rules: Rules, pending: RequestQueue) -> None:
         self.rules, self._pending = rules, pending
         self.dead: set[int] = set()
         self.finished: set[int] = set()
+        """The ranks that push no more, those that have left among them."""
         self.left: set[int] = set()
         self.changed = False
         """True: a worker came or went, so any step or wait may be complete; the core looks, and sets it to false."""
-        self.offsets: dict[bytes, int] = {}
-        """Barriers passed before each process came that the server knew when its snapshot was made, by token."""
-        self._sessions: dict[bytes, WorkerSession] = {}
-        self._lost: dict[int, WorkerSession] = {}
-        self._seen: set[int] = set()
+        self._ranks: dict[int, WorkerSession] = {}
+        self._peers: dict[bytes, WorkerSession] = {}
+        self.live: set[int] = set(range(rules.workers))
+        """The ranks whose pushes a step waits for."""
 
     def __len__(self) -> int:
         """Count the workers that are connected."""
-        return len(self._sessions)
-
-    @property
-    def live(self) -> set[int]:
-        """The ranks whose pushes a step waits for."""
-        gone = self.finished | (self.dead if self.rules.on_dead_worker == "continue" else set())
-        return set(range(self.rules.workers)) - gone
+        return len(self._peers)
 
     def sessions(self) -> list[WorkerSession]:
-        """The sessions that exist, and those that may come back."""
-        return [*self._sessions.values(), *self._lost.values()]
+        """The sessions, also of those who are gone."""
+        return list(self._ranks.values())
+
+    def of(self, rank: int) -> WorkerSession | None:
+        """Find the session of a rank."""
+        return self._ranks.get(rank)
 
     def knows(self, peer: bytes) -> bool:
         """Return whether a process has a session."""
-        return peer in self._sessions
+        return peer in self._peers
 
     def unreachable(self, peer: bytes) -> None:
         """Note that a message could not be sent to a worker: its connection is gone, and its rank may be taken."""
-        if peer in self._sessions:
-            self._sessions[peer].reachable = False
+        if peer in self._peers:
+            self._peers[peer].reachable = False
 
     def session(self, peer: bytes, now: float) -> WorkerSession:
         """Find the session of a worker that has introduced itself, and note that it is alive.
 
         Raises:
-            StrangerError: the worker has not introduced itself.
+            StrangerError: the worker has not introduced itself, or was cut off since.
         """
-        session = self._sessions.get(peer)
+        session = self._peers.get(peer)
         if session is None:
-            session = next((each for each in self._lost.values() if each.peer == peer), None)
-            if session is None:
-                raise StrangerError("a session starts with hello")
-            # Silent for long, as a process that was stopped, and never cut off: it goes on.
-            self._enter(session)
+            raise StrangerError("a session starts with hello")
         session.seen, session.reachable = now, True
         return session
 
@@ -231,77 +278,78 @@ class Members:
 
     def holder(self, peer: bytes, rank: int, token: bytes, now: float) -> WorkerSession | None:
         """Find the session of another process that has a rank and was heard of lately."""
-        if self._known(rank, token) is not None:
+        session = self._ranks.get(rank)
+        if session is None or session.token == token or session.peer == peer or session.peer not in self._peers:
             return None
-        those = (each for each in self._of(rank) if each.peer != peer)
-        return next((each for each in those if each.reachable and now - each.seen < TAKEN), None)
+        return session if session.reachable and now - session.seen < TAKEN else None
 
-    def take_in(self, peer: bytes, rank: int, token: bytes, now: float) -> tuple[WorkerSession, bool]:
-        """Give a rank to a process; return its session, and whether the process is a new one for this rank."""
-        known, fresh = self._known(rank, token), WorkerSession(peer, rank, token, now)
-        for each in self._of(rank):
-            self.close(each.peer)
-        if known is not None:
-            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
-            fresh.joined, fresh.lists = known.joined, known.lists
-        else:
-            fresh.joined = rank in self._seen
-            self.finished.discard(rank)
-        self._enter(fresh)
-        return fresh, known is None
+    def enter(self, session: WorkerSession, peer: bytes, now: float) -> None:
+        """Connect a session, a new one or one that was there before; the one that had its rank ends."""
+        before = self._ranks.get(session.rank)
+        if before is not None:
+            self._disconnect(before)
+        session.peer, session.seen, session.reachable, session.open = peer, now, True, {}
+        self._ranks[session.rank], self._peers[peer] = session, session
+        for each in self._ranks.values() if before is session else ():
+            # The processes of before the restart are coming back: whoever is not heard of from now on is silent.
+            each.seen = min(each.seen, now)
+        self.move(session, "come")
 
-    def finish(self, rank: int) -> None:
-        """Note that a worker pushes no more."""
-        self.finished.add(rank)
-        self.changed = True
+    def restore(self, session: WorkerSession) -> None:
+        """Take in a session from a file; its process may come back."""
+        session.seen = math.inf
+        session.state = State.CUT if session.state is State.LIVE else session.state
+        self._ranks[session.rank] = session
+        self._sort(session)
+
+    def move(self, session: WorkerSession, event: str) -> None:
+        """Change the state of a session by the table."""
+        session.state = MOVES[session.state, event]
+        self._sort(session)
 
     def leave(self, session: WorkerSession) -> None:
-        """Note that a worker closes its connection: it has left if it said ``finish`` before, else
-        it may come again.
-        """
-        if session.rank in self.finished:
-            self.left.add(session.rank)
-            self.close(session.peer)
+        """Note that a worker closes its connection: it has left if it has finished, else it may come again."""
+        self.move(session, "leave")
+        if session.state is State.LEFT:
+            self._disconnect(session)
 
     def close(self, peer: bytes) -> None:
-        """Close a session, also that of a worker that does not read its messages."""
-        if self._sessions.pop(peer, None) is not None:
-            self._pending.drop(peer)
+        """Cut a worker off, also one that does not read its messages."""
+        if peer in self._peers:
+            self.cut(self._peers[peer])
+
+    def cut(self, session: WorkerSession, event: str = "cut") -> None:
+        """End the connection of a session, and drop what waits for it."""
+        self._disconnect(session)
+        self.move(session, event)
 
     def silent(self, now: float) -> list[WorkerSession]:
-        """Find the ranks that have been silent for too long."""
-        return [each for each in self._sessions.values() if now - each.seen > self.rules.dead_after]
-
-    def lose(self, session: WorkerSession) -> None:
-        """Declare a worker dead."""
-        self.dead.add(session.rank)
-        self.close(session.peer)
-        self._lost[session.rank] = session
-        self.changed = True
+        """Find the sessions that have been silent for too long, of those that are not dead or left."""
+        those = (each for each in self._ranks.values() if each.state not in (State.DEAD, State.LEFT))
+        return [each for each in those if now - each.seen > self.rules.dead_after]
 
     def silence(self) -> str:
         """Say in words which workers are dead."""
         have = "has" if len(self.dead) == 1 else "have"
         return f"{workers(self.dead)} {have} not been heard of for {self.rules.dead_after:g} s"
 
-    def _of(self, rank: int) -> list[WorkerSession]:
-        return [each for each in self._sessions.values() if each.rank == rank]
+    def _disconnect(self, session: WorkerSession) -> None:
+        if self._peers.get(session.peer) is session:
+            del self._peers[session.peer]
+            self._pending.drop(session.peer)
 
-    def _known(self, rank: int, token: bytes) -> WorkerSession | None:
-        before = [*self._of(rank), *([self._lost[rank]] if rank in self._lost else [])]
-        return next((each for each in before if each.token == token), None)
-
-    def _enter(self, session: WorkerSession) -> None:
-        self._seen.add(session.rank)
-        self._lost.pop(session.rank, None)
-        self.dead.discard(session.rank)
-        self.left.discard(session.rank)
-        self._sessions[session.peer] = session
+    def _sort(self, session: WorkerSession) -> None:
+        """Bring the sets of ranks up to date."""
+        rank, state = session.rank, session.state
+        for ranks, there in (
+            (self.dead, state is State.DEAD),
+            (self.finished, state in (State.FINISHED, State.LEFT)),
+            (self.left, state is State.LEFT),
+        ):
+            (ranks.add if there else ranks.discard)(rank)
+        gone = rank in self.finished or (rank in self.dead and self.rules.on_dead_worker == "continue")
+        (self.live.discard if gone else self.live.add)(rank)
         self.changed = True
-
-
-MAX_UNSAVED = 2**16
-"""Barriers that workers may have passed between a snapshot and the end of the server that made it."""
 
 
 class Barriers:
@@ -315,34 +363,13 @@ class Barriers:
         self.passed = 0
         self._pending = pending
         self._arrived: dict[int, set[int]] = {}
-        self._saved, self._unheard = 0, frozenset[int]()
-
-    def restore(self, passed: int, ranks: Iterable[int]) -> None:
-        """Continue from a snapshot: workers may have passed more barriers since, and each says so when it comes.
-
-        Args:
-            passed: barriers that were behind all workers when the snapshot was made.
-            ranks: ranks of all workers.
-        """
-        self.passed = self._saved = passed
-        self._unheard = frozenset(ranks)
 
     def arrive(self, rank: int, number: int) -> set[int]:
         """Note that a worker is at a barrier; return all workers that are.
 
         Raises:
-            WireError: the number is not the next one; or it is the first that a worker names after a restart, and more
-                than ``MAX_UNSAVED`` away from those in the snapshot.
+            WireError: the number is not the next one.
         """
-        if rank in self._unheard:
-            if number > self._saved + MAX_UNSAVED:
-                raise WireError(
-                    f"worker {rank} is at barrier {number}, the server's snapshot at barrier {self._saved}: they can "
-                    f"be at most {MAX_UNSAVED} apart; start the server from the newest snapshot of this run"
-                )
-            self._unheard -= {rank}
-            # A worker at a barrier has passed those before it.
-            self.pass_to(number - 1)
         if number > self.passed + 1:
             raise WireError(f"barrier {number} is not the next one, {self.passed + 1}")
         arrived = self._arrived.setdefault(number, set())
@@ -352,9 +379,8 @@ class Barriers:
 
     def pass_to(self, number: int) -> None:
         """Mark barriers up to this one as passed by all workers."""
-        if number > self.passed:
-            self.passed = number
-            self._pending.touch(*(("barrier", each) for each in self._arrived if each <= number))
+        self.passed = max(self.passed, number)
+        self._pending.touch(*(("barrier", each) for each in self._arrived if each <= number))
 
     def forget(self, rank: int) -> None:
         """Forget the barriers of a rank that another process has taken."""

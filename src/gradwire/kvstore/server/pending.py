@@ -11,11 +11,14 @@ from gradwire.errors import WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import Outgoing
 
-__all__ = ["MAX_WAITING", "PendingRequest", "RequestQueue", "Topic"]
+__all__ = ["KEPT", "MAX_WAITING", "PendingRequest", "RequestQueue", "Topic"]
 
 
 Topic: TypeAlias = StoreKey | tuple[str, int]
 """Topics that a request can wait for: something about a key, or a numbered barrier."""
+
+KEPT: Topic = ("kept", 0)
+"""The topic of all that waits for the server's file."""
 
 MAX_WAITING = 2**16
 """Requests of one worker that wait: it has one for each key that it pulls at a time."""
@@ -45,6 +48,10 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return self._count.total()
+
+    def __contains__(self, topic: Topic) -> bool:
+        """Return whether a request waits for a topic."""
+        return topic in self._by_topic
 
     def topics(self) -> list[Topic]:
         """List the topics that a request waits for."""
@@ -77,8 +84,9 @@ class RequestQueue:
         return self._take(topic, lambda _: True)
 
     def take_stuck(self) -> list[PendingRequest]:
-        """Take out all requests that cannot be answered."""
-        return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]
+        """Take out all requests that cannot be answered and wait for another worker."""
+        topics = [topic for topic in self.topics() if topic != KEPT]
+        return [each for topic in topics for each in self._take(topic, lambda each: not each.ready())]
 
     def reason(self, peer: bytes, seq: int) -> str:
         """Say in words what a request waits for; empty if it does not wait."""

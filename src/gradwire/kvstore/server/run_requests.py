@@ -11,7 +11,7 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.updater import OptimizerConfig
-from gradwire.kvstore.server.members import WorkerSession, workers
+from gradwire.kvstore.server.members import State, WorkerSession, workers
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore
@@ -21,6 +21,7 @@ __all__ = [
     "config",
     "finish",
     "hello",
+    "keep",
     "leave",
     "optimizer",
     "ping",
@@ -32,7 +33,16 @@ __all__ = [
 
 
 def hello(
-    core: ServerCore, peer: bytes, owner: int | None, version: int, rank: int, world: int, sync: bool, session: bytes
+    core: ServerCore,
+    peer: bytes,
+    owner: int | None,
+    version: int,
+    rank: int,
+    world: int,
+    server: int,
+    servers: int,
+    sync: bool,
+    session: bytes,
 ) -> list[Outgoing]:
     """Admit a worker, or say which process has its place."""
     members, progress = core.members, core.progress
@@ -45,20 +55,42 @@ def hello(
     if progress.sync not in (None, sync):
         names = ("dist_sync", "dist_async") if progress.sync else ("dist_async", "dist_sync")
         raise ConfigError(f"all workers must create a {names[0]} store, as the first did, got {names[1]}")
+    if core.place not in (None, (server, servers)):
+        raise ConfigError(
+            f"this server continues server {core.place[0]} of {core.place[1]} of its run, and worker {rank} has it as "
+            f"server {server} of {servers}: start each server with the --snapshot file that it had"
+        )
     holder = members.holder(peer, rank, session, core.now)
     if holder is not None:
         text = f"rank {rank} is taken by a worker that was heard of {core.now - holder.seen:.1f} s ago"
         # A message to the holder shows whether it can still be reached.
         return [(holder.peer, [core.pong()]), (peer, [pack("error", seq=0, kind="taken", text=text)])]
-    progress.sync = sync
-    fresh, another = members.take_in(peer, rank, session, core.now)
-    if another:
-        fresh.barriers = members.offsets.get(session, core.barriers.passed)
+    before = members.of(rank)
+    if before is None or before.token != session:
+        fresh = WorkerSession(peer, rank, session, core.now, barriers=core.barriers.passed, joined=before is not None)
+        record = {"op": "session", "rank": rank, "token": session, "barriers": fresh.barriers, "joined": fresh.joined}
+        record |= {"sync": sync, "place": [server, servers]}
+        # What the process before it pushed is in the file first, because nobody will repeat it.
+        if not (before is None or given_up(core, before)) or not core.keep(record)():
+            return [(peer, [pack("error", seq=0, kind="taken", text=f"rank {rank}: {core.unkept()}")])]
         core.barriers.forget(rank)
-        for unit in () if sync else core.values.units():
-            unit.forget_early(rank)
-    told = {"restored": core.restored, "snapshots": core.rules.snapshots}
-    return [(peer, [pack("welcome", epoch=core.epoch, rank=rank, world=world, **told)])]
+        before = fresh
+    progress.sync, core.place = sync, (server, servers)
+    members.enter(before, peer, core.now)
+    told = {"epoch": core.epoch, "run": core.run, "snapshots": core.rules.snapshots}
+    return [(peer, [pack("welcome", rank=rank, world=world, **told)])]
+
+
+def given_up(core: ServerCore, session: WorkerSession) -> bool:
+    """Cut off a process whose rank another one takes; return whether all that it pushed is saved."""
+    if session.state in (State.LIVE, State.CUT):
+        core.members.cut(session)
+    # Its next push will not come, so those after it no longer wait for it.
+    for unit in () if core.progress.sync else core.values.units():
+        if unit.apply_early(session.rank, core.optimizers.updaters):
+            session.changes += 1
+            core.pending.touch(unit.topic)
+    return core.saved(session)
 
 
 def ping(core: ServerCore, session: WorkerSession) -> list[Outgoing]:
@@ -86,8 +118,10 @@ def optimizer(
     numbers: dict[str, Any],
 ) -> list[Outgoing]:
     """Register a setting of the optimizer under a number, and answer with that number."""
-    known = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
-    return core.done(session, seq, known)
+    known, fresh = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
+    record = {"op": "setting", "number": known, "name": name, "numbers": numbers}
+    kept = core.keep(record) if fresh else core.kept()
+    return core.when_kept(session, seq, kept, lambda: core.done(session, seq, known))
 
 
 def staleness(core: ServerCore, session: WorkerSession, seq: int, steps: int) -> list[Outgoing]:
@@ -100,8 +134,9 @@ def staleness(core: ServerCore, session: WorkerSession, seq: int, steps: int) ->
             f"staleness must be the same on all workers and servers: it is {progress.staleness} here, worker "
             f"{session.rank} asks for {steps}"
         )
-    progress.staleness = steps
-    return core.done(session, seq)
+    fresh, progress.staleness = progress.staleness is None, steps
+    kept = core.keep({"op": "staleness", "steps": steps}) if fresh else core.kept()
+    return core.when_kept(session, seq, kept, lambda: core.done(session, seq))
 
 
 def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> list[Outgoing]:
@@ -113,8 +148,10 @@ def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> 
         return number <= core.barriers.passed or core.members.live <= arrived
 
     def answer() -> list[Outgoing]:
+        fresh = number > core.barriers.passed
         core.barriers.pass_to(number)
-        return core.done(session, seq)
+        kept = core.keep({"op": "barrier", "passed": number}) if fresh else core.kept()
+        return core.when_kept(session, seq, kept, lambda: core.done(session, seq))
 
     topic = ("barrier", number)
     core.pending.touch(topic)
@@ -146,16 +183,30 @@ def restore(
     if data is None:
         return []
     core.optimizers.restore(data.numpy().tobytes())
-    return core.done(session, seq)
+    session.changes += 1
+    return core.when_kept(session, seq, lambda: core.saved(session), lambda: core.done(session, seq))
+
+
+def keep(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:
+    """Answer when all that this worker has pushed is in the file: it will not repeat it."""
+    session.leaving = True
+    return core.when_kept(session, seq, lambda: core.saved(session), lambda: core.done(session, seq))
 
 
 def finish(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:
-    """Make steps without this worker from now on."""
-    core.members.finish(session.rank)
-    return core.done(session, seq)
+    """Make steps without this worker, when all that it has pushed is in the file."""
+    session.leaving = True
+
+    def answer() -> list[Outgoing]:
+        core.members.move(session, "finish")
+        return core.when_kept(session, seq, core.note(session), lambda: core.done(session, seq))
+
+    return core.when_kept(session, seq, lambda: core.saved(session), answer)
 
 
 def leave(core: ServerCore, session: WorkerSession) -> list[Outgoing]:
     """Let a worker go that has finished."""
     core.members.leave(session)
+    if session.state is State.LEFT:
+        core.note(session)
     return []

@@ -14,7 +14,7 @@ from gradwire.kvstore.server.stored_part import AHEAD, StoredPart
 __all__ = ["SETTINGS", "OptimizerSettings"]
 
 SETTINGS = 2 * AHEAD
-"""Settings of the optimizer that pushes may name: a learning rate may change in every step."""
+"""Settings of the optimizer that are kept: a learning rate may change in every step, and each worker names its own."""
 
 
 class OptimizerSettings:
@@ -22,14 +22,14 @@ class OptimizerSettings:
 
     Args:
         part: finds a key alone, or refuses it.
+
+    Attributes:
+        updaters: settings by number, those that were named last at the end.
     """
 
     def __init__(self, part: Callable[[StoreKey], StoredPart]) -> None:
         self.updaters: dict[int, Updater] = {}
-        self.saved: dict[StoreKey, dict[str, Any]] = {}
-        """States of a snapshot, for the first setting."""
-        self.first: int | None = 1
-        """The largest number that the first setting may have; None: a snapshot of an earlier version does not say."""
+        self._newest = 0
         self._part = part
 
     def check(self, number: int) -> None:
@@ -40,9 +40,10 @@ class OptimizerSettings:
         """
         if number and number not in self.updaters:
             raise WireError(f"a push names optimizer setting {number}, which was never sent")
+        self._name(number)
 
-    def declare(self, number: int, config: OptimizerConfig, *, joined: bool) -> int:
-        """Register a setting under a number, and forget the oldest of too many.
+    def declare(self, number: int, config: OptimizerConfig, *, joined: bool) -> tuple[int, bool]:
+        """Register a setting under a number, and forget the one that was not named for the longest of too many.
 
         Args:
             number: the worker's.
@@ -50,20 +51,17 @@ class OptimizerSettings:
             joined: true: the worker came later, and counts its settings from 1.
 
         Returns:
-            The number by which pushes name it.
+            The number by which pushes name it, and whether it is a new one.
 
         Raises:
             ConfigError: another worker gave this number to another setting.
             WireError: numbers were left out.
         """
-        newest = self._newest()
-        if newest is not None and joined:
+        if self._newest and joined:
             number = self._joined_number(config)
-        elif newest is None and self.first is not None and number > self.first:
+        elif number > self._newest + 1:
             # Those of all others would be forgotten at once.
-            raise WireError(f"the first optimizer setting must have a number <= {self.first}, got {number}")
-        elif newest is not None and number > max(self.updaters) + 1:
-            raise WireError(f"optimizer setting {number} is not the next one, {max(self.updaters) + 1}")
+            raise WireError(f"optimizer setting {number} is not the next one, {self._newest + 1}")
         known = self.updaters.get(number)
         if known is not None and known.config != config:
             raise ConfigError(
@@ -71,26 +69,22 @@ class OptimizerSettings:
                 f"{known.config}, this one's {config}"
             )
         if known is None:
-            same = newest is not None and newest.config.name == config.name
-            self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
-            oldest = max(self.updaters) - SETTINGS
-            self.updaters = {n: each for n, each in self.updaters.items() if n > oldest}
-            if self.saved:
-                self._load(self.updaters[number], self.saved)
-                self.saved = {}
-        return number
+            self.add(number, config)
+        self._name(number)
+        return number, known is None
 
-    @property
-    def first_after_restart(self) -> int | None:
-        """The largest number that the first setting may have on a server that continues from here."""
-        if self.updaters:
-            return max(self.updaters) + SETTINGS
-        return None if self.first is None else max(self.first, SETTINGS)
+    def add(self, number: int, config: OptimizerConfig) -> None:
+        """Add a setting, which shares the states of the newest if both are of one optimizer."""
+        newest = self.updaters.get(self._newest)
+        same = newest is not None and newest.config.name == config.name
+        self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
+        self._newest = max(self._newest, number)
+        if len(self.updaters) > SETTINGS:
+            del self.updaters[next(each for each in self.updaters if each != self._newest)]
 
     def states(self) -> dict[StoreKey, dict[str, Any]]:
         """Return the states of the optimizer, by key."""
-        newest = self._newest()
-        return self.saved if newest is None else newest.state_dict()
+        return self.updaters[self._newest].state_dict() if self.updaters else {}
 
     def to_bytes(self) -> bytes:
         """Encode the states for a message.
@@ -98,9 +92,9 @@ class OptimizerSettings:
         Raises:
             ConfigError: there is no optimizer.
         """
-        newest = self._newest()
-        if newest is None:
+        if not self.updaters:
             raise ConfigError("a store has optimizer states after set_optimizer, and not before")
+        newest = self.updaters[self._newest]
         return to_bytes(newest.state_dict(), newest.config)
 
     def require_any(self) -> None:
@@ -114,19 +108,27 @@ class OptimizerSettings:
 
     def restore(self, data: bytes) -> None:
         """Restore the states from the bytes of ``to_bytes``."""
-        self._load(self.updaters[max(self.updaters)], from_bytes(data)[0])
+        self.load(from_bytes(data)[0])
 
-    def _load(self, updater: Updater, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
+    def load(self, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
+        """Restore the states, by key.
+
+        Raises:
+            ConfigError: they are not those of this optimizer.
+        """
+        newest = self.updaters[self._newest]
         for key, state in states.items():
-            updater.config.check_state(key, state, self._part(key).value)
-        updater.load_state_dict(states)
+            newest.config.check_state(key, state, self._part(key).value)
+        newest.load_state_dict(states)
+
+    def _name(self, number: int) -> None:
+        """Note that a setting was named."""
+        if number in self.updaters and next(reversed(self.updaters)) != number:
+            self.updaters[number] = self.updaters.pop(number)
 
     def _joined_number(self, config: OptimizerConfig) -> int:
         """Translate the number of a setting from a process that came later, which counts from 1, to the server's own
         count.
         """
         same = [number for number, each in self.updaters.items() if each.config == config]
-        return max(same, default=max(self.updaters) + 1)
-
-    def _newest(self) -> Updater | None:
-        return self.updaters[max(self.updaters)] if self.updaters else None
+        return max(same, default=self._newest + 1)

@@ -1,14 +1,15 @@
-"""Snapshots of a server's state: safetensors, written beside the old file, flushed to the disk, and renamed.
+"""A server's state in its file: the snapshot, and the records after it.
 
-What is in it: every value with its version, what the memories keep of the sums, and the optimizer's states. What is not
-in it, pushes of steps that were not applied yet and of steps after it, the workers still have and send again.
+In a snapshot is every value with its version, what the memories keep of the sums, the optimizer's settings and states,
+the barriers, the sessions, and the pushes of those who will not repeat them. Pushes of steps after it, and those that
+wait for others, the workers still have and send again. A record after it tells of one change: a key's first value, a
+setting, a session or its state, a barrier, the bound on staleness.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,105 +19,210 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import key_list
 from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.replica import Replica
+from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.journal import Journal
+from gradwire.kvstore.server.members import State, WorkerSession
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.stored_part import StoredPart
-from gradwire.kvstore.system import SYSTEM, Disk
+from gradwire.kvstore.server.stored_part import Contribution, StoredPart
+from gradwire.kvstore.system import SYSTEM, System
 
-__all__ = ["Snapshots", "load_core", "save_core"]
-
-FORMAT = "gradwire server 1"
+__all__ = ["Snapshots", "load_core", "open_core", "save_core"]
 
 FIELDS = {"key", "start", "total", "sparse", "version", "replaced"}
 """Fields of a key in a snapshot, besides those of its workers."""
 
 
-def save_core(core: ServerCore, path: Path, disk: Disk = SYSTEM.disk) -> None:
-    """Write the state of a server; after that the workers may forget the pushes that are in it."""
-    core.values.separate_all()
-    tensors: dict[str, Tensor] = {}
-    told = []
-    states = core.optimizers.states()
-    for i, entry in enumerate(core.values.parts.values()):
-        tensors[f"{i}/value"] = entry.value
-        tensors |= {f"{i}/merger/{name}": kept for name, kept in entry.merger.kept.items()}
-        for name, value in states.get(entry.key, {}).items():
-            if value is not None:
-                tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value, device="cpu").detach()
-        for rank, replica in entry.replicas.items():
-            tensors |= {f"{i}/replica/{rank}/{name}": tensor for name, tensor in replica.tensors().items()}
-        told.append(
-            {
-                "replicas": [[rank, replica.to_config()] for rank, replica in entry.replicas.items()],
-                "key": entry.key,
-                "start": entry.start,
-                "total": entry.total,
-                "sparse": entry.sparse,
-                "version": entry.version,
-                "replaced": entry.replaced,
-                "last": sorted(entry.last.items()),
-            }
-        )
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    metadata = {
-        "format": FORMAT,
-        "entries": json.dumps(told),
-        "sync": json.dumps(core.progress.sync),
-        "setting": json.dumps(core.optimizers.first_after_restart),
-        "barriers": json.dumps(core.barriers.passed),
-        "sessions": json.dumps([[each.token.hex(), each.barriers] for each in core.members.sessions()]),
-    }
-    data = save(contiguous, metadata=metadata)
-    disk.replace(path, [data], flushed=True)
-    core.values.mark_durable()
+def open_core(path: Path, rules: Rules, system: System = SYSTEM, *, flushed: bool = False) -> ServerCore:
+    """Make a server that keeps its state in a file, and continues from it if it is there.
 
-
-def load_core(path: Path, rules: Rules, disk: Disk = SYSTEM.disk) -> ServerCore:
-    """Make a server that continues from a snapshot.
+    Args:
+        path: file.
+        rules: settings of its behaviour.
+        system: machine that the server runs on.
+        flushed: true: what is acknowledged survives a power cut; false: it survives the end of the process.
 
     Raises:
-        ConfigError: the file is no snapshot.
+        ConfigError: the file is not a server's, is damaged, or cannot be written.
     """
+    journal = Journal(path, system.disk, flushed=flushed)
+    core = load_core(journal, rules, system)
     try:
-        data = disk.read(path)
-        tensors = load(data)
-        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
-        if metadata.get("format") != FORMAT:
-            raise ConfigError(f"it must hold {FORMAT!r}, got {metadata.get('format')!r}")
-        told, sync = json.loads(metadata["entries"]), json.loads(metadata["sync"])
-        entries = list(_entries(told, tensors))
-        keys = key_list([entry.key for entry in entries])
-        require(len(set(keys)) == len(keys), "keys", "different", keys)
-        require(sync in (None, True, False), "sync", "true, false or null", sync)
-        # Snapshots of older versions have none of these.
-        first = json.loads(metadata.get("setting", "null"))
-        require(first is None or is_int(first, 1), "setting", "an integer >= 1 or null", first)
-        passed, sessions = json.loads(metadata.get("barriers", "0")), json.loads(metadata.get("sessions", "[]"))
-        require(is_int(passed, 0), "barriers", "an integer >= 0", passed)
-        offsets = {bytes.fromhex(token): offset for token, offset in sessions}
-        require(all(is_int(each, 0) for each in offsets.values()), "sessions", "with integers >= 0", sessions)
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
-    core = ServerCore(rules, entries)
-    core.progress.sync = sync
-    core.optimizers.first = first
-    core.barriers.restore(passed, range(rules.workers))
-    core.members.offsets = offsets
-    for i, entry in enumerate(entries):
-        saved = below(tensors, f"{i}/optimizer/")
-        if saved:
-            core.optimizers.saved[entry.key] = saved
-    core.values.mark_durable()
+        if not journal.exists:
+            save_core(core)
+    except OSError as error:
+        raise ConfigError(f"snapshot {path} cannot be written: {error}") from error
     return core
 
 
-def _entries(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable[StoredPart]:
+def save_core(core: ServerCore) -> None:
+    """Write the state of a server to its file; after that the workers may forget the pushes that are in it.
+
+    Raises:
+        OSError: the file cannot be written; it is as it was.
+    """
+    assert core.journal is not None
+    core.values.separate_all()
+    silent = {session.rank for session in core.members.sessions() if not session.repeats}
+    tensors: dict[str, Tensor] = {}
+    entries, states = [], core.optimizers.states()
+    for i, part in enumerate(core.values.parts.values()):
+        tensors[f"{i}/value"] = part.value
+        tensors |= {f"{i}/merger/{name}": kept for name, kept in part.merger.kept.items()}
+        for name, value in states.get(part.key, {}).items():
+            if value is not None:
+                tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value, device="cpu").detach()
+        for rank, replica in part.replicas.items():
+            tensors |= {f"{i}/replica/{rank}/{name}": tensor for name, tensor in replica.tensors().items()}
+        pending: list[list[Any]] = []
+        for step, rank, push in [
+            (step, rank, push) for step, each in part.pending.items() for rank, push in each.items() if rank in silent
+        ]:
+            tensors[f"{i}/pending/{len(pending)}/data"] = push.data
+            if push.rows is not None:
+                tensors[f"{i}/pending/{len(pending)}/rows"] = push.rows
+            pending.append([step, rank, push.compression.to_config(), push.optimizer])
+        entries.append(
+            {name: getattr(part, name) for name in sorted(FIELDS)}
+            | {
+                "last": [list(each) for each in sorted(part.last.items())],
+                "replicas": [[rank, replica.to_config()] for rank, replica in part.replicas.items()],
+                "pending": pending,
+            }
+        )
+    header = {
+        "op": "snapshot",
+        "run": core.run,
+        "place": None if core.place is None else list(core.place),
+        "sync": core.progress.sync,
+        "staleness": core.progress.staleness,
+        "entries": entries,
+        "settings": [[n, each.config.name, dict(each.config.numbers)] for n, each in core.optimizers.updaters.items()],
+        "barriers": core.barriers.passed,
+        "sessions": [
+            [each.rank, each.token, each.barriers, each.joined, each.state.value] for each in core.members.sessions()
+        ],
+    }
+    core.journal.replace(header, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    core.mark_saved()
+
+
+def load_core(journal: Journal, rules: Rules, system: System = SYSTEM) -> ServerCore:
+    """Make a server that continues from its file, or begins one if there is none.
+
+    Raises:
+        ConfigError: the file is not a server's, or is damaged.
+    """
+    try:
+        records = journal.read()
+        if not records:
+            return ServerCore(rules, journal=journal, system=system)
+        (header, data), *changes = records
+        require(header.get("op") == "snapshot", "the first record", "a snapshot", header.get("op"))
+        core = _restored(header, load(bytes(data)), rules, journal, system)
+        for change, more in changes:
+            CHANGES[change["op"]](core, {**change, "data": more})
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"snapshot {journal.path} cannot be read: {error}") from error
+    core.mark_saved()
+    return core
+
+
+def _restored(
+    header: dict[str, Any], tensors: dict[str, Tensor], rules: Rules, journal: Journal, system: System
+) -> ServerCore:
+    entries = list(_entries(header["entries"], tensors))
+    keys = key_list([entry.key for entry in entries]) if entries else []
+    require(len(set(keys)) == len(keys), "keys", "different", keys)
+    core = ServerCore(rules, entries, journal, system)
+    core.run = header["run"]
+    require(isinstance(core.run, bytes) and len(core.run) == 16, "run", "16 bytes", core.run)
+    require(header["sync"] in (None, True, False), "sync", "true, false or null", header["sync"])
+    core.progress.sync = header["sync"]
+    core.place = _place(header["place"])
+    if header["staleness"] is not None:
+        _set_staleness(core, {"steps": header["staleness"]})
+    _pass_barrier(core, {"passed": header["barriers"]})
+    for number, name, numbers in header["settings"]:
+        _add_setting(core, {"number": number, "name": name, "numbers": numbers})
+    states = {entry.key: below(tensors, f"{i}/optimizer/") for i, entry in enumerate(entries)}
+    if any(states.values()):
+        core.optimizers.load({key: state for key, state in states.items() if state})
+    for rank, token, barriers, joined, state in header["sessions"]:
+        _add_session(core, {"rank": rank, "token": token, "barriers": barriers, "joined": joined, "state": state})
+    return core
+
+
+def _add_key(core: ServerCore, change: Mapping[str, Any]) -> None:
+    data = change["data"]
+    value = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    shaped = value.view(DTYPES[change["dtype"]]).view(change["shape"])
+    part = StoredPart(change["key"], shaped, change["start"], change["total"], change["sparse"])
+    _check(part)
+    core.values.add(part)
+
+
+def _add_setting(core: ServerCore, change: Mapping[str, Any]) -> None:
+    require(is_int(change["number"], 1), "setting", "an integer >= 1", change["number"])
+    core.optimizers.add(change["number"], OptimizerConfig(change["name"], change["numbers"]))
+
+
+def _add_session(core: ServerCore, change: Mapping[str, Any]) -> None:
+    rank, token, barriers = change["rank"], change["token"], change["barriers"]
+    require(is_int(rank, 0) and rank < core.rules.workers, "rank", f"below {core.rules.workers} (--workers)", rank)
+    require(isinstance(token, bytes) and is_int(barriers, 0), "session", "a token and a number of barriers", barriers)
+    session = WorkerSession(b"", rank, token, 0.0, State(change.get("state", "live")), barriers=barriers)
+    session.joined = bool(change["joined"])
+    core.members.restore(session)
+    if "sync" in change:
+        core.progress.sync, core.place = change["sync"], _place(change["place"])
+
+
+def _set_state(core: ServerCore, change: Mapping[str, Any]) -> None:
+    session = core.members.of(change["rank"])
+    require(session is not None, "rank", "that of a session", change["rank"])
+    assert session is not None
+    session.state = State(change["state"])
+    core.members.restore(session)
+
+
+def _pass_barrier(core: ServerCore, change: Mapping[str, Any]) -> None:
+    require(is_int(change["passed"], 0), "barriers", "an integer >= 0", change["passed"])
+    core.barriers.pass_to(change["passed"])
+
+
+def _set_staleness(core: ServerCore, change: Mapping[str, Any]) -> None:
+    require(is_int(change["steps"], 0), "staleness", "an integer >= 0", change["steps"])
+    core.progress.staleness = change["steps"]
+
+
+CHANGES = {
+    "init": _add_key,
+    "setting": _add_setting,
+    "session": _add_session,
+    "state": _set_state,
+    "barrier": _pass_barrier,
+    "staleness": _set_staleness,
+}
+"""Functions by the name of a record after the snapshot; each makes its change."""
+
+
+def _place(place: Any) -> tuple[int, int] | None:
+    if place is None:
+        return None
+    server, servers = place
+    require(is_int(server, 0) and is_int(servers, server + 1), "place", "a server's index and their number", place)
+    return server, servers
+
+
+def _entries(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterator[StoredPart]:
     for i, each in enumerate(rows):
         last = {int(rank): int(step) for rank, step in each.pop("last")}
-        replicas = each.pop("replicas")
+        replicas, pending = each.pop("replicas"), each.pop("pending")
         require(each.keys() == FIELDS, "an entry", ", ".join(sorted(FIELDS)), sorted(each))
         entry = StoredPart(value=tensors[f"{i}/value"], last=last, **each)
         _check(entry)
@@ -124,6 +230,10 @@ def _entries(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable
         for rank, config in replicas:
             entry.replicas[int(rank)] = replica = Replica(entry.key, entry.value, rank=max(0, int(rank)))
             replica.restore(below(tensors, f"{i}/replica/{rank}/"), config)
+        for place, (step, rank, config, optimizer) in enumerate(pending):
+            data, rows_of = tensors[f"{i}/pending/{place}/data"], tensors.get(f"{i}/pending/{place}/rows")
+            push = Contribution(data, Compression.from_config(config), int(optimizer), rows_of)
+            entry.pending.setdefault(int(step), {})[int(rank)] = push
         yield entry
 
 
@@ -149,27 +259,38 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
+PATIENCE = 30.0
+"""Seconds after which it is tried again to write a snapshot, at most; after the first failure 1."""
+
+
 class Snapshots:
-    """A writer of snapshots: after the first step, and whenever the newest key is so many steps further.
+    """A writer of snapshots: after the first step, whenever the newest key is so many steps further, when a request
+    waits for one, and when the records after the last one are as long as it.
 
     Args:
-        path: path of the file.
         every: steps, >= 1.
-        disk: disk of the file.
     """
 
-    def __init__(self, path: Path, every: int, disk: Disk = SYSTEM.disk) -> None:
-        self.path, self.every, self._disk = path, every, disk
+    def __init__(self, every: int) -> None:
+        self.every = every
         self._due = 1
+        self._next, self._patience = 0.0, 1.0
 
     def after(self, core: ServerCore) -> None:
         """Write a snapshot if it is time to; to be called between messages."""
+        assert core.journal is not None
         newest = max((entry.version for entry in core.values.units()), default=0)
-        if newest < self._due:
+        if not (newest >= self._due or core.wanted or core.journal.full):
             return
-        self._due = newest + self.every
+        if core.journal.trouble and core.now < self._next:
+            return
+        said = core.journal.trouble
         try:
-            save_core(core, self.path, self._disk)
-        except OSError as error:
+            save_core(core)
+        except OSError:
             # A full disk must not end the training: the old file is there, and the workers keep what is not in it.
-            print(f"snapshot {self.path} was not written: {error}", file=sys.stderr, flush=True)
+            if core.journal.trouble != said:
+                print(f"snapshot {core.journal.trouble}", file=sys.stderr, flush=True)
+            self._next, self._patience = core.now + self._patience, min(2 * self._patience, PATIENCE)
+        else:
+            self._due, self._patience = newest + self.every, 1.0

@@ -327,14 +327,15 @@ class StoredPart:
                 f"barrier, before {AHEAD} steps are on their way"
             )
 
-    def forget_early(self, rank: int) -> None:
-        """Forget early pushes in async mode, because a new process of a rank numbers its own from the last that was
-        applied.
-        """
-        for step in list(self.pending):
-            self.pending[step].pop(rank, None)
+    def apply_early(self, rank: int, updaters: Mapping[int, Updater]) -> bool:
+        """Apply in async mode the pushes that wait for one that will never come; return whether there was one."""
+        early = [step for step in sorted(self.pending) if rank in self.pending[step]]
+        for step in early:
+            self._update([self.pending[step].pop(rank)], updaters)
+            self.last[rank] = step
             if not self.pending[step]:
                 del self.pending[step]
+        return bool(early)
 
     def _sum(self, pushes: Sequence[Contribution]) -> Tensor:
         first = pushes[0].compression

@@ -180,7 +180,7 @@ class Values:
         for other in dict.fromkeys(self._within[key] for key in unit.keys if key in self._within):
             other.backoff.start()
             self._separate(other)
-        if unit.are_alike() and not set(self._pending.topics()) & set(unit.keys):
+        if unit.are_alike() and set(unit.keys).isdisjoint(self._pending.topics()):
             unit.join()
             self._within |= dict.fromkeys(unit.keys, unit)
             self._together[unit.topic] = unit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import queue
 import sys
 import threading
@@ -25,7 +26,9 @@ from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.system import SYSTEM, Readings, System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 
-__all__ = ["PROCESS_STORES", "Client", "finish_at_exit"]
+__all__ = ["EXIT_TIMEOUT", "PROCESS_STORES", "Client", "finish_at_exit"]
+
+log = logging.getLogger("gradwire")
 
 PROCESS_STORES: list[Any] = []
 """Stores that last as long as this process."""
@@ -82,14 +85,14 @@ class Client:
         receiver = self._context.socket(zmq.PAIR)
         receiver.connect("inproc://wakeup")
         token = system.random(16)
-        hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
+        hello = partial(pack, "hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
         self._connections = [
             ServerConnection(
                 self._context,
                 f"server {index} at {endpoint}",
                 endpoint,
                 b"worker-%d-" % rank + token.hex().encode(),
-                hello,
+                hello(server=index, servers=len(endpoints)),
                 keys,
                 server_timeout,
                 self._clock,
@@ -163,6 +166,10 @@ class Client:
         """List the servers from which nothing has come for some seconds."""
         now = self._clock.now
         return [connection.endpoint for connection in self._connections if now - connection.heard > seconds]
+
+    def repeats(self) -> bool:
+        """Return whether a server that keeps a snapshot may yet ask for a push again."""
+        return any(each.snapshots and any(each.log.values()) for each in self._connections)
 
     def close(self) -> None:
         """Close the connections, and end the thread."""
@@ -259,7 +266,9 @@ def finish_at_exit(store: weakref.ref[Any], client: weakref.ref[Client]) -> None
     if open_store is None or open_client is None or open_client.forked or hasattr(sys, "last_value"):
         return
     open_client.timeout = min(open_client.timeout, EXIT_TIMEOUT)
-    # The process ends in any case, and the servers notice when the connection ends.
-    with contextlib.suppress(Exception):
+    try:
         open_store.finish()
-    open_store.close()
+    except Exception as error:
+        # The process ends in any case.
+        log.error("the servers could not be told that this worker has finished: %s", error)
+    open_store.close(saved=False)

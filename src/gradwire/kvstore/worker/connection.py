@@ -1,9 +1,10 @@
 """Connection of a worker to one server.
 
 A request is sent in pieces, larger priorities first and short requests before long ones. It is sent again when the
-connection was lost before its answer; the server recognises requests that it has already handled. After the server was
-restarted from its snapshot, the worker repeats its declarations (compressions, optimizers, lists of keys), and the
-pushes that the snapshot does not contain.
+connection was lost before its answer; the server recognises requests that it has already handled. Each session begins
+with the worker's declarations (compressions, optimizers, lists of keys). To a server that was restarted from its
+snapshot the worker repeats the pushes that the snapshot does not contain; if one of these is refused, which was
+acknowledged before, every request fails from then on, because what it had pushed is lost.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class ServerConnection:
     Attributes:
         up: true if the server has accepted the hello of this connection.
         unanswered: requests without an answer, by number.
-        declared: requests that are sent again to a server that was restarted.
+        declared: requests that are sent again in each session.
         log: pushes that may have to be sent again, by topic and step.
+        snapshots: true if the server keeps a snapshot; None: it has not said yet.
     """
 
     def __init__(
@@ -109,9 +111,10 @@ class ServerConnection:
             lock_worker(self.socket, keys)
         self.monitor = ConnectionMonitor(self.socket, title, keys, self._clock)
         self.socket.connect(endpoint)
-        self._server_timeout, self._snapshots, self._warned = server_timeout, False, False
-        self.up, self.epoch = False, b""
-        self._lost: GroupError | None = None
+        self._server_timeout, self._warned, self._trouble = server_timeout, False, ""
+        self.snapshots: bool | None = None
+        self.up, self.epoch, self.run = False, b"", b""
+        self._lost: Exception | None = None
         self._hello_due = False
         self._refused: tuple[float, float] | None = None
         self.heard = self._clock.now
@@ -128,6 +131,9 @@ class ServerConnection:
 
     def add(self, request: Request) -> None:
         """Take a request, and send it as soon as the connection is up."""
+        if self._lost is not None:
+            self._finish(request, error=self._lost)
+            return
         self.unanswered[request.seq] = request
         if request.declare:
             self.declared = [*self._needed_declarations(), request]
@@ -185,7 +191,7 @@ class ServerConnection:
     @property
     def server_timeout(self) -> float:
         """The seconds for which the server may be disconnected."""
-        return self._server_timeout or (RESTART_TIMEOUT if self._snapshots else DISCONNECT_TIMEOUT)
+        return self._server_timeout or (DISCONNECT_TIMEOUT if self.snapshots is False else RESTART_TIMEOUT)
 
     def error(self, now: float, timeout: float) -> GradwireError | None:
         """Return the reason why no request will be answered; None while they may be.
@@ -215,14 +221,15 @@ class ServerConnection:
         return f"{self.title} is connected, and was last heard of {now - self.heard:.1f} s ago"
 
     def _remedy(self) -> str:
-        if not self._snapshots:
+        if self.snapshots is False:
             return (
                 "it keeps no snapshot, so its values are lost if it has ended. Start the run again, with --snapshot "
                 "FILE of `gradwire server` if it is to survive this; GRADWIRE_SERVER_TIMEOUT (seconds) says how long a "
                 f"lost connection is waited for, now {self.server_timeout:g}"
             )
+        had = "that it had" if self.snapshots else "that it had, if any"
         return (
-            "start it again at this address with the --snapshot file that it had, and training goes on; "
+            f"start it again at this address with the --snapshot file {had}, and training goes on; "
             f"GRADWIRE_SERVER_TIMEOUT (seconds) says how long that is waited for, now {self.server_timeout:g}"
         )
 
@@ -268,8 +275,8 @@ class ServerConnection:
             getattr(self, f"_{op}")(rest, **fields)
 
     def fail(self, error: Exception) -> None:
-        """Fail all requests, because nothing more will be answered."""
-        for request in list(self.unanswered.values()):
+        """Fail all requests, because nothing more will be answered; what was acknowledged before is still repeated."""
+        for request in [each for each in self.unanswered.values() if not each.acknowledged]:
             self._finish(request, error=error)
 
     def close(self) -> None:
@@ -280,20 +287,20 @@ class ServerConnection:
         self.socket.close()
 
     def _welcome(
-        self, rest: list[memoryview], epoch: bytes, rank: int, world: int, restored: bool, snapshots: bool
+        self, rest: list[memoryview], epoch: bytes, run: bytes, rank: int, world: int, snapshots: bool
     ) -> None:
         # Another epoch is another process: it knows of this worker what its snapshot has, which may be nothing.
         another, self.epoch = self.epoch not in (b"", epoch), epoch
-        self._snapshots, self._warned = snapshots, False
-        if another and not restored:
-            self._lost = GroupError(f"{self.title} was restarted without a snapshot: its values are lost")
-            self.fail(self._lost)
+        if self.run not in (b"", run):
+            had = "its snapshot, or with another server's or another run's" if self.snapshots else "a snapshot"
+            self._lose(GroupError(f"{self.title} was restarted without {had}: its values are lost"))
+        self.run, self.snapshots, self._warned = run, snapshots, False
         self.up, self._heap, self._partly_sent, self._refused = True, [], 0, None
-        again = {request.seq: request for request in self.declared} if another else {}
+        again = {request.seq: request for request in self.declared}
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}
         # By number, so that pushes of a key come in the order of their steps, and declarations before what names them.
-        for _, request in sorted((again | self.unanswered).items()):
+        for _, request in sorted((again | self.unanswered).items()) if self._lost is None else ():
             self.unanswered[request.seq] = request
             self._queue(request)
 
@@ -356,13 +363,34 @@ class ServerConnection:
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
         # A server that has lost its values refuses later requests, too: the first error says why.
         error = self._lost or kinds.get(kind, GroupError)(f"{self.title}: {text}")
-        if seq in self.unanswered:
-            self._finish(self.unanswered[seq], error=error)
-        else:
+        request = self.unanswered.pop(seq, None)
+        if request is None:
             self.fail(error)
+        elif request.acknowledged:
+            self._lose(GroupError(f"{self.title} was restarted and refuses what it had acknowledged before: {text}"))
+        else:
+            self._disown(request)
+            self._finish(request, error=error)
 
-    def _pong(self, rest: list[memoryview], dead: list[int]) -> None:
+    def _disown(self, request: Request) -> None:
+        """Forget a request that was refused: it is not repeated."""
+        self.declared = [each for each in self.declared if each is not request]
+        for topic, step in request.pushed():
+            self.log.get(topic, {}).pop(step, None)
+
+    def _lose(self, error: Exception) -> None:
+        """Fail all requests from now on, because what the server had acknowledged is lost."""
+        self._lost = self._lost or error
+        log.error("%s", self._lost)
+        self.fail(self._lost)
+
+    def _pong(self, rest: list[memoryview], dead: list[int], trouble: str) -> None:
         self.dead = set(dead)
+        if trouble not in ("", self._trouble):
+            log.warning(
+                "%s: snapshot %s; until then this worker keeps all that it pushes in memory", self.title, trouble
+            )
+        self._trouble = trouble
 
     def _forget(self, request: Request, durable: Sequence[int]) -> None:
         """Drop the pushes that the server will not ask for again: up to a step for each unit of a request."""
@@ -446,6 +474,11 @@ class Request:
     seq: int = 0
     answer: bytearray | None = None
     missing: set[int] | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        """True if the request was answered before, and is repeated."""
+        return self.future.done() and not self.future.cancelled() and self.future.exception() is None
 
     @property
     def rank(self) -> tuple[bool, int, bool]:

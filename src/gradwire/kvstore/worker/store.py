@@ -12,6 +12,7 @@ of the key counts.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,19 +24,20 @@ from torch import Tensor
 
 from gradwire._files import replace_file
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, is_int, require
+from gradwire.errors import ConfigError, GradwireError, is_float32, is_int, require
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.environment import WorkerPlace, bigarray_bound
 from gradwire.kvstore.protocol.environment import server_timeout as default_server_timeout
 from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, StoreKey, place
 from gradwire.kvstore.protocol.merge import as_row_sparse, row_sparse
+from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.optimizer_states import by_server, from_bytes, load_states, of_server, to_bytes
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.small_keys import UnitBatches, joinable, packed, quoted
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.system import SYSTEM, System
-from gradwire.kvstore.worker.client import PROCESS_STORES, Client, finish_at_exit
+from gradwire.kvstore.worker.client import EXIT_TIMEOUT, PROCESS_STORES, Client, finish_at_exit
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.pulling import Pulling, row_requests
 from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit, as_bytes
@@ -43,6 +45,8 @@ from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyLi
 from gradwire.modes import ordinary, ordinary_modes
 
 __all__ = ["DistStore"]
+
+log = logging.getLogger("gradwire")
 
 Lists: TypeAlias = Sequence[tuple[WorkerKeyList, Sequence[Tensor]]]
 """Lists of joined keys, each with one tensor for each key."""
@@ -133,13 +137,29 @@ class DistStore(KVStore):
         return self._find(key).step
 
     def finish(self) -> None:
-        """End pushing: the others make their steps without this worker from now on."""
+        """End pushing: the others make their steps without this worker from now on.
+
+        Raises:
+            GroupError: a server with a snapshot could not write all that this worker has pushed to it.
+        """
         self._flush()
         self._ask_all("finish", {}, "finish")
 
-    def close(self) -> None:
-        """Close the connections."""
+    def close(self, *, saved: bool = True) -> None:
+        """Close the connections.
+
+        Args:
+            saved: true: wait first, for 10 s at most, until the servers have in their snapshots what this worker has
+                pushed, because it will not repeat it; if they do not, a warning is logged.
+        """
         PROCESS_STORES[:] = [store for store in PROCESS_STORES if store is not self]
+        if saved and not self._client.forked and self._client.repeats():
+            self._client.timeout = min(self._client.timeout, EXIT_TIMEOUT)
+            try:
+                self._flush()
+                self._ask_all("keep", {}, "closing the store")
+            except GradwireError as error:
+                log.warning("the store was closed before the servers had saved what was pushed: %s", error)
         self._client.close()
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -196,6 +216,7 @@ class DistStore(KVStore):
     def _init(self, key: StoreKey, value: Tensor) -> None:
         if key in self._keys:
             raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
+        require(value.dtype in DTYPES.values(), f"the dtype of key {key!r}", "one of " + ", ".join(DTYPES), value.dtype)
         dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
         push, pull = self.compression.push, self.compression.pull
         alignment = 1 if push is None else push.alignment

@@ -63,21 +63,20 @@ class MemoryDisk(Disk):
             raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
         return self._files.now[path]
 
-    def append(self, path: Path, start: int, data: bytes, *, flushed: bool) -> None:
+    def append(self, path: Path, start: int, pieces: Sequence[bytes | memoryview], *, flushed: bool) -> None:
         """Write bytes from a place of a file on, and drop what lies behind them."""
-        self._write(path, self.read(path)[:start], data, flushed)
+        self._write(path, self.read(path)[:start], b"".join(map(bytes, pieces)), flushed)
 
-    def replace(self, path: Path, pieces: Sequence[bytes | memoryview], *, flushed: bool) -> None:
-        """Write a file whole or not at all."""
+    def replace(self, path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write a file to the disk, whole or not at all."""
         temporary = path.with_name(f".{path.name}.new")
         try:
-            self._write(temporary, b"", b"".join(bytes(piece) for piece in pieces), flushed)
+            self._write(temporary, b"", b"".join(map(bytes, pieces)), flushed=True)
         except OSError:
             self._files.now.pop(temporary)
             raise
         self._files.now[path] = self._files.now.pop(temporary)
-        if flushed:
-            self._files.flushed[path] = self._files.now[path]
+        self._files.flushed[path] = self._files.now[path]
 
     def clean(self, path: Path) -> None:
         """Remove what an interrupted ``replace`` of a file has left."""

@@ -231,7 +231,7 @@ class Simulation:
             work.workers, "continue" if work.proceed else "error", snapshots=work.snapshot > 0, max_memory=2**30
         )
         try:
-            core, after = make_core(machine, member.files, rules, work.snapshot)
+            core, after = make_core(machine, rules, work.snapshot, flushed=self._has("power"))
         except ConfigError as error:
             self.scheduler.trace(f"{member.name} refuses: {error}")
             member.error = str(error)
@@ -393,7 +393,7 @@ class Simulation:
             return member.core
         rules = Rules(self.work.workers, snapshots=True, max_memory=2**30)
         machine = SimulatedMachine(self.network, member.name, member.files)
-        return make_core(machine, member.files, rules, self.work.snapshot)[0]
+        return make_core(machine, rules, self.work.snapshot, flushed=False)[0]
 
     def _true(self, rank: int, text: str) -> bool:
         """Return whether an error names something that has happened."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.snapshot import Snapshots, load_core
-from gradwire.testing.simulation.disk import Files
+from gradwire.kvstore.server.snapshot import Snapshots, open_core
 from gradwire.testing.simulation.machine import SimulatedMachine
 
 __all__ = ["make_core"]
@@ -18,15 +17,15 @@ FILE = Path("/server")
 
 
 def make_core(
-    machine: SimulatedMachine, files: Files, rules: Rules, every: int
+    machine: SimulatedMachine, rules: Rules, every: int, *, flushed: bool
 ) -> tuple[ServerCore, Callable[[], None]]:
     """Make a server's core from its file, if there is one.
 
     Args:
         machine: machine that it runs on.
-        files: files of the machine.
         rules: settings of its behaviour.
         every: steps from one snapshot to the next; 0: it keeps none.
+        flushed: true if what it keeps survives a power cut.
 
     Returns:
         The core, and what is called after each batch of messages.
@@ -34,9 +33,7 @@ def make_core(
     Raises:
         ConfigError: the file cannot be read.
     """
-    core = load_core(FILE, rules, machine.disk) if every and FILE in files.now else ServerCore(rules)
-    core.epoch = machine.random(16)
     if not every:
-        return core, lambda: None
-    snapshots = Snapshots(FILE, every, machine.disk)
+        return ServerCore(rules, system=machine), lambda: None
+    core, snapshots = open_core(FILE, rules, machine, flushed=flushed), Snapshots(every)
     return core, lambda: snapshots.after(core)
