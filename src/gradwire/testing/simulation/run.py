@@ -146,6 +146,7 @@ class Simulation:
         source = self.scheduler.random
         self.network = Network(self.scheduler, source.choice([2e-4, 2e-4, 5e-3]), source.choice([20, 200]))
         self.violations: list[str] = []
+        self._errors = io.StringIO()
         self.seen: dict[tuple[int, int, str], Tensor] = {}
         self._busy = {f"worker-{rank}" for rank in range(self.work.workers)}
         self._waiting = [fault for fault in case.faults if fault.since]
@@ -171,8 +172,8 @@ class Simulation:
                 self.scheduler.after(fault.at, self._strike, fault)
         busy = self.work.steps * self.work.pace + self.work.late
         lasting = sum(fault.at + fault.seconds for fault in self.case.faults if fault.seconds < NEVER)
-        error, in_time = io.StringIO(), False
-        with contextlib.redirect_stderr(error), no_last_error():
+        in_time = False
+        with contextlib.redirect_stderr(self._errors), no_last_error():
             try:
                 in_time = self.scheduler.run(self._finished, 60.0 + busy + lasting + 3 * TIMEOUT)
                 self._check_end()
@@ -182,8 +183,8 @@ class Simulation:
             self._found(f"{', '.join(sorted(self._busy))} did not end until {self.scheduler.now:.0f} s")
         for thread, failure in self.scheduler.failures:
             self._found(f"thread {thread} ended by {type(failure).__name__}: {failure}")
-        if "Traceback" in error.getvalue():
-            self._found(f"a server met with {error.getvalue().strip().splitlines()[-1]}")
+        if "Traceback" in self._errors.getvalue():
+            self._found(f"a server met with {self._errors.getvalue().strip().splitlines()[-1]}")
         log = [] if self.scheduler.log is None else self.scheduler.log
         violations = list(dict.fromkeys(self.violations))
         return RunOutcome(self.case, violations, self.scheduler.digest, self.scheduler.now, self.seen, log)
@@ -251,9 +252,11 @@ class Simulation:
         server.run(lambda: False, look)
 
     def _train(self, rank: int, member: Participant, machine: SimulatedMachine) -> None:
-        source = random.Random(f"{self.case.seed} {rank}")
+        source, heard = random.Random(f"{self.case.seed} {rank}"), 0
 
         def report(what: str, step: int, values: dict[str, Tensor]) -> None:
+            nonlocal heard
+            heard = len(self._errors.getvalue()) if what == "finishing" else heard
             if what == "pulled":
                 self._check_pulled(rank, step, values)
             else:
@@ -261,16 +264,23 @@ class Simulation:
 
         try:
             train(self.work, rank, self.endpoints, machine, source, report)
-            self._end(member, "ended")
+            unsaved = "could not be told that this worker" in self._errors.getvalue()[heard:]
+            self._end(member, "unsaved" if unsaved else "ended")
+            machine.ended = True
+            if unsaved:
+                member.away.append([self.scheduler.now, float("inf")])
+                if not self._has("full"):
+                    self._found(f"{member.name} could not say that it has finished")
         except GradwireError as error:
+            machine.ended = True
             self._end(member, "failed", str(error))
             self.scheduler.trace(f"{member.name} gets {error}")
             if not self._true(rank, str(error)):
                 self._found(f"worker {rank} gets an error without a cause: {type(error).__name__}: {error}")
         except Exception as error:
+            machine.ended = True
             self._end(member, "failed", str(error))
             self._found(f"worker {rank} gets {type(error).__name__}: {error}")
-        machine.ended = True
         if member.state == "failed":
             # A store that could not be made has connections, which end with the process.
             machine.simulated.kill()
@@ -400,6 +410,8 @@ class Simulation:
         now, workers, servers = self.scheduler.now, self._workers(), self._servers()
         if any(each.error for each in servers) and "never answered" in text:
             return True
+        if "waits for worker 0's value" in text:
+            return self.work.proceed and workers[0].absent(now) >= DEATH
         silent = re.search(r"workers? ([\d, ]+) (?:has|have) not been heard of for", text)
         if silent:
             return all(workers[int(each)].absent(now) >= DEATH for each in silent[1].split(", "))
