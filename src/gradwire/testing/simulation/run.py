@@ -119,6 +119,7 @@ class Participant:
     state: str = "runs"
     error: str = ""
     restarts: bool = False
+    first: int = 0
 
     def absent(self, now: float) -> float:
         """Return the longest time until now in which it did nothing; short ones that follow each other count as one."""
@@ -257,7 +258,9 @@ class Simulation:
         def report(what: str, step: int, values: dict[str, Tensor]) -> None:
             nonlocal heard
             heard = len(self._errors.getvalue()) if what == "finishing" else heard
-            if what == "pulled":
+            if what == "begins":
+                member.first = min(step, self.work.steps) if self._lost() else 0
+            elif what == "pulled":
                 self._check_pulled(rank, step, values)
             else:
                 self._reached(what)
@@ -269,7 +272,9 @@ class Simulation:
             machine.ended = True
             if unsaved:
                 member.away.append([self.scheduler.now, float("inf")])
-                if not self._has("full"):
+                if not self._has("full") and all(
+                    each.absent(self.scheduler.now) < DEATH for each in self.members.values()
+                ):
                     self._found(f"{member.name} could not say that it has finished")
         except GradwireError as error:
             machine.ended = True
@@ -358,6 +363,10 @@ class Simulation:
         """Return whether steps may have been made without a worker."""
         return self.work.proceed and any(each.absent(self.scheduler.now) >= DEATH for each in self._workers())
 
+    def _first(self) -> list[int]:
+        """Return the steps that were made before each worker came."""
+        return [each.first for each in self._workers()]
+
     def _compared(self) -> bool:
         """Return whether all values must be those of a run without faults."""
         lost = self._lost()
@@ -373,7 +382,7 @@ class Simulation:
                 own = 0 if self._lost() and self.work.cut else step + 1
                 least = [own if each == rank else 0 for each in range(self.work.workers)]
                 whole = self.work.servers == 1 or not self.work.cut
-                for text in gaps(self.work, value, least, whole and not self.work.proceed):
+                for text in gaps(self.work, value, self._first(), least, whole and not self.work.proceed):
                     self._found(f"worker {rank} pulls, after step {step}, {name}: {text}")
             if self._compared() and self.case.faults:
                 expected = reference(self.work)[rank, step, name]
@@ -394,7 +403,7 @@ class Simulation:
                     value.view(-1)[part.start : part.start + part.value.numel()] = part.value.view(-1)
                     known.view(-1)[part.start : part.start + part.value.numel()] = True
             if known.all():
-                for text in gaps(self.work, value, least, whole=False):
+                for text in gaps(self.work, value, self._first(), least, whole=False):
                     self._found(f"in the end, of {name}: {text}")
 
     def _final_core(self, member: Participant) -> ServerCore | None:
@@ -410,8 +419,6 @@ class Simulation:
         now, workers, servers = self.scheduler.now, self._workers(), self._servers()
         if any(each.error for each in servers) and "never answered" in text:
             return True
-        if "waits for worker 0's value" in text:
-            return self.work.proceed and workers[0].absent(now) >= DEATH
         silent = re.search(r"workers? ([\d, ]+) (?:has|have) not been heard of for", text)
         if silent:
             return all(workers[int(each)].absent(now) >= DEATH for each in silent[1].split(", "))
@@ -424,6 +431,8 @@ class Simulation:
             return not self.work.snapshot and self._has("kill", "torn", "flip", "power")
         if re.search(r"made without worker (\d+)", text):
             return self.work.proceed and workers[rank].absent(now) >= DEATH
+        if "waits for worker 0's value" in text:
+            return self.work.proceed and workers[0].absent(now) >= DEATH
         if re.search(r"No space|not written", text):
             return self._has("full")
         return False

@@ -196,7 +196,8 @@ def train(
         endpoints: addresses of the servers.
         machine: machine that it runs on.
         source: source of the times between its steps.
-        report: called with "pulled", the step and the values by their keys; and with "finishing" and "finished".
+        report: called with "pulled", the step and the values by their keys; with "begins" and the
+            first step; and with "finishing" and "finished".
     """
     place, bound = WorkerPlace(tuple(endpoints), rank, work.workers), 4 if work.counted else 64
     options: dict[str, Any] = {"bound": bound if work.cut else None, "timeout": TIMEOUT, "system": machine}
@@ -233,7 +234,9 @@ def steps(
         with contextlib.suppress(GradwireError):
             kv.init("complex", torch.zeros(2, dtype=torch.complex64))
     mine = work.names(rank)
-    for step in range(min(map(kv.version, mine)), work.steps_of(rank)):
+    first = min(map(kv.version, mine))
+    report("begins", first, {})
+    for step in range(first, work.steps_of(rank)):
         machine.sleep(work.pace * source.random())
         if work.settings:
             kv.set_optimizer(work.optimizer, **work.setting(step))
@@ -256,13 +259,14 @@ def pulled(kv: DistStore, work: SimulatedTraining, names: Sequence[str], step: i
     return dict(zip(names, outs, strict=True))
 
 
-def gaps(work: SimulatedTraining, value: Tensor, least: Sequence[int], whole: bool) -> list[str]:
+def gaps(work: SimulatedTraining, value: Tensor, first: Sequence[int], least: Sequence[int], whole: bool) -> list[str]:
     """Say which pushes count twice, in another step, or not although they must.
 
     Args:
         work: workload of the run, whose values are ``counted``.
         value: value of a key.
-        least: steps of each rank that must count.
+        first: steps of each rank that were made before it came.
+        least: steps of each rank that must count, with those.
         whole: true if no push may count without those before it.
     """
     found = []
@@ -270,7 +274,11 @@ def gaps(work: SimulatedTraining, value: Tensor, least: Sequence[int], whole: bo
         counts = [count / work.weight(step) for step, count in enumerate(row)]
         last = max((step + 1 for step, count in enumerate(counts) if count), default=0) if whole else 0
         needed = max(least[rank], last)
-        wrong = [step for step, count in enumerate(counts) if count not in (0, 1) or (step < needed and not count)]
+        wrong = [
+            step
+            for step, count in enumerate(counts)
+            if count not in (0, 1) or (first[rank] <= step < needed and not count)
+        ]
         if wrong:
             found.append(f"pushes of worker {rank} count {counts}, of which {needed} must count once")
     return found
