@@ -14,6 +14,7 @@ from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_auto import auto_command
 from gradwire.cli._check_gpu import gpu_command
 from gradwire.cli._check_soak import soak_command
+from gradwire.cli._check_store import store_command
 from gradwire.cli._command_group import CommandGroup, Integer
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option, markdown_option
@@ -35,6 +36,7 @@ command.add_command(advise_command)
 command.add_command(auto_command)
 command.add_command(gpu_command)
 command.add_command(soak_command)
+command.add_command(store_command)
 
 
 @command.command("convergence")

@@ -138,8 +138,9 @@ class Client:
             ConfigError: a server refused a request.
         """
         done, waiting = self._system.wait(futures, self.timeout)
-        for future in done:
-            future.result()
+        for future in futures:
+            if future in done:
+                future.result()
         if waiting:
             raise GroupError(f"{what} was not answered within {self.timeout:g} s: {self._reason(waiting)}")
         return [future.result() for future in futures]

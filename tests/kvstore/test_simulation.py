@@ -1,0 +1,295 @@
+"""The simulation of the store: it finds faults that are put into it, does what ZeroMQ does, and repeats itself."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from gradwire.kvstore.server.stored_part import StoredPart
+from gradwire.kvstore.server.values import Progress
+from gradwire.kvstore.system import Readings, System
+from gradwire.testing.simulation.disk import Files
+from gradwire.testing.simulation.faults import CLASSES
+from gradwire.testing.simulation.machine import SimulatedMachine
+from gradwire.testing.simulation.network import Network
+from gradwire.testing.simulation.run import Case, run, shrink
+from gradwire.testing.simulation.scheduler import Scheduler
+from gradwire.testing.simulation.workload import SimulatedTraining
+
+SINGLE = [name for name in CLASSES if name != "none"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("seed", range(2))
+def test_each_class_of_faults(name, seed):
+    assert run(case := Case.draw(seed, name)).violations == [], str(case)
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(SINGLE, 2)), ids="+".join)
+def test_each_pair_of_classes(pair):
+    assert run(case := Case.draw(0, "+".join(pair))).violations == [], str(case)
+
+
+def test_over_64_workers():
+    work = SimulatedTraining(workers=65, steps=2, pace=2.0)
+    assert run(Case.draw(0, "stop-server", work)).violations == []
+
+
+CASES = [Case.draw(seed, name) for seed, name in enumerate(["cut+kill-server", "stall+torn", "kill-worker+stop-both"])]
+DIGESTS = """
+import sys
+from gradwire.testing.simulation.run import Case, run
+for line in sys.argv[1:]:
+    print(run(Case.parse(line)).digest)
+"""
+
+
+def test_a_case_repeats_itself():
+    first = [run(case).digest for case in CASES]
+    assert [run(Case.parse(str(case))).digest for case in CASES] == first
+    command = [sys.executable, "-c", DIGESTS, *map(str, CASES)]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == first
+
+
+def test_another_seed_is_another_run():
+    assert len({run(Case(seed, SimulatedTraining(steps=2))).digest for seed in range(3)}) == 3
+
+
+def found(name, count=12, work=None):
+    """The violations of some seeds of a class."""
+    return [text for seed in range(count) for text in run(Case.draw(seed, name, work)).violations]
+
+
+ASYNC = SimulatedTraining(workers=2, sync=False, steps=4, pace=0.3)
+
+
+def test_a_repeated_push_that_counts_twice_is_found(monkeypatch):
+    original = StoredPart.apply_one
+
+    def twice(part, rank, step, push, updaters):
+        if step <= part.last.get(rank, 0):
+            part._update([push], updaters)
+        return original(part, rank, step, push, updaters)
+
+    assert found("cut", 12, ASYNC) == []
+    monkeypatch.setattr(StoredPart, "apply_one", twice)
+    assert any("count" in text for text in found("cut", 12, ASYNC))
+
+
+def test_a_promise_to_keep_what_is_in_memory_alone_is_found(monkeypatch):
+    work = SimulatedTraining(workers=2, sync=False, steps=6, snapshot=100, pace=0.3, pull=3)
+    monkeypatch.setattr(Progress, "durable", Progress.version)
+    assert any("count" in text or "waits" in text for text in found("kill-server", 12, work))
+
+
+def test_a_live_worker_that_is_declared_dead_is_found(monkeypatch):
+    def read(self):
+        self.now = self._clock()
+        return self.now
+
+    work = SimulatedTraining(workers=2, steps=4, pace=1.0)
+    assert found("stop-server", 12, work) == []
+    monkeypatch.setattr(Readings, "read", read)
+    assert any("dead, which is alive" in text for text in found("stop-server", 12, work))
+
+
+def test_a_failing_case_is_shrunk_to_its_faults(monkeypatch):
+    case = Case.draw(0, "cut+jump+kill-server+stall", ASYNC)
+    smallest = shrink(case, lambda case: any(fault.kind == "kill" for fault in case.faults))
+    assert [fault.kind for fault in smallest.faults] == ["kill"]
+    assert Case.parse(str(smallest)) == smallest
+
+
+class Real(System):
+    """The machine of this process, with a function that waits."""
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+def scenario(play):
+    """Return the results of a scenario over ZeroMQ, and over the simulated sockets."""
+    scheduler = Scheduler("0")
+    machine = SimulatedMachine(Network(scheduler), "process", Files(scheduler.random))
+    simulated = []
+    scheduler.start(machine.simulated, lambda: simulated.extend(play(machine)), "main")
+    scheduler.run(lambda: not machine.simulated.tasks, 60.0)
+    scheduler.end()
+    assert not scheduler.failures
+    return play(Real()), simulated
+
+
+class Ends:
+    """A ROUTER and DEALERs of one machine."""
+
+    def __init__(self, machine):
+        self.machine, self.context = machine, machine.context()
+        self.endpoint = ""
+        self.open = []
+
+    def router(self):
+        socket = self.context.socket(zmq.ROUTER)
+        for option in (zmq.ROUTER_MANDATORY, zmq.ROUTER_HANDOVER):
+            socket.setsockopt(option, 1)
+        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 64), (zmq.RCVHWM, 64)):
+            socket.setsockopt(option, value)
+        socket.bind(self.endpoint or "tcp://127.0.0.1:0")
+        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.open.append(socket)
+        return socket
+
+    def dealer(self, name=b"a", interval=50):
+        socket = self.context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IDENTITY, name),
+            (zmq.LINGER, 1000),
+            (zmq.SNDHWM, 16),
+            (zmq.RCVHWM, 0),
+            (zmq.RECONNECT_IVL, interval),
+            (zmq.RECONNECT_IVL_MAX, 10 * interval),
+        ):
+            socket.setsockopt(option, value)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        socket.connect(self.endpoint)
+        self.open += [monitor, socket]
+        return socket, monitor
+
+    def settle(self, seconds=0.4):
+        self.machine.sleep(seconds)
+
+    def close(self, *sockets):
+        for socket in sockets or self.open:
+            socket.close(0)
+        self.open = [each for each in self.open if each not in sockets]
+        if not sockets:
+            self.context.term()
+
+
+def received(socket):
+    messages = []
+    while True:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return messages
+        messages.append([frame.bytes for frame in frames])
+
+
+def sent(socket, *frames):
+    try:
+        socket.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+    except zmq.ZMQError as error:
+        return error.errno
+    return "sent"
+
+
+def events(monitor):
+    names = {zmq.EVENT_HANDSHAKE_SUCCEEDED: "up", zmq.EVENT_DISCONNECTED: "down"}
+    seen = []
+    while monitor.poll(0):
+        seen.append(names[parse_monitor_message(monitor.recv_multipart())["event"]])
+    return seen
+
+
+def a_conversation(ends):
+    router = ends.router()
+    yield sent(router, b"a", b"too early")
+    dealer, monitor = ends.dealer()
+    yield [sent(dealer, b"%d" % i, b"data") for i in range(5)]
+    ends.settle()
+    yield [received(router), events(monitor), sent(router, b"a", b"answer"), sent(router, b"b", b"to nobody")]
+    ends.settle()
+    yield received(dealer)
+
+
+def a_server_that_comes_later(ends):
+    ends.close(ends.router())
+    ends.settle()
+    dealer, monitor = ends.dealer()
+    yield [sent(dealer, b"%d" % i) for i in range(20)]
+    ends.settle()
+    router = ends.router()
+    ends.settle(1.5)
+    yield [received(router), events(monitor), sent(dealer, b"more")]
+
+
+def a_server_that_comes_again(ends):
+    router = ends.router()
+    dealer, monitor = ends.dealer()
+    sent(dealer, b"one")
+    ends.settle()
+    yield received(router)
+    ends.close(router)
+    ends.settle()
+    yield [sent(dealer, b"two"), events(monitor)]
+    router = ends.router()
+    ends.settle(1.5)
+    yield [received(router), events(monitor), sent(router, b"a", b"answer")]
+    ends.settle()
+    yield received(dealer)
+
+
+def a_worker_that_goes(ends):
+    router = ends.router()
+    dealer, _ = ends.dealer()
+    sent(dealer, b"one")
+    sent(dealer, b"two")
+    ends.settle()
+    dealer.close()
+    ends.settle()
+    # What has arrived is read, and nothing can be sent.
+    yield [sent(router, b"a", b"answer"), received(router), sent(router, b"a", b"answer")]
+
+
+def a_name_that_is_taken_over(ends):
+    router = ends.router()
+    first, _ = ends.dealer(interval=5000)
+    sent(first, b"first")
+    ends.settle()
+    yield received(router)
+    second, _ = ends.dealer()
+    sent(second, b"second")
+    ends.settle()
+    yield [received(router), sent(router, b"a", b"answer")]
+    ends.settle()
+    yield [received(first), received(second), sent(first, b"kept for the next connection")]
+
+
+def a_worker_that_does_not_read(ends):
+    router = ends.router()
+    dealer, monitor = ends.dealer()
+    sent(dealer, b"one")
+    ends.settle()
+    yield [received(router), [sent(router, b"a", b"%d" % i) for i in range(10)]]
+    ends.settle()
+    yield [received(dealer), events(monitor)]
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        a_conversation,
+        a_server_that_comes_later,
+        a_server_that_comes_again,
+        a_worker_that_goes,
+        a_name_that_is_taken_over,
+        a_worker_that_does_not_read,
+    ],
+)
+def test_the_simulated_sockets_do_what_zeromq_does(play):
+    def played(machine):
+        ends = Ends(machine)
+        try:
+            return list(play(ends))
+        finally:
+            ends.close()
+
+    real, simulated = scenario(played)
+    assert simulated == real
