@@ -370,6 +370,19 @@ def test_who_does_not_come_back_after_a_restart_is_silent_from_when_others_do(tm
     assert core.members.dead == {1}
 
 
+def test_a_new_process_starts_the_silence_of_the_others_a_little_later(tmp_path):
+    rules = Rules(workers=2, snapshots=True, on_dead_worker="continue", dead_after=5.0)
+    core = open_core(tmp_path / "file", rules)
+    for rank in range(2):
+        init(core, hello(core, rank), 1, "w")
+    core = load(tmp_path / "file", rules)
+    hello(core, 0, session=b"another process.", now=100.0)
+    for now, dead in ((134.9, set()), (135.1, {1})):
+        core.receive(b"peer-0", [pack("ping")], now)
+        core.tick(now)
+        assert core.members.dead == dead
+
+
 def test_a_server_says_so_if_it_has_the_file_of_another_one(tmp_path):
     core = open_core(tmp_path / "file", RULES)
     hello(core, 0, world=1)

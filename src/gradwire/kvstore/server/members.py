@@ -199,6 +199,10 @@ TAKEN = 3.0
 """Seconds of silence in which a session that can be reached keeps its rank; workers ping every second."""
 
 
+START = 30.0
+"""Seconds in which all new processes of a run are started, after the first of them."""
+
+
 class StrangerError(WireError):
     """A request came from a process without a session. A worker then introduces itself, and sends its open requests
     again.
@@ -290,9 +294,11 @@ class Members:
             self._disconnect(before)
         session.peer, session.seen, session.reachable, session.open = peer, now, True, {}
         self._ranks[session.rank], self._peers[peer] = session, session
-        for each in self._ranks.values() if before is session else ():
-            # The processes of before the restart are coming back: whoever is not heard of from now on is silent.
-            each.seen = min(each.seen, now)
+        # The processes of before a restart are coming back, or new ones, which take longer: who is not heard of from then
+        # on is silent.
+        since = now if before is session else now + START
+        for each in self._ranks.values():
+            each.seen = min(each.seen, since)
         self.move(session, "come")
 
     def restore(self, session: WorkerSession) -> None:

@@ -432,7 +432,7 @@ class Simulation:
         if re.search(r"made without worker (\d+)", text):
             return self.work.proceed and workers[rank].absent(now) >= DEATH
         if "waits for worker 0's value" in text:
-            return self.work.proceed and workers[0].absent(now) >= DEATH
+            return workers[0].absent(now) >= DEATH
         if re.search(r"No space|not written", text):
             return self._has("full")
         return False
