@@ -294,8 +294,8 @@ class Members:
             self._disconnect(before)
         session.peer, session.seen, session.reachable, session.open = peer, now, True, {}
         self._ranks[session.rank], self._peers[peer] = session, session
-        # The processes of before a restart are coming back, or new ones, which take longer: who is not heard of from then
-        # on is silent.
+        # The processes of before a restart come back, or new ones, which takes longer: who is not heard of from then on
+        # is silent.
         since = now if before is session else now + START
         for each in self._ranks.values():
             each.seen = min(each.seen, since)
