@@ -227,6 +227,7 @@ class Members:
         """True: a worker came or went, so any step or wait may be complete; the core looks, and sets it to false."""
         self._ranks: dict[int, WorkerSession] = {}
         self._peers: dict[bytes, WorkerSession] = {}
+        self._unheard: list[WorkerSession] = []
         self.live: set[int] = set(range(rules.workers))
         """The ranks whose pushes a step waits for."""
 
@@ -296,14 +297,16 @@ class Members:
         self._ranks[session.rank], self._peers[peer] = session, session
         # The processes of before a restart come back, or new ones, which takes longer: who is not heard of from then on
         # is silent.
-        since = now if before is session else now + START
-        for each in self._ranks.values():
-            each.seen = min(each.seen, since)
+        for each in self._unheard:
+            each.seen = min(each.seen, now if before is session else now + START)
+        if before is session:
+            self._unheard = []
         self.move(session, "come")
 
     def restore(self, session: WorkerSession) -> None:
         """Take in a session from a file; its process may come back."""
         session.seen = math.inf
+        self._unheard.append(session)
         session.state = State.CUT if session.state is State.LIVE else session.state
         self._ranks[session.rank] = session
         self._sort(session)

@@ -73,6 +73,9 @@ def hello(
         # What the process before it pushed is in the file first, because nobody will repeat it.
         saved = before is None or given_up(core, before)
         if not saved or not core.kept()() or not core.keep(record)():
+            if before is not None:
+                # The rank is not silent: a process of it waits.
+                before.seen = core.now
             return [(peer, [pack("error", seq=0, kind="busy", text=core.unkept())])]
         core.barriers.forget(rank)
         before = fresh
