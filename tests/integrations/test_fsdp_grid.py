@@ -24,7 +24,10 @@ from tests.integrations.fsdp_grid_jobs import (
     mixture,
     trained,
 )
+from tests.integrations.newer import NEWER_FSDP
 from tests.once import once
+
+pytestmark = NEWER_FSDP
 
 ROUNDING = {"float32": 1e-6, "bfloat16": 2.0**-7}
 

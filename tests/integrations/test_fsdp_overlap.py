@@ -19,7 +19,10 @@ from tests.integrations.fsdp_overlap_jobs import (
     overlapped,
     prefetched,
 )
+from tests.integrations.newer import NEWER_FSDP
 from tests.once import once
+
+pytestmark = NEWER_FSDP
 
 
 @once

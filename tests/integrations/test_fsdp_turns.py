@@ -9,7 +9,10 @@ import torch
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_turns_jobs import CHUNKS, SETTINGS, STEPS, closed, flat, replicas
+from tests.integrations.newer import NEWER_FSDP
 from tests.once import once
+
+pytestmark = NEWER_FSDP
 
 
 @once

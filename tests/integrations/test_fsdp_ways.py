@@ -10,8 +10,11 @@ import torch
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_ways_jobs import WAYS, first_form, hybrid, ways
+from tests.integrations.newer import NEWER_FSDP
 from tests.integrations.test_ways import refused_inside
 from tests.once import once
+
+pytestmark = NEWER_FSDP
 
 
 @once

@@ -97,9 +97,10 @@ def launch(
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
-            shutdown_timeout=5,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
+        if hasattr(config, "shutdown_timeout"):  # torch 2.11 waits half a minute and has no name for it.
+            config.shutdown_timeout = 5
         try:
             results = elastic_launch(config, worker)(timeout, names, backend, function, args)
         except ChildFailedError as error:

@@ -426,6 +426,10 @@ def nothing(_: Tensor) -> None:
     """Do nothing when a mean is there."""
 
 
+ITS_MODULE = Verbatim("its module")
+"""The model that the plain form was given; made here, because torch's compiler cannot trace how a text is made."""
+
+
 def gradwire_hook(
     state: GradwireState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
@@ -433,9 +437,7 @@ def gradwire_hook(
     """The hook in plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
     if isinstance(bucket, tuple):
         # The Python reducer's call for one parameter, whose own hook sees to it.
-        require(
-            state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Verbatim("its module")
-        )
+        require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", ITS_MODULE)
         return None  # type: ignore[return-value]
     return state.start(bucket)
 
