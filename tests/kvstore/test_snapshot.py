@@ -13,6 +13,7 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import LOGGED, MAGIC, Journal
 from gradwire.kvstore.server.members import State
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.server import Finished
 from gradwire.kvstore.server.settings import SETTINGS
 from gradwire.kvstore.server.snapshot import Snapshots, open_core, save_core
 from gradwire.kvstore.system import Disk, System
@@ -381,6 +382,43 @@ def test_a_new_process_starts_the_silence_of_the_others_a_little_later(tmp_path)
         core.receive(b"peer-0", [pack("ping")], now)
         core.tick(now)
         assert core.members.dead == dead
+
+
+def test_another_run_goes_on_from_the_file_of_one_that_is_over(tmp_path):
+    """Its server does not end at once, and its steps wait for all workers again."""
+    core = open_core(tmp_path / "file", TWO)
+    peers = [hello(core, rank) for rank in range(2)]
+    for peer in peers:
+        init(core, peer, 1, "w")
+    for peer in peers:
+        assert ops(ask(core, peer, "finish", 2)) == ["done"]
+        core.receive(peer, [pack("leave")], 0.0)
+    assert core.members.left == {0, 1}
+    assert Finished(core)()
+    core = load(tmp_path / "file", TWO)
+    assert not Finished(core)()
+    assert core.members.live == {0, 1}
+    for rank in range(2):
+        peer = hello(core, rank, session=b"another process.")
+        init(core, peer, 1, "w")
+        answers = push(core, peer, 2, "w", 1, ONES), pull(core, peer, 3, "w", 1)
+    assert values(answers[1])[peer] == [2.0] * 4
+
+
+def test_a_run_that_a_dead_worker_ended_is_started_again(tmp_path):
+    """The worker that comes first waits for the one that was dead."""
+    rules = Rules(workers=2, snapshots=True, dead_after=5.0)
+    core = open_core(tmp_path / "file", rules)
+    for rank in range(2):
+        init(core, hello(core, rank), 1, "w")
+    core.receive(b"peer-0", [pack("ping")], 6.0)
+    core.tick(6.0)
+    assert core.members.dead == {1}
+    core = load(tmp_path / "file", rules)
+    peer = hello(core, 0, session=b"another process.", now=50.0)
+    init(core, peer, 1, "w")
+    push(core, peer, 2, "w", 1, ONES)
+    assert pull(core, peer, 3, "w", 1) == []
 
 
 def test_a_server_says_so_if_it_has_the_file_of_another_one(tmp_path):

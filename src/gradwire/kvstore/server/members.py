@@ -307,9 +307,18 @@ class Members:
         """Take in a session from a file; its process may come back."""
         session.seen = math.inf
         self._unheard.append(session)
-        session.state = State.CUT if session.state is State.LIVE else session.state
+        # Where a dead worker ends the others, too, they have ended, and are started again with it.
+        ended = session.state is State.DEAD and self.rules.on_dead_worker == "error"
+        session.state = State.CUT if ended or session.state is State.LIVE else session.state
         self._ranks[session.rank] = session
         self._sort(session)
+
+    def begin_anew(self) -> None:
+        """Wait for all workers again if the run in a file was over, because only another run can go on from it."""
+        over = all(each.state in (State.LEFT, State.DEAD) for each in self._ranks.values())
+        for session in self._ranks.values() if over else ():
+            session.state = State.CUT
+            self._sort(session)
 
     def move(self, session: WorkerSession, event: str) -> None:
         """Change the state of a session by the table."""

@@ -126,6 +126,7 @@ def load_core(journal: Journal, rules: Rules, system: System = SYSTEM) -> Server
         core = _restored(header, load(bytes(data)), rules, journal, system)
         for change, more in changes:
             CHANGES[change["op"]](core, {**change, "data": more})
+        core.members.begin_anew()
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"snapshot {journal.path} cannot be read: {error}") from error
     core.mark_saved()
