@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gradwire import ConfigError, GradwireError, WireError
+from gradwire import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.launch.processes import Group, start_server
 from gradwire.kvstore.launch.remote import LocalMachine
 from gradwire.kvstore.protocol.environment import WorkerPlace
@@ -61,7 +61,7 @@ class Run(Group):
 
     def _serve(self, index, endpoint):
         arguments = [each.replace("{index}", str(index)) for each in self.server_arguments]
-        return start_server([*arguments, "--bind", endpoint], self._host(index), f"server {index}")
+        return start_server([*arguments, "--bind", endpoint], self._host(index), index)
 
     def replace_server(self, index):
         """Kill a server, and start it again."""
@@ -586,6 +586,13 @@ def test_what_a_session_declared_is_declared_again_when_the_server_has_ended_it(
         with pytest.raises(WireError):
             alone.store._ask([(0, Request("pull", {"items": []}))], "a pull of nothing")
     push_and_pull(alone.store)
+
+
+def test_two_servers_cannot_have_the_same_file(tmp_path):
+    with pytest.raises(GroupError, match="server 1 ended with exit code 2 before it listened"):
+        Group(["true"], 1, 2, ["--snapshot", str(tmp_path / "file")], None, [Forks()])
+    with Group(["true"], 1, 2, ["--snapshot", str(tmp_path / "file-{server}")], None, [Forks()]):
+        assert {each.name for each in tmp_path.iterdir()} == {"file", "file-0", "file-1"}
 
 
 def test_a_forked_child_ends_in_peace_and_cannot_use_the_store(tmp_path):

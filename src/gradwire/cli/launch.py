@@ -26,7 +26,12 @@ __all__ = ["command"]
 @click.option("-n", "--workers", type=Integer(1), default=2, show_default=True, help="Processes of the script.")
 @click.option("-s", "--servers", type=Integer(1), default=1, show_default=True)
 @click.option("--keys", type=click.Path(path_type=Path, file_okay=False), help="A folder of gradwire keygen.")
-@click.option("--server-option", multiple=True, metavar="OPTION", help="For gradwire server, as --staleness=4.")
+@click.option(
+    "--server-option",
+    multiple=True,
+    metavar="OPTION",
+    help="For gradwire server, as --staleness=4; {server} in it is the index of each.",
+)
 @click.option(
     "--host-file",
     type=click.Path(path_type=Path, dir_okay=False),

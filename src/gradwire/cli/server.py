@@ -12,6 +12,7 @@ import click
 import torch
 
 from gradwire.cli._command_group import Integer, Number
+from gradwire.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -78,10 +79,13 @@ def command(
     from gradwire.kvstore.server.rules import Rules
     from gradwire.kvstore.server.server import Finished, Server, keep_memory
     from gradwire.kvstore.server.snapshot import Snapshots, open_core
+    from gradwire.kvstore.system import SYSTEM
 
     torch.set_num_threads(threads)
     keep_memory()
     rules = Rules(workers, on_dead_worker, dead_after, staleness, snapshots=snapshot is not None)
+    if snapshot is not None and not SYSTEM.disk.reserve(snapshot):
+        raise ConfigError(f"--snapshot {snapshot} is another server's, which runs: give each server a file of its own")
     flushed = durability == "disk"
     core = ServerCore(rules) if snapshot is None else open_core(snapshot, rules, flushed=flushed)
     server = Server(core, bind, keys=keys, insecure=insecure)

@@ -6,7 +6,10 @@ They get all of it from one object, so that a simulation can put its own in its 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +27,9 @@ __all__ = ["SYSTEM", "Disk", "Readings", "System"]
 
 class Disk:
     """The files of a machine, as far as a server needs them; each function raises OSError as the system does."""
+
+    def __init__(self) -> None:
+        self._reserved: list[socket.socket] = []
 
     def read(self, path: Path) -> bytes:
         """Return the bytes of a file."""
@@ -62,6 +68,18 @@ class Disk:
             temporary.unlink(missing_ok=True)
             raise
         sync(path.parent)
+
+    def reserve(self, path: Path) -> bool:
+        """Reserve a file for this process until it ends; return False if another process of this machine has it."""
+        if sys.platform != "linux":
+            return True
+        # The name of a socket in Linux's abstract namespace is free as soon as its process has ended.
+        self._reserved.append(socket.socket(socket.AF_UNIX))
+        try:
+            self._reserved[-1].bind(f"\0gradwire {hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()}")
+        except OSError:
+            return False
+        return True
 
     def clean(self, path: Path) -> None:
         """Remove what an interrupted ``replace`` of a file has left."""

@@ -22,20 +22,21 @@ PATIENCE = 60.0
 
 
 def start_server(
-    arguments: Sequence[str], machine: Machine | None = None, label: str = "server"
+    arguments: Sequence[str], machine: Machine | None = None, index: int = 0
 ) -> tuple[subprocess.Popen[Any], str]:
     """Start ``gradwire server`` and wait for its endpoint.
 
     Args:
-        arguments: arguments of the command.
+        arguments: arguments of the command; "{server}" in one is the index.
         machine: machine that runs the server; None: this one.
-        label: label before each line that the server prints.
+        index: index of the server, which stands before each line that it prints.
 
     Raises:
         GroupError: the server ended instead, or did not print its endpoint in time.
     """
-    machine = machine or LocalMachine()
-    process, first = machine.serve([machine.python, "-m", "gradwire_command", "server", *arguments], label)
+    machine, label = machine or LocalMachine(), f"server {index}"
+    command = ["server", *(each.replace("{server}", str(index)) for each in arguments)]
+    process, first = machine.serve([machine.python, "-m", "gradwire_command", *command], label)
     try:
         line = first.get(timeout=PATIENCE)
     except queue.Empty:
@@ -54,7 +55,7 @@ class Group:
         command: command of a worker.
         workers: number of workers.
         servers: number of servers.
-        server_arguments: more of them for ``gradwire server``.
+        server_arguments: more of them for ``gradwire server``; "{server}" in one is the index of the server.
         keys: folder made by ``gradwire keygen`` for at least so many workers; None: no encryption.
         machines: machines of the workers, one for each; None: all of them run here.
     """
@@ -133,7 +134,7 @@ class Group:
         return self.hosts[index % len(self.hosts)]
 
     def _serve(self, index: int, endpoint: str) -> tuple[subprocess.Popen[Any], str]:
-        return start_server([*self.server_arguments, "--bind", endpoint], self._host(index), f"server {index}")
+        return start_server([*self.server_arguments, "--bind", endpoint], self._host(index), index)
 
     def __enter__(self) -> Self:
         return self

@@ -64,7 +64,7 @@ def _start(variables: Mapping[str, str], world: int, store: Store) -> None:
     try:
         endpoints = []
         for index in range(number(variables, "GRADWIRE_NUM_SERVERS", 1) if "GRADWIRE_NUM_SERVERS" in variables else 1):
-            process, endpoint = start_server(_arguments(variables, world), local_agent(Host("here")), f"server {index}")
+            process, endpoint = start_server(_arguments(variables, world), local_agent(Host("here")), index)
             processes.append(process)
             endpoints.append(endpoint)
     except GradwireError as error:
