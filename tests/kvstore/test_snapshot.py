@@ -16,7 +16,7 @@ from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Finished
 from gradwire.kvstore.server.settings import SETTINGS
 from gradwire.kvstore.server.snapshot import Snapshots, open_core, save_core
-from gradwire.kvstore.system import Disk, System
+from gradwire.kvstore.system import Disk, RenamedError, System
 from tests.kvstore.talk import ask, hello, init, load, messages, ops, pair, pull, push, save, values
 
 RULES = Rules(workers=1, snapshots=True)
@@ -277,7 +277,7 @@ def test_a_worker_is_not_taken_in_before_the_file_says_so(full):
         (told,) = messages(core.receive(b"peer-0", introduction, 0.0))
         assert told[2]["kind"] == "busy"
         assert "No space left on device" in told[2]["text"]
-    assert core.journal.written == 1, "a worker that asks again makes no second record"
+    assert core.journal.written == 0, "what was not written is taken back: it may never come again"
     disk.full = False
     core.tick(0.4)
     assert ops(core.receive(b"peer-0", introduction, 0.5)) == ["welcome"]
@@ -419,6 +419,89 @@ def test_a_run_that_a_dead_worker_ended_is_started_again(tmp_path):
     init(core, peer, 1, "w")
     push(core, peer, 2, "w", 1, ONES)
     assert pull(core, peer, 3, "w", 1) == []
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["another process", "the same one"])
+def test_steps_that_were_made_without_a_worker_are_saved_before_it_is_waited_for_again(tmp_path, other):
+    """A worker was dead, and the steps from then on are in the memory of the other one alone."""
+    rules = Rules(workers=2, snapshots=True, on_dead_worker="continue", dead_after=5.0)
+    core = open_core(tmp_path / "file", rules)
+    a, b = (hello(core, rank) for rank in range(2))
+    for peer in (a, b):
+        init(core, peer, 1, "w")
+    core.receive(a, [pack("ping")], 6.0)
+    core.tick(6.0)
+    assert core.members.dead == {1}
+    for step in (1, 2, 3):
+        push(core, a, 1 + step, "w", step, ONES, now=6.0)
+    assert core.values.parts["w"].version == 3
+    back = b"another process." if other else bytes([1]) * 16
+    place = {"version": VERSION, "rank": 1, "world": 2, "server": 0, "servers": 1}
+    introduction = [pack("hello", **place, sync=True, session=back)]
+    told = messages(core.receive(b"peer-1", introduction, 6.1))
+    assert [fields["kind"] for _, op, fields, _ in told if op == "error"] == ["busy"]
+    assert core.members.live == {0, 1}, "no step is made without it while it waits"
+    Snapshots(100).after(core)
+    assert "welcome" in ops(core.receive(b"peer-1", introduction, 6.6))
+    core = load(tmp_path / "file", rules)
+    assert core.values.parts["w"].version == 3
+    assert core.members.live == {0, 1}
+    assert core.members.of(1).token == back
+
+
+def test_a_file_that_was_renamed_and_not_flushed_is_gone_on_with(tmp_path):
+    """The folder could not be synced: the new file is there, and is not the old one any more."""
+
+    class Unsynced(Disk):
+        def replace(self, path, pieces):
+            super().replace(path, pieces)
+            raise RenamedError(errno.EIO, "Input/output error")
+
+    core = open_core(tmp_path / "file", RULES)
+    served(core, steps=2)
+    core.journal._disk = Unsynced()
+    with pytest.raises(RenamedError):
+        save_core(core)
+    assert core.values.parts["w"].durable == 0
+    assert ops(ask(core, b"peer-0", "barrier", 50, number=1)) == ["done"]
+    core = load(tmp_path / "file", RULES)
+    assert (core.barriers.passed, core.values.parts["w"].version) == (1, 2)
+
+
+def test_a_record_that_a_power_cut_tore_is_dropped(tmp_path):
+    """Its first sector is on the disk, and the rest of its length is zeros."""
+    core = open_core(tmp_path / "file", RULES)
+    peer = hello(core, 0, world=1)
+    before = (tmp_path / "file").stat().st_size
+    init(core, peer, 1, "w", torch.ones(1000))
+    data = bytearray((tmp_path / "file").read_bytes())
+    data[before + 512 :] = bytes(len(data) - before - 512)
+    (tmp_path / "file").write_bytes(data)
+    assert not load(tmp_path / "file", RULES).values.parts
+
+
+def test_what_a_file_would_refuse_is_refused_before_it_is_written(tmp_path):
+    core = open_core(tmp_path / "file", RULES)
+    peer = hello(core, 0, world=1)
+    fields = {"key": "z", "shape": [0, 2**30], "dtype": "float32", "start": 5, "total": 3, "sparse": False}
+    (told,) = messages(ask(core, peer, "init", 1, torch.empty(0), **fields))
+    assert told[1] == "error"
+    assert not load(tmp_path / "file", RULES).values.parts
+
+
+def test_states_that_are_restored_are_saved_once(tmp_path):
+    """Also while a push of the same worker waits for another one."""
+    core = open_core(tmp_path / "file", TWO)
+    a, b = (hello(core, rank) for rank in range(2))
+    for peer in (a, b):
+        init(core, peer, 1, "w")
+        ask(core, peer, "optimizer", 2, number=1, name="sgd", numbers={"lr": 1.0, "momentum": 0.5})
+    push(core, a, 3, "w", 1, ONES, optimizer=1)
+    (told,) = messages(ask(core, b, "states", 4))
+    assert ask(core, a, "restore", 5, torch.frombuffer(bytearray(told[3]), dtype=torch.uint8)) == []
+    Snapshots(100).after(core)
+    assert ops(core.tick(0.1)) == ["done"]
+    assert not core.wanted
 
 
 def test_a_server_says_so_if_it_has_the_file_of_another_one(tmp_path):

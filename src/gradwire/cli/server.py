@@ -39,7 +39,7 @@ __all__ = ["command"]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Go on from this file if it is there, and write it every so many steps.",
 )
-@click.option("--snapshot-every", type=Integer(1), default=100, show_default=True, metavar="STEPS")
+@click.option("--snapshot-every", type=Integer(1, 128), default=100, show_default=True, metavar="STEPS")
 @click.option(
     "--durability",
     type=click.Choice(["process", "disk"]),

@@ -22,7 +22,11 @@ import zmq
 
 from gradwire._files import sync
 
-__all__ = ["SYSTEM", "Disk", "Readings", "System"]
+__all__ = ["SYSTEM", "Disk", "Readings", "RenamedError", "System"]
+
+
+class RenamedError(OSError):
+    """A file was replaced, and it is not known whether the disk has its name."""
 
 
 class Disk:
@@ -57,6 +61,9 @@ class Disk:
         Args:
             path: file to replace.
             pieces: bytes of the new file.
+
+        Raises:
+            RenamedError: the new file is there, and may not survive a power cut.
         """
         temporary = path.with_name(f".{path.name}.new")
         try:
@@ -67,7 +74,10 @@ class Disk:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        sync(path.parent)
+        try:
+            sync(path.parent)
+        except OSError as error:
+            raise RenamedError(error.errno, error.strerror) from error
 
     def reserve(self, path: Path) -> bool:
         """Reserve a file for this process until it ends; return False if another process of this machine has it."""

@@ -50,6 +50,7 @@ class ServerCore:
         run: name of what is kept: that of the process that began it.
         place: index of this server and number of servers; None until the first worker has said it.
         wanted: true: something waits for a snapshot.
+        snapshots: number of snapshots so far.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class ServerCore:
         self.rules, self.journal = rules, journal
         self.epoch = self.run = system.random(16)
         self.place: tuple[int, int] | None = None
-        self.wanted = False
+        self.wanted, self.snapshots = False, 0
         self.counters = Counters()
         self.pending = RequestQueue()
         self.members = Members(rules, self.pending)
@@ -106,6 +107,8 @@ class ServerCore:
         out: list[Outgoing] = []
         if self.journal is not None:
             self.journal.flush()
+            # A file that cannot be appended to may still be replaced.
+            self.wanted |= bool(self.journal.trouble)
         for session in self.members.silent(now):
             if session.state is not State.CUT:
                 self.members.cut(session, "silent")
@@ -132,6 +135,11 @@ class ServerCore:
         journal, number = self.journal, 0 if self.journal is None else self.journal.written
         return lambda: journal is None or journal.kept >= number
 
+    def take_back(self) -> None:
+        """Take a record back that could not be written."""
+        if self.journal is not None:
+            self.journal.take_back()
+
     def note(self, session: WorkerSession) -> Callable[[], bool]:
         """Write the state of a session to the file; return the condition that it is there."""
         return self.keep({"op": "state", "rank": session.rank, "state": session.state.value})
@@ -143,6 +151,10 @@ class ServerCore:
         self.wanted = True
         return False
 
+    def saved_since(self, snapshot: int) -> bool:
+        """Return whether a snapshot was written after the one with a number."""
+        return self.journal is None or self.snapshots > snapshot
+
     def mark_saved(self) -> None:
         """Note that a snapshot has all of this."""
         waiting = {rank for unit in self.values.units() for pushes in unit.pending.values() for rank in pushes}
@@ -151,6 +163,7 @@ class ServerCore:
                 session.saved = session.changes
         self.values.mark_durable()
         self.wanted = False
+        self.snapshots += 1
 
     def when_kept(
         self, session: WorkerSession, seq: int, ready: Callable[[], bool], answer: Callable[[], list[Outgoing]]

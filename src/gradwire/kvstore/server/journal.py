@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from gradwire.errors import ConfigError
-from gradwire.kvstore.system import SYSTEM, Disk
+from gradwire.kvstore.system import SYSTEM, Disk, RenamedError
 
 __all__ = ["LOGGED", "MAGIC", "NOTHING", "Journal"]
 
@@ -28,6 +28,9 @@ MAGIC = b"gradwire store 2\n"
 
 EARLIER, MAX_EARLIER = b"gradwire server 1", 2**20
 """The mark of the format before this one, and the bytes within which it is."""
+
+TORN = 64
+"""Zeros at the end of the last record from which on it counts as torn by a power cut."""
 
 SIZES = struct.Struct("<IQ")
 CHECKS = struct.Struct("<II")
@@ -72,7 +75,7 @@ class Journal:
             data = memoryview(self._disk.read(self.path))
         except FileNotFoundError:
             return []
-        if EARLIER in bytes(data[:MAX_EARLIER]):
+        if bytes(data[: len(MAGIC)]) != MAGIC and EARLIER in bytes(data[:MAX_EARLIER]):
             raise ConfigError("an earlier version of gradwire wrote it: end that run with it, or take another file")
         if bytes(data[: len(MAGIC)]) != MAGIC:
             raise ConfigError(f"it must begin with {MAGIC!r}, got {bytes(data[: len(MAGIC)])!r}")
@@ -110,16 +113,23 @@ class Journal:
         """Write a snapshot, which contains all that the records before it tell.
 
         Raises:
-            OSError: the file cannot be written; it is as it was.
+            OSError: the file cannot be written; it is as it was, or the new one, which has the same and more.
         """
         pieces = [MAGIC, *_record(header, memoryview(data))]
         try:
             self._disk.replace(self.path, pieces)
+        except RenamedError as error:
+            self._replaced(pieces)
+            self._failed(error)
+            raise
         except OSError as error:
             self._failed(error)
             raise
-        self._snapshot = self._end = sum(map(len, pieces))
-        self._kept()
+        self._replaced(pieces)
+
+    def take_back(self) -> None:
+        """Take back the records that could not be written."""
+        self._waiting, self.written = [], self.kept
 
     @property
     def exists(self) -> bool:
@@ -130,6 +140,10 @@ class Journal:
     def full(self) -> bool:
         """True if a snapshot would make the file shorter by half."""
         return self._end - self._snapshot > max(LOGGED, self._snapshot)
+
+    def _replaced(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self._snapshot = self._end = sum(map(len, pieces))
+        self._kept()
 
     def _failed(self, error: OSError) -> None:
         self.trouble = f"{self.path} cannot be written: {error.strerror or error}"
@@ -162,6 +176,8 @@ def _records(data: memoryview) -> Iterator[tuple[dict[str, Any], memoryview, int
         if end > len(data):
             return
         if zlib.crc32(data[begin:end]) != of_rest:
+            if end == len(data) and not any(data[max(begin, end - TORN) :]):
+                return
             raise ConfigError(f"the record at byte {at} is damaged: its checksum does not fit")
         header = msgpack.unpackb(data[begin : begin + packed], raw=False, strict_map_key=False)
         yield header, data[begin + packed : end], end

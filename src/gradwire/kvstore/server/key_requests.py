@@ -43,6 +43,8 @@ def init(
 ) -> list[Outgoing]:
     """Take a key's first value from rank 0; other workers wait for it."""
     kind, values = DTYPES[dtype], core.values
+    if start + math.prod(shape) > total:
+        raise WireError(f"key {key!r} has {total} elements, a part of {math.prod(shape)} does not begin at {start}")
     nbytes = math.prod(shape) * kind.itemsize
     if max([nbytes, *shape]) > core.rules.max_bytes:
         raise ConfigError(f"key {key!r} has {nbytes} bytes, this server takes at most {core.rules.max_bytes}")

@@ -60,16 +60,18 @@ MOVES = {
     (State.CUT, "silent"): State.CUT,
     (State.CUT, "saved"): State.DEAD,
     (State.CUT, "finish"): State.FINISHED,
-    (State.DEAD, "come"): State.LIVE,
+    (State.DEAD, "await"): State.CUT,
     (State.FINISHED, "come"): State.FINISHED,
+    (State.FINISHED, "await"): State.CUT,
     (State.FINISHED, "cut"): State.FINISHED,
     (State.FINISHED, "finish"): State.FINISHED,
     (State.FINISHED, "silent"): State.LEFT,
     (State.FINISHED, "leave"): State.LEFT,
     (State.LEFT, "come"): State.FINISHED,
+    (State.LEFT, "await"): State.CUT,
 }
 """The next state by the state and what happens: the process comes (again), its connection is cut, it is silent for too
-long, what it pushed is saved while it is silent, it finishes, it leaves."""
+long, what it pushed is saved while it is silent, it finishes, it leaves, steps wait for its rank again."""
 
 
 @dataclass
@@ -99,6 +101,8 @@ class WorkerSession:
         changes: number of changes that it has made to what the server keeps.
         saved: number of those that are in the file.
         leaving: true: it has asked to finish, or that what it pushed be saved.
+        given_up: true: another process has asked for its rank.
+        awaited: true: steps were made without it, and wait for it again.
     """
 
     peer: bytes
@@ -116,6 +120,8 @@ class WorkerSession:
     changes: int = 0
     saved: int = 0
     leaving: bool = False
+    given_up: bool = False
+    awaited: bool = False
 
     @property
     def repeats(self) -> bool:
@@ -288,12 +294,24 @@ class Members:
             return None
         return session if session.reachable and now - session.seen < TAKEN else None
 
+    def wait_for(self, session: WorkerSession) -> None:
+        """Let steps wait again for a rank that is dead or has ended.
+
+        The steps that were made without it exist only in the memory of the others until they are saved: after a restart
+        they would wait for it. So this counts as a change of its own.
+        """
+        self._disconnect(session)
+        self.move(session, "await")
+        session.changes += 1
+        session.awaited = True
+
     def enter(self, session: WorkerSession, peer: bytes, now: float) -> None:
         """Connect a session, a new one or one that was there before; the one that had its rank ends."""
         before = self._ranks.get(session.rank)
         if before is not None:
             self._disconnect(before)
         session.peer, session.seen, session.reachable, session.open = peer, now, True, {}
+        session.awaited = False
         self._ranks[session.rank], self._peers[peer] = session, session
         # The processes of before a restart come back, or new ones, which takes longer: who is not heard of from then on
         # is silent.

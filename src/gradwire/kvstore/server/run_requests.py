@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,8 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.updater import OptimizerConfig
-from gradwire.kvstore.server.members import State, WorkerSession, workers
+from gradwire.kvstore.server.members import MAX_CONFIGS, State, WorkerSession, workers
+from gradwire.kvstore.server.settings import SETTINGS
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore
@@ -65,30 +67,64 @@ def hello(
         text = f"rank {rank} is taken by a worker that was heard of {core.now - holder.seen:.1f} s ago"
         # A message to the holder shows whether it can still be reached.
         return [(holder.peer, [core.pong()]), (peer, [pack("error", seq=0, kind="taken", text=text)])]
-    before = members.of(rank)
-    if before is None or before.token != session:
-        fresh = WorkerSession(peer, rank, session, core.now, barriers=core.barriers.passed, joined=before is not None)
-        record = {"op": "session", "rank": rank, "token": session, "barriers": fresh.barriers, "joined": fresh.joined}
-        record |= {"sync": sync, "place": [server, servers]}
-        # What the process before it pushed is in the file first, because nobody will repeat it.
-        saved = before is None or given_up(core, before)
-        if not saved or not core.kept()() or not core.keep(record)():
-            if before is not None:
-                # The rank is not silent: a process of it waits.
-                before.seen = core.now
-            return [(peer, [pack("error", seq=0, kind="busy", text=core.unkept())])]
-        core.barriers.forget(rank)
-        before = fresh
+    about = {"sync": sync, "place": [server, servers]}
+    found, refused = taken_in(core, WorkerSession(peer, rank, session, core.now), about)
+    if refused:
+        return [(peer, [pack("error", seq=0, kind=refused, text=core.unkept() if refused == "busy" else given(rank))])]
     progress.sync, core.place = sync, (server, servers)
-    members.enter(before, peer, core.now)
+    members.enter(found, peer, core.now)
     told = {"epoch": core.epoch, "run": core.run, "snapshots": core.rules.snapshots}
     return [(peer, [pack("welcome", rank=rank, world=world, **told)])]
 
 
+def given(rank: int) -> str:
+    """Say in words why a process cannot come back."""
+    return f"rank {rank} is given to another process, because this one was silent for too long"
+
+
+def taken_in(core: ServerCore, fresh: WorkerSession, about: dict[str, Any]) -> tuple[WorkerSession, str]:
+    """Find the session that a process goes on with, when the file has what nobody would repeat.
+
+    Args:
+        core: the server.
+        fresh: session of the process if it is a new one.
+        about: more of the record of a new session.
+
+    Returns:
+        The session, and the kind of error that it has to be told instead; empty: none.
+    """
+    before = core.members.of(fresh.rank)
+    if before is not None and before.token == fresh.token:
+        if before.given_up:
+            return before, "taken"
+        if before.state is State.DEAD:
+            core.members.wait_for(before)
+        ready = not before.awaited or (core.saved(before) and core.note(before)())
+        return before, "" if ready else "busy"
+    fresh.barriers, fresh.joined = core.barriers.passed, before is not None
+    record = {"op": "session", "rank": fresh.rank, "token": fresh.token, "barriers": fresh.barriers}
+    ready = (before is None or given_up(core, before)) and core.kept()()
+    if ready and not core.keep({**record, "joined": fresh.joined, **about})():
+        # It may not come again; the process before it may.
+        core.take_back()
+        ready = False
+    if ready:
+        core.barriers.forget(fresh.rank)
+    elif before is not None:
+        # The rank is not silent: a process of it waits.
+        before.seen = core.now
+    return fresh, "" if ready else "busy"
+
+
 def given_up(core: ServerCore, session: WorkerSession) -> bool:
-    """Cut off a process whose rank another one takes; return whether all that it pushed is saved."""
+    """Cut off a process whose rank another one takes; return whether all that it pushed is saved, and the steps that
+    were made without it.
+    """
+    session.given_up = True
     if session.state in (State.LIVE, State.CUT):
         core.members.cut(session)
+    else:
+        core.members.wait_for(session)
     # Its next push will not come, so those after it no longer wait for it.
     for unit in () if core.progress.sync else core.values.units():
         if unit.apply_early(session.rank, core.optimizers.updaters):
@@ -110,6 +146,7 @@ def config(core: ServerCore, session: WorkerSession, seq: int, number: int, conf
         raise ConfigError(f"a compression is refused: {error}") from None
     require_alone(compression.push)
     session.declare(number, compression)
+    core.wanted |= core.journal is not None and not number % (MAX_CONFIGS // 2)
     return core.done(session, seq)
 
 
@@ -125,6 +162,8 @@ def optimizer(
     known, fresh = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
     record = {"op": "setting", "number": known, "name": name, "numbers": numbers}
     kept = core.keep(record) if fresh else core.kept()
+    # A worker repeats no more settings than are kept.
+    core.wanted |= core.journal is not None and fresh and not known % (SETTINGS // 2)
     return core.when_kept(session, seq, kept, lambda: core.done(session, seq, known))
 
 
@@ -187,8 +226,9 @@ def restore(
     if data is None:
         return []
     core.optimizers.restore(data.numpy().tobytes())
-    session.changes += 1
-    return core.when_kept(session, seq, lambda: core.saved(session), lambda: core.done(session, seq))
+    before, core.wanted = core.snapshots, core.journal is not None
+    saved = partial(core.saved_since, before)
+    return core.when_kept(session, seq, saved, lambda: core.done(session, seq))
 
 
 def keep(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:

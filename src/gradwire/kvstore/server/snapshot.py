@@ -28,7 +28,7 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import Journal
 from gradwire.kvstore.server.members import State, WorkerSession
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.stored_part import Contribution, StoredPart
+from gradwire.kvstore.server.stored_part import AHEAD, Contribution, StoredPart
 from gradwire.kvstore.system import SYSTEM, System
 
 __all__ = ["Snapshots", "load_core", "open_core", "save_core"]
@@ -273,7 +273,8 @@ class Snapshots:
     """
 
     def __init__(self, every: int) -> None:
-        self.every = every
+        # A worker repeats no more steps than a server takes ahead.
+        self.every = min(every, AHEAD // 2)
         self._due = 1
         self._next, self._patience = 0.0, 1.0
 
@@ -288,8 +289,9 @@ class Snapshots:
         said = core.journal.trouble
         try:
             save_core(core)
-        except OSError:
+        except (OSError, MemoryError) as error:
             # A full disk must not end the training: the old file is there, and the workers keep what is not in it.
+            core.journal.trouble = core.journal.trouble or f"{core.journal.path} cannot be written: {error!r}"
             if core.journal.trouble != said:
                 print(f"snapshot {core.journal.trouble}", file=sys.stderr, flush=True)
             self._next, self._patience = core.now + self._patience, min(2 * self._patience, PATIENCE)

@@ -266,7 +266,9 @@ class StoredPart:
 
     def _update(self, ordered: Sequence[Contribution], updaters: Mapping[int, Updater]) -> None:
         merged = self._sum(ordered)
-        updater = updaters.get(max(push.optimizer for push in ordered))
+        number = max(push.optimizer for push in ordered)
+        # A setting that was forgotten since is the newest by now, and never none.
+        updater = updaters.get(number, updaters[max(updaters)] if number and updaters else None)
         self.replaced = updater is None
         if updater is None:
             # The old value may still be on its way to a worker, so it is replaced and not overwritten.

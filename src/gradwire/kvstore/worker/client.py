@@ -107,6 +107,11 @@ class Client:
         self._stop = weakref.finalize(self, _end_here, system, self._process, end, self._context)
 
     @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+        return not self._stop.alive
+
+    @property
     def forked(self) -> bool:
         """True in a child of the process that made the connections: their thread does not run there."""
         return self._system.process() != self._process
@@ -174,9 +179,9 @@ class Client:
         away = [each.server_timeout for each in self._connections if each.snapshots]
         self.timeout = min(self.timeout, EXIT_TIMEOUT + max(away, default=0.0))
 
-    def repeats(self) -> bool:
+    def snapshots(self) -> bool:
         """Return whether a server that keeps a snapshot may yet ask for a push again."""
-        return any(each.snapshots and any(each.log.values()) for each in self._connections)
+        return self._stop.alive and not self.forked and any(each.snapshots for each in self._connections)
 
     def close(self) -> None:
         """Close the connections, and end the thread."""
@@ -270,7 +275,9 @@ def finish_at_exit(store: weakref.ref[Any], client: weakref.ref[Client]) -> None
     A script that was ended by an exception does not: its later steps are missing, as those of a killed process.
     """
     open_store, open_client = store(), client()
-    if open_store is None or open_client is None or open_client.forked or hasattr(sys, "last_value"):
+    if open_store is None or open_client is None or hasattr(sys, "last_value"):
+        return
+    if open_client.forked or open_client.closed:
         return
     open_client.hurry()
     try:

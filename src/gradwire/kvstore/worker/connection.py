@@ -101,6 +101,8 @@ class ServerConnection:
             (zmq.SNDHWM, SOCKET_QUEUE),
             # Without a limit: this worker asked for all that arrives, so its requests bound it.
             (zmq.RCVHWM, 0),
+            # The kernel alone would try again after 1, 3, 7 and 15 seconds where a machine does not answer.
+            (zmq.CONNECT_TIMEOUT, 2000),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 500),
             (zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL),
@@ -370,6 +372,8 @@ class ServerConnection:
         request = self.unanswered.pop(seq, None)
         if request is None:
             self.fail(error)
+        elif request.acknowledged and kind == "dead":
+            return
         elif request.acknowledged:
             self._lose(GroupError(f"{self.title} was restarted and refuses what it had acknowledged before: {text}"))
         else:

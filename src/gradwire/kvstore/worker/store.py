@@ -94,6 +94,7 @@ class DistStore(KVStore):
         self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
         self.place, self.seed = where() if callable(where) else where, seed
         self._config = self._barriers = 0
+        self._finished = False
         self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
         self._client = Client(
@@ -144,6 +145,7 @@ class DistStore(KVStore):
         """
         self._flush()
         self._ask_all("finish", {}, "finish")
+        self._finished = True
 
     def close(self, *, saved: bool = True) -> None:
         """Close the connections.
@@ -153,7 +155,7 @@ class DistStore(KVStore):
                 what this worker has pushed, because it will not repeat it; if they do not, a warning is logged.
         """
         PROCESS_STORES[:] = [store for store in PROCESS_STORES if store is not self]
-        if saved and not self._client.forked and self._client.repeats():
+        if saved and not self._finished and self._client.snapshots():
             self._client.hurry()
             try:
                 self._flush()
