@@ -99,6 +99,8 @@ def taken_in(core: ServerCore, fresh: WorkerSession, about: dict[str, Any]) -> t
             return before, "taken"
         if before.state is State.DEAD:
             core.members.wait_for(before)
+        # The rank is not silent: its process waits.
+        before.seen = core.now if before.awaited else before.seen
         ready = not before.awaited or (core.saved(before) and core.note(before)())
         return before, "" if ready else "busy"
     fresh.barriers, fresh.joined = core.barriers.passed, before is not None

@@ -113,7 +113,9 @@ def kill_server(source: random.Random, work: SimulatedTraining) -> list[Fault]:
 
 def kill_worker(source: random.Random, work: SimulatedTraining) -> list[Fault]:
     """Kill a worker, and start it again, as a rule before it counts as dead."""
-    seconds = source.choice([short(source), short(source), any_time(source), NEVER])
+    seconds = source.choice(
+        [short(source), short(source), any_time(source), round(source.uniform(8.5, 14.0), 2), NEVER]
+    )
     return [Fault("kill", worker(source, work), moment(source, work), seconds, count=source.choice([0, 1, 2, 5]))]
 
 
