@@ -5,18 +5,25 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["replace_file", "replace_text", "sync"]
+__all__ = ["RenamedError", "replace_file", "replace_text", "sync"]
 
 
-def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
+class RenamedError(OSError):
+    """A file was replaced, and it is not known whether the disk has its name."""
+
+
+def replace_file(path: str | Path, write: Callable[[Path], object], *, by: Path | None = None) -> None:
     """Let ``write`` make a file beside ``path``, flush it to the disk, and rename it to ``path``.
 
     Args:
         path: file to replace. It is replaced when everything is on the disk, and stays as it is if writing fails. A
             link is followed. A pipe, a device or anything else that is no file cannot be replaced and is written to.
         write: function that writes the new content to the path with which it is called.
+        by: that path, in the same folder, for a file that nobody else replaces: what an interrupted call has left there
+            is used up by the next one. None: a path that nobody else has.
 
     Raises:
+        RenamedError: the new file is there, and may not survive a power cut.
         OSError: the file cannot be written, because the disk is full for example.
     """
     path = Path(os.path.realpath(path))
@@ -26,9 +33,9 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
         return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}") if by is None else by
     try:
-        temporary.touch(exist_ok=False)
+        temporary.touch(exist_ok=by is not None)
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o7777)
         write(temporary)
@@ -39,7 +46,10 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    try:
+        sync(path.parent)
+    except OSError as error:
+        raise RenamedError(error.errno, error.strerror, str(path)) from error
 
 
 def replace_text(path: str | Path, text: str) -> None:

@@ -19,7 +19,7 @@ def hello(core, rank, world=2, sync=True, session=None, now=0.0):
     fields = {"version": VERSION, "rank": rank, "world": world, "server": 0, "servers": 1}
     introduction = [pack("hello", **fields, sync=sync, session=token)]
     replies = core.receive(peer, introduction, now)
-    if core.wanted:
+    if core.wanted and core.journal is not None:
         # What the process before it pushed is saved first.
         save_core(core)
         replies = core.receive(peer, introduction, now)

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save as packed
 
 from gradwire import ConfigError
+from gradwire._files import RenamedError
+from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import LOGGED, MAGIC, Journal
@@ -16,7 +18,8 @@ from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Finished
 from gradwire.kvstore.server.settings import SETTINGS
 from gradwire.kvstore.server.snapshot import Snapshots, open_core, save_core
-from gradwire.kvstore.system import Disk, RenamedError, System
+from gradwire.kvstore.server.stored_part import AHEAD
+from gradwire.kvstore.system import Disk, System
 from tests.kvstore.talk import ask, hello, init, load, messages, ops, pair, pull, push, save, values
 
 RULES = Rules(workers=1, snapshots=True)
@@ -177,7 +180,7 @@ def test_a_record_that_was_not_written_to_its_end_is_dropped(tmp_path):
 
 
 def test_a_server_that_dies_before_the_new_file_has_its_name_has_the_old_one(tmp_path, monkeypatch):
-    """Killed between writing and renaming: what is left is the old file, and another one that is used up."""
+    """Killed between writing and renaming: what is left is the old file, and another one that is removed."""
     core = open_core(tmp_path / "file", RULES)
     served(core, steps=2)
     save_core(core)
@@ -196,9 +199,43 @@ def test_a_server_that_dies_before_the_new_file_has_its_name_has_the_old_one(tmp
             save_core(core)
     assert (tmp_path / "file").read_bytes() == old
     assert core.values.parts["w"].durable == 2, "the workers keep what is not in the file"
-    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / ".file.new").write_bytes(b"what a killed process leaves")
     assert load(tmp_path / "file", RULES).values.parts["w"].version == 2
     assert len(list(tmp_path.iterdir())) == 1, "nothing is left of the file that was not finished"
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path):
+    """Another disk may have the room; what a killed process has left there is removed, too."""
+    (tmp_path / "large").mkdir()
+    (tmp_path / "file").symlink_to(tmp_path / "large" / "snapshot")
+    (tmp_path / "large" / ".snapshot.new").write_bytes(b"what a killed process leaves")
+    core = open_core(tmp_path / "file", RULES)
+    served(core, steps=1)
+    save_core(core)
+    assert (tmp_path / "file").is_symlink()
+    assert [each.name for each in (tmp_path / "large").iterdir()] == ["snapshot"]
+    assert load(tmp_path / "file", RULES).values.parts["w"].version == 1
+
+
+@pytest.mark.parametrize("op", ["optimizer", "config"])
+def test_a_snapshot_comes_before_more_is_declared_than_a_server_keeps(tmp_path, op):
+    """A worker declares again all that its kept pushes name."""
+    core = open_core(tmp_path / "file", RULES)
+    peer = hello(core, 0, world=1)
+    for number in range(1, 257):
+        assert not core.wanted
+        rate = 1.0 / number
+        about = {"name": "sgd", "numbers": {"lr": rate}} if op == "optimizer" else {"config": compression(rate)}
+        assert ops(ask(core, peer, op, number, number=number, **about)) == ["done"]
+    assert core.wanted
+
+
+def compression(threshold):
+    return parse({"type": "2bit", "threshold": threshold}).to_config()
+
+
+def test_a_snapshot_comes_before_more_steps_than_a_server_takes_again():
+    assert Snapshots(1000).every == AHEAD // 2
 
 
 class Full(Disk):
@@ -449,19 +486,19 @@ def test_steps_that_were_made_without_a_worker_are_saved_before_it_is_waited_for
     assert core.members.of(1).token == back
 
 
-def test_a_file_that_was_renamed_and_not_flushed_is_gone_on_with(tmp_path):
+def test_a_file_that_was_renamed_and_not_flushed_is_gone_on_with(tmp_path, monkeypatch):
     """The folder could not be synced: the new file is there, and is not the old one any more."""
 
-    class Unsynced(Disk):
-        def replace(self, path, pieces):
-            super().replace(path, pieces)
-            raise RenamedError(errno.EIO, "Input/output error")
+    def unsynced(path):
+        if path.is_dir():
+            raise OSError(errno.EIO, "Input/output error")
 
     core = open_core(tmp_path / "file", RULES)
     served(core, steps=2)
-    core.journal._disk = Unsynced()
-    with pytest.raises(RenamedError):
-        save_core(core)
+    with monkeypatch.context() as patched:
+        patched.setattr("gradwire._files.sync", unsynced)
+        with pytest.raises(RenamedError):
+            save_core(core)
     assert core.values.parts["w"].durable == 0
     assert ops(ask(core, b"peer-0", "barrier", 50, number=1)) == ["done"]
     core = load(tmp_path / "file", RULES)

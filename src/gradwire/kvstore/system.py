@@ -20,13 +20,9 @@ from typing import Any
 
 import zmq
 
-from gradwire._files import sync
+from gradwire._files import replace_file
 
-__all__ = ["SYSTEM", "Disk", "Readings", "RenamedError", "System"]
-
-
-class RenamedError(OSError):
-    """A file was replaced, and it is not known whether the disk has its name."""
+__all__ = ["SYSTEM", "Disk", "Readings", "System"]
 
 
 class Disk:
@@ -65,19 +61,12 @@ class Disk:
         Raises:
             RenamedError: the new file is there, and may not survive a power cut.
         """
-        temporary = path.with_name(f".{path.name}.new")
-        try:
+
+        def write(temporary: Path) -> None:
             with temporary.open("wb", buffering=0) as file:
                 _write(file, pieces)
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        try:
-            sync(path.parent)
-        except OSError as error:
-            raise RenamedError(error.errno, error.strerror) from error
+
+        replace_file(path, write, by=_unfinished(path))
 
     def reserve(self, path: Path) -> bool:
         """Reserve a file for this process until it ends; return False if another process of this machine has it."""
@@ -93,7 +82,13 @@ class Disk:
 
     def clean(self, path: Path) -> None:
         """Remove what an interrupted ``replace`` of a file has left."""
-        path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+        _unfinished(path).unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> Path:
+    """Return the path at which the next version of a file is written."""
+    real = Path(os.path.realpath(path))
+    return real.with_name(f".{real.name}.new")
 
 
 def _write(file: FileIO, pieces: Sequence[bytes | memoryview]) -> None:

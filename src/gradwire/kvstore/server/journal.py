@@ -19,8 +19,9 @@ from typing import Any
 
 import msgpack
 
+from gradwire._files import RenamedError
 from gradwire.errors import ConfigError
-from gradwire.kvstore.system import SYSTEM, Disk, RenamedError
+from gradwire.kvstore.system import SYSTEM, Disk
 
 __all__ = ["LOGGED", "MAGIC", "NOTHING", "Journal"]
 

@@ -59,7 +59,6 @@ MOVES = {
     (State.CUT, "cut"): State.CUT,
     (State.CUT, "silent"): State.CUT,
     (State.CUT, "saved"): State.DEAD,
-    (State.CUT, "finish"): State.FINISHED,
     (State.DEAD, "await"): State.CUT,
     (State.FINISHED, "come"): State.FINISHED,
     (State.FINISHED, "await"): State.CUT,

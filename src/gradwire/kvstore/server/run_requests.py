@@ -148,7 +148,8 @@ def config(core: ServerCore, session: WorkerSession, seq: int, number: int, conf
         raise ConfigError(f"a compression is refused: {error}") from None
     require_alone(compression.push)
     session.declare(number, compression)
-    core.wanted |= core.journal is not None and not number % (MAX_CONFIGS // 2)
+    # A worker repeats no more compressions, or settings, than are kept.
+    core.wanted |= not number % (MAX_CONFIGS // 2)
     return core.done(session, seq)
 
 
@@ -164,8 +165,7 @@ def optimizer(
     known, fresh = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
     record = {"op": "setting", "number": known, "name": name, "numbers": numbers}
     kept = core.keep(record) if fresh else core.kept()
-    # A worker repeats no more settings than are kept.
-    core.wanted |= core.journal is not None and fresh and not known % (SETTINGS // 2)
+    core.wanted |= fresh and not known % (SETTINGS // 2)
     return core.when_kept(session, seq, kept, lambda: core.done(session, seq, known))
 
 
@@ -228,8 +228,7 @@ def restore(
     if data is None:
         return []
     core.optimizers.restore(data.numpy().tobytes())
-    before, core.wanted = core.snapshots, core.journal is not None
-    saved = partial(core.saved_since, before)
+    core.wanted, saved = True, partial(core.saved_since, core.snapshots)
     return core.when_kept(session, seq, saved, lambda: core.done(session, seq))
 
 

@@ -63,7 +63,7 @@ def save_core(core: ServerCore) -> None:
     """Write the state of a server to its file; after that the workers may forget the pushes that are in it.
 
     Raises:
-        OSError: the file cannot be written; it is as it was.
+        OSError: the file cannot be written; it is as it was, or the new one.
     """
     assert core.journal is not None
     core.values.separate_all()

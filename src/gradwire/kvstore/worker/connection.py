@@ -314,8 +314,9 @@ class ServerConnection:
         settings = [each.fields["number"] for each in self.declared if each.op == "optimizer"]
         if not settings:
             return self.declared
-        pushes = (push.fields["optimizer"] for steps in self.log.values() for push in steps.values())
-        oldest = min(pushes, default=max(settings))
+        # The first push of a unit names the oldest of its settings.
+        first = (next(iter(steps.values())) for steps in self.log.values() if steps)
+        oldest = min((push.fields["optimizer"] for push in first), default=max(settings))
         return [each for each in self.declared if each.op != "optimizer" or each.fields["number"] >= oldest]
 
     def _queue(self, request: Request) -> None:
