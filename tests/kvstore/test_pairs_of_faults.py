@@ -201,18 +201,23 @@ def test_every_push_counts_though_each_step_has_its_setting_and_the_slower_worke
     assert differences(value, summed([55, 55], changing=True)) == []
 
 
+def stop_while_it_waits(group, folder, step):
+    """Stop worker 0 for longer than a worker may be silent while it waits for worker 1, which is held at a step."""
+    wait_for(folder, 0, step)
+    wait_for(folder, 1, step)
+    time.sleep(1)
+    with stopped(group.workers[0]):
+        time.sleep(5)
+    time.sleep(1)
+    hold(folder, 1, step).unlink()
+
+
 @beside
 def test_a_worker_that_was_stopped_while_its_pull_waited_is_answered(folder):
     """It counts as dead meanwhile, and comes back before the step that it waits for is made."""
     hold(folder, 1, 2).touch()
     with start_workers(steps_of, 2, 1, str(folder), "dist_sync", [4, 4], folder=folder, options=CONTINUE) as group:
-        wait_for(folder, 0, 2)
-        wait_for(folder, 1, 2)
-        time.sleep(1)
-        with stopped(group.workers[0]):
-            time.sleep(5)
-        time.sleep(1)
-        hold(folder, 1, 2).unlink()
+        stop_while_it_waits(group, folder, 2)
         told = finished(group, folder, 90)
     for error, value in told:
         assert error == ""
@@ -223,13 +228,7 @@ def test_a_worker_that_was_stopped_while_its_pull_waited_is_answered(folder):
 def test_a_worker_that_was_stopped_at_a_barrier_passes_it(folder):
     hold(folder, 1, 1).touch()
     with start_workers(meets, 2, 1, str(folder), folder=folder, options=CONTINUE) as group:
-        wait_for(folder, 0, 1)
-        wait_for(folder, 1, 1)
-        time.sleep(1)
-        with stopped(group.workers[0]):
-            time.sleep(5)
-        time.sleep(1)
-        hold(folder, 1, 1).unlink()
+        stop_while_it_waits(group, folder, 1)
         assert finished(group, folder, 90) == ["", ""]
 
 
