@@ -409,6 +409,25 @@ def test_who_does_not_come_back_after_a_restart_is_silent_from_when_others_do(tm
         assert core.members.dead == dead
 
 
+def test_a_process_whose_rank_is_given_away_does_not_come_back_between(tmp_path):
+    """Its early push counts without the one before it, which would be ignored if it came now."""
+    core = open_core(tmp_path / "file", TWO)
+    a, _ = (hello(core, rank, sync=False) for rank in range(2))
+    init(core, a, 1, "w")
+    ask(core, a, "optimizer", 2, number=1, name="sgd", numbers={"lr": 1.0})
+    push(core, a, 4, "w", 2, ONES, optimizer=1)
+    place = {"version": VERSION, "rank": 0, "world": 2, "server": 0, "servers": 1}
+    other, same = ([pack("hello", **place, sync=False, session=each)] for each in (b"another process.", bytes(16)))
+    (told,) = messages(core.receive(b"other", other, 4.0))
+    assert told[2]["kind"] == "busy"
+    (told,) = messages(core.receive(a, same, 4.1))
+    assert (told[2]["kind"], "is given to another process" in told[2]["text"]) == ("taken", True)
+    Snapshots(100).after(core)
+    assert ops(core.receive(b"other", other, 4.5)) == ["welcome"]
+    assert messages(init(core, b"other", 1, "w"))[0][2]["version"] == 2
+    assert values(pull(core, b"other", 2, "w", 2))[b"other"] == [-1.0] * 4
+
+
 def test_another_run_goes_on_from_the_file_of_one_that_is_over(tmp_path):
     """Its server does not end at once, and its steps wait for all workers again."""
     core = open_core(tmp_path / "file", TWO)

@@ -101,8 +101,7 @@ def taken_in(core: ServerCore, fresh: WorkerSession, about: dict[str, Any]) -> t
             core.members.wait_for(before)
         # The rank is not silent: its process waits.
         before.seen = core.now if before.awaited else before.seen
-        ready = not before.awaited or (core.saved(before) and core.note(before)())
-        return before, "" if ready else "busy"
+        return before, "" if not before.awaited or core.saved(before) else "busy"
     fresh.barriers, fresh.joined = core.barriers.passed, before is not None
     record = {"op": "session", "rank": fresh.rank, "token": fresh.token, "barriers": fresh.barriers}
     ready = (before is None or given_up(core, before)) and core.kept()()
