@@ -305,6 +305,37 @@ def test_what_is_not_in_the_file_is_not_acknowledged(full):
     assert (again.barriers.passed, list(again.optimizers.updaters), again.members.finished) == (1, [1], {0})
 
 
+def test_a_file_that_is_gone_is_written_again(tmp_path):
+    """Nothing can be appended to it, and no step may come that would bring a snapshot."""
+    core = open_core(tmp_path / "file", RULES)
+    peer = hello(core, 0, world=1)
+    (tmp_path / "file").unlink()
+    assert ask(core, peer, "barrier", 1, number=1) == []
+    core.tick(0.1)
+    Snapshots(100).after(core)
+    core.tick(1.2)
+    Snapshots(100).after(core)
+    assert ops(core.tick(1.3)) == ["done"]
+    assert load(tmp_path / "file", RULES).barriers.passed == 1
+
+
+def test_a_snapshot_while_a_worker_trains_does_not_save_its_waiting_push(tmp_path):
+    """It would repeat that one, until it finishes."""
+    core = open_core(tmp_path / "file", TWO)
+    a, b = (hello(core, rank) for rank in range(2))
+    for peer in (a, b):
+        init(core, peer, 1, "w")
+    push(core, b, 2, "w", 1, ONES)
+    save_core(core)
+    assert ask(core, b, "finish", 3) == []
+    Snapshots(100).after(core)
+    assert ops(core.tick(0.1)) == ["done"]
+    core = load(tmp_path / "file", TWO)
+    a = hello(core, 0)
+    push(core, a, 2, "w", 1, ONES)
+    assert values(pull(core, a, 3, "w", 1))[a] == [2.0] * 4
+
+
 def test_a_worker_is_not_taken_in_before_the_file_says_so(full):
     core, disk = full
     disk.full = True
@@ -614,6 +645,21 @@ def test_settings_go_on_after_a_restart(tmp_path):
         assert [(op, fields.get("version")) for _, op, fields, _ in told] == [("done", number)]
     (told,) = messages(ask(core, b, "optimizer", 40, number=8, name="sgd", numbers={"lr": 1.0}))
     assert told[2]["text"] == "optimizer setting 8 is not the next one, 7"
+
+
+def test_a_waiting_push_whose_setting_was_forgotten_is_an_update_all_the_same():
+    core = ServerCore(Rules(workers=2, on_dead_worker="continue", dead_after=5.0))
+    a, b = (hello(core, rank) for rank in range(2))
+    for peer in (a, b):
+        init(core, peer, 1, "w")
+    for number in range(1, SETTINGS + 10):
+        ask(core, a, "optimizer", 10 + number, number=number, name="sgd", numbers={"lr": 1.0})
+        if number == 1:
+            push(core, b, 2, "w", 1, ONES, optimizer=1)
+    assert 1 not in core.optimizers.updaters
+    core.receive(b, [pack("ping")], 6.0)
+    core.tick(6.0)
+    assert values(pull(core, b, 3, "w", 1))[b] == [-1.0] * 4
 
 
 def test_a_slow_worker_may_name_a_setting_that_was_forgotten():
