@@ -1,0 +1,104 @@
+"""What a worker's connection does with a refusal, and with what was acknowledged before."""
+
+import pytest
+import torch
+import zmq
+
+from gradwire import ConfigError, GroupError
+from gradwire.kvstore.worker.connection import Request, ServerConnection
+
+
+@pytest.fixture
+def link():
+    context = zmq.Context()
+    link = ServerConnection(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
+    yield link
+    link.close()
+    context.destroy(0)
+
+
+def made(link, seq, op="push", *, declare=False):
+    """A request of the connection."""
+    fields = {"items": [["w", seq, 4, -1]], "config": 0, "optimizer": 0} if op == "push" else {"number": seq}
+    request = Request(op, fields, torch.zeros(4, dtype=torch.uint8) if op == "push" else None, declare=declare, seq=seq)
+    link.add(request)
+    return request
+
+
+def welcome(link, epoch=b"e" * 16, run=b"r" * 16):
+    link._welcome([], epoch, run, 0, 1, snapshots=True)
+
+
+def repeated(link):
+    """A push that was acknowledged, and is repeated to a server that was restarted."""
+    welcome(link)
+    request = made(link, 1)
+    link._done([], 1, 0, [0])
+    assert request.future.result() == 0
+    welcome(link, epoch=b"f" * 16)
+    assert link.unanswered == {1: request}
+    return request
+
+
+def test_an_acknowledged_push_that_is_refused_later_fails_the_store(link):
+    repeated(link)
+    waiting = made(link, 2)
+    link._error([], 1, "config", "step 1 is too far ahead")
+    for request in (waiting, made(link, 3)):
+        with pytest.raises(GroupError, match="refuses what it had acknowledged before: step 1 is too far ahead"):
+            request.future.result(0)
+
+
+def test_an_acknowledged_push_that_waits_for_a_dead_worker_does_not(link):
+    repeated(link)
+    link._error([], 1, "dead", "worker 1 has not been heard of")
+    assert not made(link, 2).future.done()
+
+
+def test_what_was_acknowledged_is_repeated_though_all_requests_failed(link):
+    request = repeated(link)
+    waiting = made(link, 2)
+    link.fail(GroupError("the server was away"))
+    assert waiting.future.exception() is not None
+    assert link.unanswered == {1: request}
+
+
+def test_what_a_session_declared_is_declared_in_the_next_one_to_the_same_server_too(link):
+    welcome(link)
+    request = made(link, 1, "config", declare=True)
+    link._done([], 1, 0, [])
+    assert link.unanswered == {}
+    welcome(link)
+    assert link.unanswered == {1: request}
+
+
+def test_a_refused_declaration_and_a_refused_push_are_not_repeated(link):
+    welcome(link)
+    for seq, op in ((1, "config"), (2, "push")):
+        request = made(link, seq, op, declare=op == "config")
+        link._error([], seq, "config", "no such thing")
+        with pytest.raises(ConfigError, match="no such thing"):
+            request.future.result(0)
+    welcome(link, epoch=b"f" * 16)
+    assert link.unanswered == {}
+
+
+def test_another_run_at_the_address_fails_all_requests(link):
+    welcome(link)
+    waiting = made(link, 1)
+    welcome(link, epoch=b"f" * 16, run=b"s" * 16)
+    for request in (waiting, made(link, 2)):
+        with pytest.raises(GroupError, match="was restarted without its snapshot, or with another server's"):
+            request.future.result(0)
+    assert link.unanswered == {}
+
+
+def test_the_oldest_setting_that_a_kept_push_names_is_declared_again(link):
+    welcome(link)
+    for number in range(1, 6):
+        made(link, 10 * number, "optimizer", declare=True).fields["number"] = number
+        push = Request("push", {"items": [["w", number, 4, -1]], "config": 0, "optimizer": number}, seq=10 * number + 1)
+        link.add(push)
+    link._drop("w", 2)
+    made(link, 60, "optimizer", declare=True).fields["number"] = 6
+    assert [each.fields["number"] for each in link.declared] == [3, 4, 5, 6]
