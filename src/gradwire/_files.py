@@ -19,8 +19,8 @@ def replace_file(path: str | Path, write: Callable[[Path], object], *, by: Path 
         path: file to replace. It is replaced when everything is on the disk, and stays as it is if writing fails. A
             link is followed. A pipe, a device or anything else that is no file cannot be replaced and is written to.
         write: function that writes the new content to the path with which it is called.
-        by: that path, in the same folder, for a file that nobody else replaces: what an interrupted call has left there
-            is used up by the next one. None: a path that nobody else has.
+        by: path in the same folder that ``write`` is called with, for a file that nobody else replaces: the next call
+            overwrites what an interrupted one has left there. None stands for a path that nobody else has.
 
     Raises:
         RenamedError: the new file is there, and may not survive a power cut.

@@ -1,4 +1,4 @@
-"""What a worker's connection does with a refusal, and with what was acknowledged before."""
+"""A worker's connection that is refused something, after other things were acknowledged."""
 
 import pytest
 import torch

@@ -22,6 +22,7 @@ from gradwire import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.launch.processes import Group, start_server
 from gradwire.kvstore.launch.remote import LocalMachine
 from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.store import DistStore
 from tests.forked import Forked, Forks
@@ -45,6 +46,7 @@ from tests.kvstore.pair_jobs import (
 )
 from tests.kvstore.proxy import Cable
 from tests.kvstore.stores import pulled
+from tests.kvstore.talk import load
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -57,11 +59,7 @@ TWOBIT = {"type": "2bit", "threshold": 0.5}
 
 
 class Run(Group):
-    """A group whose servers keep a snapshot each: "{index}" in their arguments stands for the server's number."""
-
-    def _serve(self, index, endpoint):
-        arguments = [each.replace("{index}", str(index)) for each in self.server_arguments]
-        return start_server([*arguments, "--bind", endpoint], self._host(index), index)
+    """A group whose servers keep a snapshot each."""
 
     def replace_server(self, index):
         """Kill a server, and start it again."""
@@ -78,7 +76,7 @@ def start(job, workers, *arguments, folder, servers=1, options=PATIENT, every=10
     """Start a run whose servers write a snapshot after the first step and every so many steps."""
     for index in range(servers):
         snapshot(folder, index).parent.mkdir(exist_ok=True)
-    kept = ["--snapshot", str(snapshot(folder, "{index}")), "--snapshot-every", str(every)]
+    kept = ["--snapshot", str(snapshot(folder, "{server}")), "--snapshot-every", str(every)]
     command = command_of(job, *arguments, folder=folder)
     return Run(command, workers, servers, [*options, *kept], None, [Forks()] * workers)
 
@@ -585,6 +583,23 @@ def test_what_a_session_declared_is_declared_again_when_the_server_has_ended_it(
         with pytest.raises(WireError):
             alone.store._ask([(0, Request("pull", {"items": []}))], "a pull of nothing")
     push_and_pull(alone.store)
+
+
+def test_what_was_pushed_before_a_store_is_closed_is_in_the_file(tmp_path):
+    """At once, when nothing of it may be on its way yet."""
+    steps = 30
+    server, endpoint = start_server(["--workers", "1", "--snapshot", str(tmp_path / "file")], Forks())
+    try:
+        kv = DistStore("dist_async", WorkerPlace((endpoint,), 0, 1), timeout=60)
+        kv.init("w", torch.zeros(4))
+        kv.set_optimizer("test", rescale_grad=1.0)
+        for _ in range(steps):
+            kv.push("w", torch.ones(4))
+        kv.close()
+    finally:
+        kill(server)
+    core = load(tmp_path / "file", Rules(workers=1, snapshots=True))
+    assert core.values.parts["w"].value.tolist() == [float(steps)] * 4
 
 
 def test_two_servers_cannot_have_the_same_file(tmp_path):
