@@ -28,7 +28,7 @@ MODULES = {
     "kvstore": "KVStore",
     "schedules": "Schedules",
     "helpers": "Helpers",
-    "wire": "Frames",
+    "wire": "Messages",
     "errors": "Errors",
     "types": "Types",
 }

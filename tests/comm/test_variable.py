@@ -11,7 +11,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.group.part import Part, Piece, Unit
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
-from gradwire.wire import frame, sent_nbytes, unframe
+from gradwire.wire import sent_nbytes
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import NonZero, run_method
 
@@ -57,15 +57,6 @@ def test_an_infinity_on_one_rank_takes_the_step_back_everywhere():
 def test_two_phase_refuses_it_with_the_remedy():
     with pytest.raises(ConfigError, match=r"variable size.*allgather"):
         TwoPhase().check(NonZero())
-
-
-def test_a_frame_holds_only_what_is_used():
-    code, x = NonZero(least=2.0), gaussian(1000)
-    data = frame(code, (1000,), code.compress(x))
-    used = 4 + 8 * int((x.abs() > 2).sum())
-    assert len(frame(code, (1000,), code.compress(torch.zeros(1000)))) + used - 4 == len(data)
-    opened = unframe(data, known=[code])
-    assert torch.equal(code.decompress(opened.payload, (1000,)), torch.where(x.abs() > 2, x, 0.0))
 
 
 def test_a_payload_that_claims_more_than_its_capacity_is_refused():

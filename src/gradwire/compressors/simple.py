@@ -133,7 +133,7 @@ class SimpleCompressor(ABC):
         return
 
     def adapted(self) -> Compressor:
-        """Return this method under the full contract, for ``overrides=``, ``wire.frame`` and tests."""
+        """Return this method under the full contract, for ``overrides=`` and tests."""
         from gradwire.compressors._adapted import Adapted
 
         return Adapted(self)
