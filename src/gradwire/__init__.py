@@ -3,28 +3,35 @@
     model = DistributedDataParallel(model)
     gradwire.compress_ddp(model, "qsgd", bits=4)
 
-Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
+Importing it loads nothing: each name brings its module, and so torch and the kernels, when it is first used. None of
+them brings triton, zmq, the command line or the benchmarks.
 """
 
-from gradwire import _moved, _started, helpers, optim, schedules  # noqa: F401  (_started comes before what is slow)
-from gradwire.compat import from_params
-from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.compressors.simple import SimpleCompressor
-from gradwire.compressors.wrappers.compose import compose
-from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
-from gradwire.exchange.checkpoint import merge_states
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.settings import compressor
-from gradwire.integrations.checkpoint import read_checkpoint
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.fsdp1 import compress_fsdp1
-from gradwire.integrations.optimizer import compress_optimizer
-from gradwire.integrations.process_group import wrap_group
-from gradwire.meeting import Meeting
-from gradwire.optim import CompressedStep, MicroAdam
-from gradwire.rounds import diloco, local_sgd
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from gradwire.version import __version__
+
+if TYPE_CHECKING:
+    from gradwire import helpers, optim, schedules
+    from gradwire.compat import from_params
+    from gradwire.compressors.base import Compressor, MultiRound
+    from gradwire.compressors.simple import SimpleCompressor
+    from gradwire.compressors.wrappers.compose import compose
+    from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
+    from gradwire.exchange.checkpoint import merge_states
+    from gradwire.exchange.exchange import Exchange
+    from gradwire.exchange.settings import compressor
+    from gradwire.integrations.checkpoint import read_checkpoint
+    from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+    from gradwire.integrations.fsdp import compress_fsdp
+    from gradwire.integrations.fsdp1 import compress_fsdp1
+    from gradwire.integrations.optimizer import compress_optimizer
+    from gradwire.integrations.process_group import wrap_group
+    from gradwire.meeting import Meeting
+    from gradwire.optim import CompressedStep, MicroAdam
+    from gradwire.rounds import diloco, local_sgd
 
 __all__ = [
     "CompressedStep",
@@ -58,11 +65,37 @@ __all__ = [
     "wrap_group",
 ]
 
-_moved.lead(
-    __name__,
-    {
-        **{name: f"exchange.{name}" for name in ("plan", "policy", "second_moment", "settings", "undo")},
-        "keeper": "exchange.residual_store",
-        "saved": "exchange.checkpoint",
-    },
-)
+_HOMES = {
+    **dict.fromkeys(("ConfigError", "GradwireError", "GroupError", "WireError"), "errors"),
+    **dict.fromkeys(("Compressor", "MultiRound"), "compressors.base"),
+    **dict.fromkeys(("GradwireState", "compress_ddp", "gradwire_hook"), "integrations.ddp"),
+    **dict.fromkeys(("CompressedStep", "MicroAdam"), "optim"),
+    **dict.fromkeys(("diloco", "local_sgd"), "rounds"),
+    "Exchange": "exchange.exchange",
+    "Meeting": "meeting",
+    "SimpleCompressor": "compressors.simple",
+    "compose": "compressors.wrappers.compose",
+    "compress_fsdp": "integrations.fsdp",
+    "compress_fsdp1": "integrations.fsdp1",
+    "compress_optimizer": "integrations.optimizer",
+    "compressor": "exchange.settings",
+    "from_params": "compat",
+    "merge_states": "exchange.checkpoint",
+    "read_checkpoint": "integrations.checkpoint",
+    "wrap_group": "integrations.process_group",
+}
+"""The module of each name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: a name of ``__all__``, or a public module of the package."""
+    if name in _HOMES:
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,6 +31,7 @@ __all__ = [
     "named_of",
     "names",
     "names_in",
+    "places",
     "to_config",
 ]
 
@@ -41,8 +42,12 @@ _DEPTH = 3
 
 
 @cache
-def _places(kind: str) -> dict[str, str]:
-    """Map each name registered under a folder, and in the folders of its families, to its module."""
+def places(kind: str) -> dict[str, str]:
+    """Map each name registered under a folder, and in the folders of its families, to its module.
+
+    >>> places("compressors")["twobit"]
+    'gradwire.compressors.ternary.twobit'
+    """
     package = importlib.import_module(f"gradwire.{kind}")
     found: dict[str, str] = {}
     folders = [f"{package.__name__}.{name}" for name in folders_in(package.__path__)]
@@ -102,7 +107,7 @@ def _outside(kind: str) -> dict[str, list[EntryPoint]]:
     """Map each name that other packages register under a folder to its entry point."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=f"gradwire.{kind}"):
-        if point.name in _places(kind):
+        if point.name in places(kind):
             told = f"{_package(point)} registers a {_singular(kind)} {point.name!r}, which is left out"
             warnings.warn(f"{told}: gradwire has one of this name", RuntimeWarning, stacklevel=2)
         else:
@@ -137,7 +142,7 @@ def names(kind: str) -> tuple[str, ...]:
     >>> "twobit" in names("compressors")
     True
     """
-    return tuple(sorted({*_places(kind), *_outside(kind)}))
+    return tuple(sorted({*places(kind), *_outside(kind)}))
 
 
 @cache
@@ -152,7 +157,7 @@ def find(kind: str, name: str) -> type[Any]:
         raise ConfigError(f"unknown {_singular(kind)} {name!r}: {nearest(name, names(kind))}")
     if name in _outside(kind):
         return _load(kind, name)
-    module = importlib.import_module(_places(kind)[name])
+    module = importlib.import_module(places(kind)[name])
     classes = list(
         {
             cls: None  # once, whatever other names it has there

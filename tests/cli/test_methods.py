@@ -1,7 +1,14 @@
+import ast
+import contextlib
+import dataclasses
+import inspect
 import json
+
+import pytest
 
 from gradwire import registry
 from gradwire.bench.catalogue import describe
+from gradwire.cli._method_files import described_methods
 
 
 def expected():
@@ -14,8 +21,34 @@ def test_json_holds_what_every_method_declares(gradwire):
     assert json.loads(done.stdout) == expected()
 
 
-def test_the_tables_name_every_method(gradwire):
+def test_every_method_is_described_as_its_class_is(gradwire):
     lines = gradwire("methods").stdout.splitlines()
+    for each in described_methods():
+        cls = registry.find("compressors", each.name)
+        (line,) = (line for line in lines if line.startswith(f"{each.name} "))
+        defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.init}
+        assert each.summary == inspect.getdoc(cls).splitlines()[0] != ""
+        assert each.summary in line
+        assert cls.reference in line
+        assert each.parameters.keys() == defaults.keys()
+        for name, text in each.parameters.items():
+            assert (f"{name}={text}" if text else name) in line
+            with contextlib.suppress(ValueError, SyntaxError):  # of a constant's name
+                assert ast.literal_eval(text) == defaults[name]
+    assert [each.name for each in described_methods()] == list(registry.names("compressors"))
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["methods"], ["help"], ["version"], ["launch", "--help"]])
+def test_what_only_tells_something_answers_without_torch(words, python):
+    done = python("-X", "importtime", "-m", "gradwire", *words)
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"gradwire.cli.main", "click"} <= loaded
+    assert not loaded & {"torch", "numpy"}
+
+
+def test_the_tables_name_every_method(gradwire):
+    lines = gradwire("methods", "--declared").stdout.splitlines()
     for name in registry.names("compressors"):
         assert sum(line.startswith(f"{name} ") for line in lines) == 3, name
     for head in ("class", "nature", "feedback", "memory", "aggregation", "bits", "state bytes", "source"):

@@ -13,7 +13,7 @@ import pytest
 
 COMMAND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.argv = ['gradwire', 'meeting', '--bind', '127.0.0.1:0']; from gradwire_command import main; "
+    "sys.argv = ['gradwire', 'meeting', '--bind', '127.0.0.1:0']; from gradwire.cli.main import main; "
     "print('here', flush=True); main()"
 )
 
@@ -31,7 +31,7 @@ def heard() -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc here")
 @pytest.mark.parametrize(
     ("how", "moment"),
-    [(["-c", COMMAND], "libtorch_cpu"), (["-c", COMMAND], "_kernels"), (["-m", "gradwire", "version"], "libtorch_cpu")],
+    [(["-c", COMMAND], "libtorch_cpu"), (["-c", COMMAND], "_kernels"), (["-m", "gradwire", "doctor"], "libtorch_cpu")],
 )
 def test_ctrl_c_while_it_is_loaded_is_one_line(how: list[str], moment: str) -> None:
     """While torch is imported, and when the package itself is."""
@@ -61,7 +61,7 @@ def test_ctrl_c_in_a_callback_of_the_import_system_is_not_lost() -> None:
     """Python prints and forgets what is raised there; it once left a command running that had been told to stop."""
     program = (
         "import signal, weakref; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from gradwire_command import end_on_interrupt, interrupt_again\n"
+        "from gradwire.cli._interrupt import end_on_interrupt, interrupt_again\n"
         "class Lock: pass\n"
         "def forgotten():\n"
         "    lock = Lock()\n"
@@ -95,12 +95,11 @@ sys.meta_path.insert(0, Finder())
 """Ctrl-C in a callback, when a module is looked for."""
 
 
-@pytest.mark.parametrize("how", ["gradwire", "gradwire_command"])
-@pytest.mark.parametrize("at", ["torch", "click", "rich", "gradwire.cli._folder", "gradwire.cli.methods"])
-def test_ctrl_c_is_not_lost_before_a_subcommand_is_loaded(how: str, at: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["torch", "click", "rich", "gradwire.cli._folder", "gradwire.cli.doctor"])
+def test_ctrl_c_is_not_lost_before_a_subcommand_is_loaded(at: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LOSING, encoding="utf-8")
     ended = subprocess.run(
-        [sys.executable, "-m", how, "methods"],
+        [sys.executable, "-m", "gradwire", "doctor"],
         capture_output=True,
         text=True,
         timeout=200,
@@ -113,4 +112,4 @@ def test_ctrl_c_is_not_lost_before_a_subcommand_is_loaded(how: str, at: str, tmp
 
 def test_the_command_that_is_installed_is_this_one() -> None:
     command = Path(sys.executable).parent / "gradwire"
-    assert "from gradwire_command import main" in command.read_text(encoding="utf-8")
+    assert "from gradwire.cli.main import main" in command.read_text(encoding="utf-8")

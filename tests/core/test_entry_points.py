@@ -39,6 +39,14 @@ for name in ("broken", "misnamed", "twice"):
 print(json.dumps(found))
 """
 
+DESCRIBED = """
+import json, sys
+from gradwire.cli._method_files import described_methods
+rows = {each.name: [each.family, each.summary, each.parameters] for each in described_methods()}
+told = {name: rows[name] for name in ("halves", "broken", "topk")}
+print(json.dumps({"described": told, "described early": "outside_gradwire" in sys.modules}))
+"""
+
 
 @once
 def told(folder: Path) -> dict[str, object]:
@@ -51,11 +59,13 @@ def told(folder: Path) -> dict[str, object]:
     (another / "METADATA").write_text("Metadata-Version: 2.1\nName: another-gradwire\nVersion: 1\n")
     (another / "entry_points.txt").write_text("[gradwire.compressors]\ntwice = outside_gradwire:Halves\n")
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, object] = {}
+    for script in (SCRIPT, DESCRIBED):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        found |= json.loads(done.stdout)
     return found
 
 
@@ -76,6 +86,19 @@ def test_it_does_not_take_the_place_of_ours(found: dict[str, object]) -> None:
     assert found["warnings"] == [
         "the package outside-gradwire registers a compressor 'topk', which is left out: gradwire has one of this name"
     ]
+
+
+def test_it_is_described_without_being_imported(found: dict[str, object]) -> None:
+    described = found["described"]
+    assert isinstance(described, dict)
+    assert described["halves"] == [
+        "outside-gradwire",
+        "Send a float16 of each element, times ``gain``.",
+        {"gain": "1.0"},
+    ]
+    assert described["broken"] == ["outside-gradwire", "", {}]
+    assert described["topk"][0] == "sparse"
+    assert not found["described early"]
 
 
 def test_what_is_wrong_with_it_is_said_with_the_package(found: dict[str, object]) -> None:

@@ -1,6 +1,5 @@
 """The folder is the registry."""
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -96,14 +95,3 @@ def test_a_number_that_python_does_not_read_is_an_error_of_ours() -> None:
 def test_a_narrow_residual_is_one_with_parameters_too() -> None:
     exchange = gradwire.Exchange(gradwire.compressor("topk"), memory="residual:beta=0.9", residual_dtype="bfloat16")
     assert exchange.memory == Residual(beta=0.9, dtype="bfloat16")
-
-
-def test_a_method_that_is_in_a_family_now_is_found_where_it_was() -> None:
-    with pytest.warns(DeprecationWarning, match=r"compressors\.strom is gradwire\.compressors\.ternary\.strom now"):
-        old = importlib.import_module("gradwire.compressors.strom")
-    assert old is importlib.import_module("gradwire.compressors.ternary.strom")
-    assert old.__spec__ is not None
-    assert old.__spec__.name == "gradwire.compressors.ternary.strom"
-    for name in ("gradwire.compressors.nothing", "gradwire.compressors.ops", "gradwire.compressors.ternary.nothing"):
-        with pytest.raises(ModuleNotFoundError, match=name):
-            importlib.import_module(name)

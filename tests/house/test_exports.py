@@ -7,15 +7,20 @@ import ast
 import pytest
 
 import gradwire
-from tests.house.source import bound, defined, exported, from_imports, modules, public, tree
+from tests.house.source import defined, exported, from_imports, modules, public, tree
 
 OFFERING = [module for module in modules() if public(module) and exported(module) is not None]
 
 
-def test_the_package_offers_exactly_what_it_binds() -> None:
-    found = [name for node in tree("gradwire").body for name in bound(node)]
-    names = [name for name in found if name == "__version__" or not name.startswith("_")]
-    assert sorted(names) == gradwire.__all__ == sorted(gradwire.__all__)
+def test_the_package_offers_exactly_what_it_finds() -> None:
+    """What a type checker reads and what a name brings are the same."""
+    checked = [node for node in tree("gradwire").body if isinstance(node, ast.If)]
+    imports = [node for block in checked for node in block.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.name: node.module for node in imports for alias in node.names}
+    modules_there = {name for name, module in told.items() if module == "gradwire"}
+    homes = {name: f"gradwire.{module}" for name, module in gradwire._HOMES.items()}
+    assert homes == {name: module for name, module in told.items() if name not in modules_there}
+    assert sorted({*told, "__version__"}) == gradwire.__all__ == sorted(gradwire.__all__)
     assert all(hasattr(gradwire, name) for name in gradwire.__all__)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
-    ("errors", "version", "_extras", "_files", "_moved", "_once", "_started"),
+    ("errors", "version", "_extras", "_files", "_once"),
     ("types", "registry", "metrics", "modes", "worker", "meeting"),
     ("wire", "ops"),
     ("helpers",),

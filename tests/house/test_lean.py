@@ -67,7 +67,7 @@ for package, (module, _) in {FRAMEWORKS!r}.items():
 
 STATEMENTS = """
 import torch, torch.distributed, torch.nn.parallel
-import gradwire
+import gradwire; [getattr(gradwire, name) for name in gradwire.__all__]
 from gradwire.experiments import models as of; [of.facts(name, small=small) for name in of.names() for small in (0, 1)]
 """
 

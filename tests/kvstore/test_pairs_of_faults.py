@@ -375,7 +375,7 @@ def start_of_data(data):
 
 def refusal(file):
     """The words of a server that does not start from a snapshot; none if it starts."""
-    command = ["-m", "gradwire_command", "server", "--workers", "1", "--snapshot", str(file)]
+    command = ["-m", "gradwire", "server", "--workers", "1", "--snapshot", str(file)]
     process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         if process.stdout.readline():

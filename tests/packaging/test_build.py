@@ -49,7 +49,7 @@ def inside(package: Path) -> dict[str, bytes]:
 def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     files = inside(the("*.whl"))
     tops = {name.partition("/")[0] for name in files}
-    assert tops == {"gradwire", "gradwire_command", f"gradwire-{PROJECT['version']}.dist-info"}
+    assert tops == {"gradwire", f"gradwire-{PROJECT['version']}.dist-info"}
     assert len([name for name in files if re.fullmatch(r"gradwire/_kernels\..*(so|pyd)", name)]) == 1
     left_out = (".cc", ".h", ".pyc")
     assert not [name for name in files if "/tests/" in name or "results/" in name or name.endswith(left_out)]

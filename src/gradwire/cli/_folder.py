@@ -1,19 +1,21 @@
 """Subcommands found by folder: every module of ``gradwire.cli`` without an underscore is one.
 
-Law: ``gradwire/cli/<name>.py`` defines ``command`` and is imported when ``gradwire <name>`` is asked for, or help lists
-it. Files that start with an underscore, and ``main``, are machinery. An error that gradwire raises on purpose ends the
-command with one line on stderr and exit code 2, and so does a package that an extra would bring. Whatever needs an
-extra is imported within a command, so that its help needs none.
+Law: ``gradwire/cli/<name>.py`` defines a function ``command`` and is imported when ``gradwire <name>`` is asked for;
+help reads its docstring from the file. Files that start with an underscore, and ``main``, are machinery. An error that
+gradwire raises on purpose ends the command with one line on stderr and exit code 2, and so does a package that an extra
+would bring. Whatever needs an extra is imported within a command, so that its help needs none.
 """
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +23,7 @@ import click
 from gradwire import cli
 from gradwire._extras import remedy
 from gradwire.cli._command_group import CommandGroup
+from gradwire.cli._interrupt import interrupt_again
 from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__
@@ -51,9 +54,15 @@ class Folder(CommandGroup):
             return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
         # Until here Ctrl-C ended the program at once; from now on it is an exception, which a command may answer.
-        if (started := sys.modules.get("gradwire_command")) is not None:
-            started.interrupt_again()
+        interrupt_again()
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their first sentence, of files that are read and not imported: that takes seconds."""
+        texts = {name: _described(Path(cli.__path__[0], f"{name}.py")) for name in self.list_commands(ctx)}
+        rows = [(name, click.Command(name, help=text).get_short_help_str(1000)) for name, text in texts.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _one_line():
@@ -65,6 +74,13 @@ class Folder(CommandGroup):
             # Now, where it can still be said: a full disk shows when the last of the output is written.
             sys.stdout.flush()
             return found
+
+
+def _described(file: Path) -> str:
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "command":
+            return ast.get_docstring(node) or ""
+    return ""
 
 
 @contextmanager

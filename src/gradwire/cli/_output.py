@@ -15,7 +15,6 @@ from rich.table import Table
 
 from gradwire._files import replace_text
 from gradwire.errors import ConfigError
-from gradwire.experiments.records import check
 
 __all__ = ["appendable", "counted", "emit", "json_option", "markdown_option", "show", "writable"]
 
@@ -42,6 +41,9 @@ def appendable(path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written, or ends with something else.
     """
+    # Here, because it loads torch.
+    from gradwire.experiments.records import check
+
     said = _refused(path)
     if said:
         raise ConfigError(said)

@@ -1,4 +1,4 @@
-"""``gradwire methods``: every compressor with everything it declares."""
+"""``gradwire methods``: every compressor, at once from the files, or with everything that it declares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.bench import catalogue
-from gradwire.cli._output import emit, json_option
+from gradwire.cli._method_files import DescribedMethod, described_methods
+from gradwire.cli._output import emit, json_option, show
 
 __all__ = ["command"]
 
@@ -18,18 +18,36 @@ Row = dict[str, Any]
 
 
 @click.command("methods")
+@click.option("--declared", is_flag=True, help="Show what each declares and costs, too, which loads torch.")
 @json_option
-def command(json_to: str | None) -> None:
-    """List every compressor with the properties it declares, at its default parameters.
+def command(declared: bool, json_to: str | None) -> None:
+    """List every compressor: what it does, its parameters with their defaults, and its source.
 
-    Bits and state bytes are for each element of a 1024 x 1024 matrix; "~" marks a payload whose size depends on the
-    data, here of normal random values. State: what a worker keeps between steps.
+    With --declared or --json, list the properties that each declares at its default parameters. Bits and state bytes
+    are for each element of a 1024 x 1024 matrix; "~" marks a payload whose size depends on the data, here of normal
+    random values. State: what a worker keeps between steps.
     """
+    if not declared and json_to is None:
+        show(_described(described_methods()))
+        return
+    # Here, because it loads torch.
+    from gradwire.bench import catalogue
+
     rows = catalogue.methods()
     emit(rows, json_to, lambda: [_costs(rows), _promises(rows), _sources(rows)])
 
 
+def _described(methods: list[DescribedMethod]) -> RenderableType:
+    table = _grid("method", "family", "what it does", "parameters", "source")
+    for each in methods:
+        given = (f"{name}={value}" if value else name for name, value in each.parameters.items())
+        table.add_row(each.name, each.family, each.summary, ", ".join(given), each.reference)
+    return table
+
+
 def _costs(rows: list[Row]) -> RenderableType:
+    from gradwire.bench import catalogue
+
     table = _grid("method", "class", "nature", "feedback", "memory")
     for name in ("bits", "state bytes"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -64,6 +82,8 @@ def _grid(*columns: str) -> Table:
 
 
 def _declared(row: Row) -> str:
+    from gradwire.bench import catalogue
+
     flags = [flag for flag in catalogue.FLAGS if row[flag]]
     return ", ".join(flags if row["fixed_size"] else [*flags, "variable size"])
 

@@ -36,7 +36,7 @@ def start_server(
     """
     machine, label = machine or LocalMachine(), f"server {index}"
     command = ["server", *(each.replace("{server}", str(index)) for each in arguments)]
-    process, first = machine.serve([machine.python, "-m", "gradwire_command", *command], label)
+    process, first = machine.serve([machine.python, "-m", "gradwire", *command], label)
     try:
         line = first.get(timeout=PATIENCE)
     except queue.Empty:

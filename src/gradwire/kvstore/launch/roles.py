@@ -109,7 +109,7 @@ def _become_server(variables: Mapping[str, str]) -> NoReturn:
     command = [
         sys.executable,
         "-m",
-        "gradwire_command",
+        "gradwire",
         "server",
         "--workers",
         str(number(variables, "DMLC_NUM_WORKER", 1)),

@@ -1,33 +1,11 @@
-"""The command ``gradwire``, outside of the package: to import anything of ``gradwire`` is to import torch, for seconds.
-
-Ctrl-C meanwhile is one line here, as it is later in the command itself.
-"""
+"""Ctrl-C while the program is being loaded: one line, as it is later in the command itself."""
 
 import contextlib
-import gc
 import os
 import signal
 from typing import NoReturn
 
-__all__ = ["end_on_interrupt", "interrupt_again", "main", "stopped"]
-
-
-def main() -> None:
-    """Run the command line.
-
-    Raises:
-        SystemExit: as ``gradwire.cli.main`` says; 130 where Ctrl-C came while the program was being loaded.
-    """
-    # A quarter of the time that loading takes is spent in looking for garbage among what is being loaded, and stays.
-    gc.disable()
-    try:
-        end_on_interrupt()
-        from gradwire.cli.main import main as run
-
-        gc.enable()
-        run()
-    except KeyboardInterrupt:
-        stopped()
+__all__ = ["end_on_interrupt", "interrupt_again", "stopped"]
 
 
 def end_on_interrupt() -> None:

@@ -1,5 +1,0 @@
-"""``python -m gradwire_command`` is ``gradwire``."""
-
-from gradwire_command import main
-
-main()
