@@ -25,8 +25,8 @@ from gradwire.group.channel import Channel
 from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit, nonfinite
 from gradwire.integrations._background import WAITING, Background
-from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.integrations._dropped import DroppedGradients
+from gradwire.integrations._resharding import Sharded, of_shard, recut, repadded
 from gradwire.integrations._scatter import HostScatterSession, ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.integrations.ownership import release

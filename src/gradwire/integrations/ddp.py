@@ -30,8 +30,8 @@ from gradwire.exchange.exchange import Named, bucket_text
 from gradwire.group.agree import BUCKETS_BEFORE
 from gradwire.group.channel import divided
 from gradwire.group.part import nonfinite
-from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._dropped import DroppedGradients
+from gradwire.integrations._model_copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._regroup import Regroup
 from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
@@ -188,7 +188,7 @@ class GradwireState(ExchangeState):
         note_copies(model, repr(self.exchange.compressor))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy nothing that exchanges, neither of the model nor of this state: see ``integrations/_copies.py``."""
+        """Copy nothing that exchanges, neither of the model nor of this state: see ``_model_copies.py``."""
         return CopiedState, (repr(self.exchange.compressor),)
 
     def close(self) -> None:

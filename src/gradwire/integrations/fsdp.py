@@ -30,14 +30,14 @@ from gradwire.exchange.plan import Named
 from gradwire.exchange.residual_store import used_here
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
-from gradwire.integrations._cut import Sharded
 from gradwire.integrations._dropped import DroppedGradients
-from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
+from gradwire.integrations._gather_waits import GatherWaits
 from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
+from gradwire.integrations._module_group import ModuleGroupBackward
+from gradwire.integrations._rank_mesh import InnerReduceScatter, RankMesh, agreed_along, cut_of, grid_of
+from gradwire.integrations._resharding import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
-from gradwire.integrations._stalls import Stalls
 from gradwire.integrations._state import Units
-from gradwire.integrations._turns import Turns
 from gradwire.integrations._uncompressed import refuse_sparse, sparse_in
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import DifferenceGather, WeightGather, WeightWire, weight_code
@@ -166,7 +166,7 @@ class FSDPState(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
-        self._stalls = Stalls(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
+        self._stalls = GatherWaits(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
         trained = {id(param): param for param in sharded.values() if param.requires_grad}
         self.dropped = DroppedGradients(self.exchange, trained, DROPPED, hooks=False)
         for module, group in groups:
@@ -264,7 +264,7 @@ class FSDPState(ShardedState):
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
-    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankGrid) -> None:
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankMesh) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
         detach(module, group)
@@ -277,7 +277,7 @@ class FSDPState(ShardedState):
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
-        turns = Turns(group) if len(group.modules) > 1 else None
+        turns = ModuleGroupBackward(group) if len(group.modules) > 1 else None
 
         def trained() -> list[Sharded]:
             params = group.fsdp_params
@@ -324,7 +324,7 @@ class FSDPState(ShardedState):
             self._wires[ranks] = WeightWire(code, policy, group, self._timeout, device, self._gathers)
         return self._wires[ranks]
 
-    def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
+    def _inner(self, group: dist.ProcessGroup, grid: RankMesh) -> Channel | None:
         """The channel of modules that are sharded over some of the ranks; None if over all."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if len(ranks) == grid.shard.size():
@@ -397,7 +397,7 @@ def detach(module: FSDPModule, group: Any) -> None:
     elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
         module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
     give_back_gather(group)
-    if isinstance(group.post_backward, Turns):
+    if isinstance(group.post_backward, ModuleGroupBackward):
         group.post_backward.leave()
     if isinstance(group._all_reduce_hook, Between):
         group._all_reduce_hook.leave()
@@ -421,7 +421,7 @@ def info_of(group: Any) -> Any:
     return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
 
 
-def take_over(group: Any, grid: RankGrid) -> Any:
+def take_over(group: Any, grid: RankMesh) -> Any:
     """Restrict FSDP's reduction of a module's gradients to the shards.
 
     Returns:
@@ -546,7 +546,7 @@ def parameter_groups(module: FSDPModule) -> Sequence[Any]:
 def check_model(
     groups: Sequence[tuple[FSDPModule, Any]],
     sharded: Mapping[str, Any],
-    grid: RankGrid,
+    grid: RankMesh,
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations._cut import Sharded
+from gradwire.integrations._resharding import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
 from gradwire.integrations._uncompressed import refuse_sparse, tables_in

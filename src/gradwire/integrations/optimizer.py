@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import BucketState, buckets_of
-from gradwire.integrations._copies import note_copies_of_optimizer
+from gradwire.integrations._model_copies import note_copies_of_optimizer
 from gradwire.integrations._state import Units, parameters_of
 from gradwire.integrations._uncompressed import sparse_in
 from gradwire.integrations._variance import VarianceCorrection

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.integrations._background import Background
-from gradwire.integrations._stalls import Stalls
+from gradwire.integrations._gather_waits import GatherWaits
 
 
 @pytest.mark.parametrize("earlier", ["nothing", "a library's"])
@@ -23,7 +23,7 @@ def test_functions_of_a_group_are_as_before_when_nobody_watches_it_any_more(earl
     group = Group()
     if earlier != "nothing":
         group.unshard = lambda: "a library"  # type: ignore[method-assign]
-    stalls = Stalls(torch.device("cpu"), lambda: True)
+    stalls = GatherWaits(torch.device("cpu"), lambda: True)
     stalls.watch(group)
     # Outside a backward pass nothing is noted.
     assert group.unshard() == ("torch" if earlier == "nothing" else "a library")
@@ -69,7 +69,7 @@ def test_pauses_of_a_pass_in_which_nothing_is_reduced_are_forgotten() -> None:
         found.backward()
 
     group, asked = Group(), [True]
-    stalls = Stalls(torch.device("cpu"), lambda: asked[0])
+    stalls = GatherWaits(torch.device("cpu"), lambda: asked[0])
     stalls.watch(group)
     back(3)
     back(2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_turns_jobs import CHUNKS, SETTINGS, STEPS, closed, flat, replicas
+from tests.integrations.fsdp_module_group_jobs import CHUNKS, SETTINGS, STEPS, closed, flat, replicas
 from tests.integrations.newer import NEWER_FSDP
 from tests.once import once
 

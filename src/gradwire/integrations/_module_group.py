@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Turns"]
+__all__ = ["ModuleGroupBackward"]
 
 
-class Turns:
+class ModuleGroupBackward:
     """The function that FSDP calls when a module ends its backward pass, for one group of modules.
 
     Args:

@@ -13,10 +13,10 @@ import torch
 
 from gradwire.auto.step_record import Moment, moment
 
-__all__ = ["Stalls"]
+__all__ = ["GatherWaits"]
 
 
-class Stalls:
+class GatherWaits:
     """The pauses of the thread, or the stream, that computes a sharded model, while weights are gathered.
 
     Args:
