@@ -27,7 +27,7 @@ def test_a_push_that_overtakes_another_loses_nothing():
 
 
 def test_a_worker_keeps_its_own_steps_until_they_are_on_the_disk(tmp_path):
-    core, (one, other) = started(Rules(workers=2, snapshots=True))
+    core, (one, other) = started(Rules(workers=2))
     push(core, one, 3, "w", 1, torch.ones(4), optimizer=1)
     for step in (1, 2, 3):
         push(core, other, 2 + step, "w", step, torch.ones(4), optimizer=1)

@@ -25,15 +25,15 @@ def made(link, seq, op="push", *, declare=False):
     return request
 
 
-def welcome(link, epoch=b"e" * 16, run=b"r" * 16):
-    link._welcome([], epoch, run, 0, 1, snapshots=True)
+def welcome(link, epoch=b"e" * 16, run=b"r" * 16, snapshots=1):
+    link._welcome([], epoch, run, 0, 1, snapshots)
 
 
 def repeated(link):
     """A push that was acknowledged, and is repeated to a server that was restarted."""
     welcome(link)
     request = made(link, 1)
-    link._done([], 1, 0, [0])
+    link._done([], 1, 0, [0], 1)
     assert request.future.result() == 0
     welcome(link, epoch=b"f" * 16)
     assert link.unanswered == {1: request}
@@ -66,7 +66,7 @@ def test_what_was_acknowledged_is_repeated_though_all_requests_failed(link):
 def test_what_a_session_declared_is_declared_in_the_next_one_to_the_same_server_too(link):
     welcome(link)
     request = made(link, 1, "config", declare=True)
-    link._done([], 1, 0, [])
+    link._done([], 1, 0, [], 1)
     assert link.unanswered == {}
     welcome(link)
     assert link.unanswered == {1: request}
@@ -91,6 +91,23 @@ def test_another_run_at_the_address_fails_all_requests(link):
         with pytest.raises(GroupError, match="was restarted without its snapshot, or with another server's"):
             request.future.result(0)
     assert link.unanswered == {}
+
+
+def test_an_older_copy_of_the_file_fails_all_requests(link):
+    welcome(link)
+    waiting = made(link, 1)
+    link._done([], 7, 0, [], 3)
+    welcome(link, snapshots=1)
+    assert not waiting.future.done(), "the same process tells the number with which it began"
+    welcome(link, epoch=b"f" * 16, snapshots=2)
+    for request in (waiting, made(link, 2)):
+        with pytest.raises(GroupError, match="older copy of its snapshot, number 2: what was pushed until number 3"):
+            request.future.result(0)
+
+
+def test_a_refused_introduction_fails_what_is_asked_for_later(link):
+    link._error([], 0, "config", "this server continues server 1 of 2")
+    assert "this server continues server 1 of 2" in str(link.error(0.0, 60.0))
 
 
 def test_the_oldest_setting_that_a_kept_push_names_is_declared_again(link):

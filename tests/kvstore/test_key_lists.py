@@ -11,6 +11,7 @@ from gradwire.kvstore.protocol.compression import Compression, parse
 from gradwire.kvstore.protocol.messages import pack
 from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, element_offsets, joinable
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.journal import Journal
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import (
     ask,
@@ -259,9 +260,10 @@ def test_an_optimizer_has_each_key_on_its_own():
 
 
 def test_a_snapshot_has_the_keys_and_they_come_together_again(tmp_path):
-    core, a, b = served(snapshots=True)
+    core, a, b = served()
     for peer in (a, b):
         push_all(core, peer, 30, 1, grads(1))
+    core.journal = Journal(tmp_path / "snapshot")
     assert messages(pull_all(core, a, 31, 1))[0][2]["durable"] == [0]
     push_all(core, a, 32, 2, grads(2))
     save(core, tmp_path / "snapshot")

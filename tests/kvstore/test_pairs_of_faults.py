@@ -598,7 +598,7 @@ def test_what_was_pushed_before_a_store_is_closed_is_in_the_file(tmp_path):
         kv.close()
     finally:
         kill(server)
-    core = load(tmp_path / "file", Rules(workers=1, snapshots=True))
+    core = load(tmp_path / "file", Rules(workers=1))
     assert core.values.parts["w"].value.tolist() == [float(steps)] * 4
 
 

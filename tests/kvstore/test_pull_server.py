@@ -163,7 +163,7 @@ class World:
 
     def __init__(self, folder, optimizer):
         self.file, self.optimizer = folder / "snapshot", optimizer
-        self.core = ServerCore(Rules(workers=2, snapshots=True))
+        self.core = ServerCore(Rules(workers=2))
         self.peers = [b"", b""]
         self.steps, self.pushed, self.expected = [0, 0], [], [torch.zeros(8)]
         self.held = [Held((8,), torch.float32) for _ in range(2)]
@@ -218,7 +218,7 @@ class World:
         """From the last snapshot, if there is one; workers push again what it has not."""
         if not self.file.exists():
             return
-        self.core = load(self.file, Rules(workers=2, snapshots=True))
+        self.core = load(self.file, Rules(workers=2))
         durable = self.core.values.parts["w"].version
         for each in range(2):
             self.comes(each, bytes([each]) * 16)

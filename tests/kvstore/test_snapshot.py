@@ -22,8 +22,8 @@ from gradwire.kvstore.server.stored_part import AHEAD
 from gradwire.kvstore.system import Disk, System
 from tests.kvstore.talk import ask, hello, init, load, messages, ops, pair, pull, push, save, values
 
-RULES = Rules(workers=1, snapshots=True)
-TWO = Rules(workers=2, snapshots=True)
+RULES = Rules(workers=1)
+TWO = Rules(workers=2)
 ENTRY = {
     "key": "w",
     "start": 0,
@@ -38,6 +38,7 @@ ENTRY = {
 HEADER = {
     "op": "snapshot",
     "run": bytes(16),
+    "number": 1,
     "place": [0, 1],
     "sync": True,
     "staleness": None,
@@ -147,11 +148,12 @@ def test_a_file_that_no_server_wrote_is_refused(forged, tmp_path):
 
 
 def test_each_flipped_bit_is_found(tmp_path):
-    """In the snapshot and in the records after it; a bit of the last record's length may look as if it was torn."""
+    """In the snapshot and in the records after it, also where the last one has the zeros of a first value."""
     core = open_core(tmp_path / "file", RULES)
     served(core, steps=2)
     save_core(core)
     ask(core, b"peer-0", "barrier", 50, number=1)
+    init(core, b"peer-0", 51, "zeros", torch.zeros(50))
     whole = bytearray((tmp_path / "file").read_bytes())
     for at in range(0, len(whole), 7):
         whole[at] ^= 1 << at % 8
@@ -401,7 +403,7 @@ def test_who_finishes_or_is_dead_has_all_that_it_pushed_in_the_file(tmp_path, sy
 
 
 def test_a_dead_worker_is_dead_after_a_restart(tmp_path):
-    rules = Rules(workers=2, snapshots=True, on_dead_worker="continue", dead_after=5.0)
+    rules = Rules(workers=2, on_dead_worker="continue", dead_after=5.0)
     core = open_core(tmp_path / "file", rules)
     a, b = (hello(core, rank) for rank in range(2))
     for peer in (a, b):
@@ -424,7 +426,7 @@ def test_a_dead_worker_is_dead_after_a_restart(tmp_path):
 @pytest.mark.parametrize(("process", "seconds"), [(None, 5.0), (b"another process.", 35.0)], ids=["same", "another"])
 def test_who_does_not_come_back_after_a_restart_is_silent_from_when_others_do(tmp_path, process, seconds):
     """New processes take longer to start than those of before take to connect."""
-    rules = Rules(workers=2, snapshots=True, on_dead_worker="continue", dead_after=5.0)
+    rules = Rules(workers=2, on_dead_worker="continue", dead_after=5.0)
     core = open_core(tmp_path / "file", rules)
     for rank in range(2):
         init(core, hello(core, rank), 1, "w")
@@ -478,9 +480,18 @@ def test_another_run_goes_on_from_the_file_of_one_that_is_over(tmp_path):
     assert values(answers[1])[peer] == [2.0] * 4
 
 
+def test_a_run_to_which_a_worker_is_yet_to_come_is_not_over(tmp_path):
+    core = open_core(tmp_path / "file", TWO)
+    peer = hello(core, 0)
+    assert ops(ask(core, peer, "finish", 1)) == ["done"]
+    core.receive(peer, [pack("leave")], 0.0)
+    core = load(tmp_path / "file", TWO)
+    assert core.members.live == {1}
+
+
 def test_a_run_that_a_dead_worker_ended_is_started_again(tmp_path):
     """The worker that comes first waits for the one that was dead."""
-    rules = Rules(workers=2, snapshots=True, dead_after=5.0)
+    rules = Rules(workers=2, dead_after=5.0)
     core = open_core(tmp_path / "file", rules)
     for rank in range(2):
         init(core, hello(core, rank), 1, "w")
@@ -497,7 +508,7 @@ def test_a_run_that_a_dead_worker_ended_is_started_again(tmp_path):
 @pytest.mark.parametrize("other", [True, False], ids=["another process", "the same one"])
 def test_steps_that_were_made_without_a_worker_are_saved_before_it_is_waited_for_again(tmp_path, other):
     """A worker was dead, and the steps from then on are in the memory of the other one alone."""
-    rules = Rules(workers=2, snapshots=True, on_dead_worker="continue", dead_after=5.0)
+    rules = Rules(workers=2, on_dead_worker="continue", dead_after=5.0)
     core = open_core(tmp_path / "file", rules)
     a, b = (hello(core, rank) for rank in range(2))
     for peer in (a, b):
@@ -596,7 +607,7 @@ def test_checksums_are_those_of_zlib(tmp_path):
 @pytest.mark.parametrize("saved", [1, 2, 3])
 def test_barriers_go_on_after_a_restart(tmp_path, saved):
     """One worker had passed the third before the server ended, the answer to the other was lost."""
-    core, a, b = pair(snapshots=True)
+    core, a, b = pair()
     for number in (1, 2, 3):
         for peer in (a, b):
             ask(core, peer, "barrier", 10 + number, number=number)
@@ -613,7 +624,7 @@ def test_barriers_go_on_after_a_restart(tmp_path, saved):
 
 
 def test_a_worker_is_at_its_barrier_whoever_comes_first_after_a_restart(tmp_path):
-    core, a, b = pair(snapshots=True)
+    core, a, b = pair()
     for number in (1, 2):
         for peer in (a, b):
             ask(core, peer, "barrier", 10 + number, number=number)
@@ -626,6 +637,15 @@ def test_a_worker_is_at_its_barrier_whoever_comes_first_after_a_restart(tmp_path
     told = messages(ask(core, b, "barrier", 13, number=3))
     assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
     assert core.barriers.passed == 3
+
+
+def test_snapshots_are_numbered_through_all_restarts(tmp_path):
+    core = open_core(tmp_path / "file", RULES)
+    for number in (1, 2, 3):
+        assert (core.began, core.snapshots) == (number, number)
+        save_core(core)
+        assert (core.began, core.snapshots) == (number, number + 1)
+        core = open_core(tmp_path / "file", RULES)
 
 
 def test_settings_go_on_after_a_restart(tmp_path):

@@ -20,7 +20,7 @@ __all__ = ["store_command"]
     "classes",
     multiple=True,
     metavar="CLASS",
-    help="Class of faults, or several with a plus between them; may be repeated. Default: each, and each pair.",
+    help="Class of faults, or several with a plus between them; repeatable. Default: each, each pair, some triples.",
 )
 @click.option("--replay", metavar="LINE", help="Run the case of a line that was printed, and show all that happens.")
 @click.pass_context
@@ -32,7 +32,7 @@ def store_command(ctx: click.Context, seeds: int, first: int, classes: tuple[str
     out as far as it still fails, in a line for --replay. Ends with exit code 1 where there is one.
     """
     # Here, so that help needs no extra.
-    from gradwire.testing.simulation.faults import CLASSES
+    from gradwire.testing.simulation.faults import CLASSES, triples
     from gradwire.testing.simulation.run import Case, run, shrink
 
     if replay is not None:
@@ -46,16 +46,16 @@ def store_command(ctx: click.Context, seeds: int, first: int, classes: tuple[str
         if unknown:
             raise click.UsageError(f"unknown class of faults {unknown[0]!r}. Known: {', '.join(CLASSES)}", ctx)
     failed, begun = 0, time.perf_counter()
-    for name in names:
-        for seed in range(first, first + seeds):
-            case = Case.draw(seed, name)
-            if run(case).violations:
-                failed += 1
-                smallest = shrink(case)
-                click.echo(f"{name}: {smallest}")
-                for text in run(smallest).violations:
-                    click.echo(f"    {text}")
-    count = seeds * len(names)
-    seconds = (time.perf_counter() - begun) / count
-    click.echo(f"{failed} of {count} runs failed, {seconds:.3f} s a run", err=True)
+    chosen = [(seed, name) for name in names for seed in range(first, first + seeds)]
+    chosen += [(seed, name) for seed in range(first, first + seeds) for name in (() if classes else triples(seed))]
+    for seed, name in chosen:
+        case = Case.draw(seed, name)
+        if run(case).violations:
+            failed += 1
+            smallest = shrink(case)
+            click.echo(f"{name}: {smallest}")
+            for text in run(smallest).violations:
+                click.echo(f"    {text}")
+    seconds = (time.perf_counter() - begun) / len(chosen)
+    click.echo(f"{failed} of {len(chosen)} runs failed, {seconds:.3f} s a run", err=True)
     ctx.exit(bool(failed))

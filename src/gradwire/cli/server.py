@@ -83,7 +83,7 @@ def command(
 
     torch.set_num_threads(threads)
     keep_memory()
-    rules = Rules(workers, on_dead_worker, dead_after, staleness, snapshots=snapshot is not None)
+    rules = Rules(workers, on_dead_worker, dead_after, staleness)
     if snapshot is not None and not SYSTEM.disk.reserve(snapshot):
         raise ConfigError(f"--snapshot {snapshot} is another server's, which runs: give each server a file of its own")
     flushed = durability == "disk"

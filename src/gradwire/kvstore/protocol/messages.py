@@ -4,7 +4,8 @@ A message is a header, a msgpack map with "op", and frames of raw bytes, none lo
 travel as several messages with the same "seq", each with its place ("chunk" of "chunks"); they may arrive in any order
 and more than once. Nothing in a header is evaluated: names are looked up, numbers are checked, the rest is refused. A
 unit is a key or a list of keys; "durable" has a step for each key or unit of the request: the pushes up to that step
-need not be kept.
+need not be kept; "snapshots" is the number of the snapshot that has them, or, in welcome, of the one with which the
+server began; 0 of a server without a file.
 
     worker                                    server
     hello      who I am                       welcome    who you are to me, and since when I run
@@ -176,9 +177,9 @@ CHUNK = 1 << 20
 MAX_HEADER = 64 * 1024
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
-    "welcome": {"epoch": token, "run": token, "rank": count(0), "world": count(1), "snapshots": boolean},
-    "done": {**SEQ, "version": count(0), "durable": counts},
-    "value": {**CHUNKED, "durable": counts, "nbytes": count(0)},
+    "welcome": {"epoch": token, "run": token, "rank": count(0), "world": count(1), "snapshots": count(0)},
+    "done": {**SEQ, "version": count(0), "durable": counts, "snapshots": count(0)},
+    "value": {**CHUNKED, "durable": counts, "snapshots": count(0), "nbytes": count(0)},
     "error": {"seq": count(0), "kind": text, "text": text},
     "pong": {"dead": lambda value: isinstance(value, list) and all(count(0)(rank) for rank in value), "trouble": text},
 }

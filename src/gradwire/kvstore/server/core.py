@@ -50,7 +50,8 @@ class ServerCore:
         run: name of what is kept: that of the process that began it.
         place: index of this server and number of servers; None until the first worker has said it.
         wanted: true: something waits for a snapshot.
-        snapshots: number of snapshots so far.
+        snapshots: number of the newest snapshot of this run; 0: there is no file.
+        began: number of the snapshot with which this process began; 0: there is no file.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ServerCore:
         self.rules, self.journal = rules, journal
         self.epoch = self.run = system.random(16)
         self.place: tuple[int, int] | None = None
-        self.wanted, self.snapshots = False, 0
+        self.wanted, self.snapshots, self.began = False, 0, 0
         self.counters = Counters()
         self.pending = RequestQueue()
         self.members = Members(rules, self.pending)
@@ -183,7 +184,8 @@ class ServerCore:
         self, session: WorkerSession, seq: int, version: int = 0, units: Sequence[StoredPart] = ()
     ) -> list[Outgoing]:
         """Acknowledge a request about units."""
-        return [(session.peer, [pack("done", seq=seq, version=version, durable=self._durable(session, units))])]
+        kept = {"durable": self._durable(session, units), "snapshots": self.snapshots}
+        return [(session.peer, [pack("done", seq=seq, version=version, **kept)])]
 
     def error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
         """Refuse a request."""
@@ -209,7 +211,8 @@ class ServerCore:
         """
         count, view = chunk_count(data.numel()), data.numpy().data
         self.counters.send(method, data.numel())
-        fields = {"seq": seq, "chunks": count, "nbytes": data.numel(), "durable": self._durable(session, units)}
+        kept = {"durable": self._durable(session, units), "snapshots": self.snapshots}
+        fields = {"seq": seq, "chunks": count, "nbytes": data.numel(), **kept}
         chunks = [(i, view[i * CHUNK : (i + 1) * CHUNK]) for i in range(count)]
         return [(session.peer, [pack("value", chunk=i, **fields), chunk]) for i, chunk in chunks]
 
@@ -289,7 +292,8 @@ class ServerCore:
 
     def _durable(self, session: WorkerSession, units: Sequence[StoredPart]) -> list[int]:
         """List for each unit the step up to which the worker need not keep its pushes."""
-        return [min(self.progress.durable(part, session.rank) for part in unit.units()) for unit in units]
+        step = self.progress.version if self.journal is None else self.progress.durable
+        return [min(step(part, session.rank) for part in unit.units()) for unit in units]
 
     def _progress(self) -> list[Outgoing]:
         """Apply steps that are complete, and answer requests that waited for them; an answer may separate keys."""

@@ -3,10 +3,11 @@
 A record is appended before the change that it tells of is acknowledged. A new snapshot replaces the whole file, so that
 the two always belong together and the file stays as small as its snapshot, twice over.
 
-    MAGIC, then for each record: the bytes of header and data, and two checksums; the header in msgpack; the data
+    MAGIC, then for each record: the bytes of header and data, and two checksums; the header in msgpack; the data; END
 
 A record that ends beyond the end of the file was being written when the server ended, and nobody has had an answer to
-it: it is dropped. A checksum that does not fit means that the file was damaged later: it is refused.
+it: it is dropped, and so is one whose last byte a power cut has left as zero. A checksum that does not fit means that
+the file was damaged later: it is refused.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MAGIC = b"gradwire store 2\n"
 EARLIER, MAX_EARLIER = b"gradwire server 1", 2**20
 """The mark of the format before this one, and the bytes within which it is."""
 
-TORN = 64
-"""Zeros at the end of the last record from which on it counts as torn by a power cut."""
-
 SIZES = struct.Struct("<IQ")
 CHECKS = struct.Struct("<II")
+
+END = b"\xff"
+"""The last byte of a record, which is not zero, whatever the data are."""
 
 NOTHING = memoryview(b"")
 
@@ -158,7 +159,7 @@ def _record(header: dict[str, Any], data: memoryview) -> list[bytes | memoryview
     packed = msgpack.packb(header, use_bin_type=True)
     sizes = SIZES.pack(len(packed), data.nbytes)
     checks = CHECKS.pack(zlib.crc32(sizes), zlib.crc32(data, zlib.crc32(packed)))
-    return [b"".join((sizes, checks, packed)), data]
+    return [b"".join((sizes, checks, packed)), data, END]
 
 
 def _records(data: memoryview) -> Iterator[tuple[dict[str, Any], memoryview, int]]:
@@ -173,13 +174,13 @@ def _records(data: memoryview) -> Iterator[tuple[dict[str, Any], memoryview, int
             return
         if zlib.crc32(sizes) != of_sizes:
             raise ConfigError(f"the record at byte {at} is damaged: its checksum does not fit")
-        end = begin + packed + nbytes
+        end = begin + packed + nbytes + len(END)
         if end > len(data):
             return
-        if zlib.crc32(data[begin:end]) != of_rest:
-            if end == len(data) and not any(data[max(begin, end - TORN) :]):
+        if zlib.crc32(data[begin : end - 1]) != of_rest or data[end - 1 : end] != END:
+            if end == len(data) and not data[-1]:
                 return
             raise ConfigError(f"the record at byte {at} is damaged: its checksum does not fit")
         header = msgpack.unpackb(data[begin : begin + packed], raw=False, strict_map_key=False)
-        yield header, data[begin + packed : end], end
+        yield header, data[begin + packed : end - 1], end
         at = end

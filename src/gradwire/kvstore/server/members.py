@@ -332,7 +332,9 @@ class Members:
 
     def begin_anew(self) -> None:
         """Wait for all workers again if the run in a file was over, because only another run can go on from it."""
-        over = all(each.state in (State.LEFT, State.DEAD) for each in self._ranks.values())
+        over = len(self._ranks) == self.rules.workers and all(
+            each.state in (State.LEFT, State.DEAD) for each in self._ranks.values()
+        )
         for session in self._ranks.values() if over else ():
             session.state = State.CUT
             self._sort(session)

@@ -23,7 +23,6 @@ class Rules:
         max_bytes: most bytes of a key's part.
         max_memory: bytes of all values; as much as the machine has.
         max_keys: most keys that a server keeps.
-        snapshots: workers keep what they pushed until ``mark_durable`` was called after it.
     """
 
     workers: int
@@ -33,7 +32,6 @@ class Rules:
     max_bytes: int = 2**34
     max_memory: int = field(default_factory=lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     max_keys: int = 2**20
-    snapshots: bool = False
 
 
 @dataclass

@@ -73,7 +73,7 @@ def hello(
         return [(peer, [pack("error", seq=0, kind=refused, text=core.unkept() if refused == "busy" else given(rank))])]
     progress.sync, core.place = sync, (server, servers)
     members.enter(found, peer, core.now)
-    told = {"epoch": core.epoch, "run": core.run, "snapshots": core.rules.snapshots}
+    told = {"epoch": core.epoch, "run": core.run, "snapshots": core.began}
     return [(peer, [pack("welcome", rank=rank, world=world, **told)])]
 
 

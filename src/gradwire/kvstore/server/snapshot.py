@@ -56,6 +56,7 @@ def open_core(path: Path, rules: Rules, system: System = SYSTEM, *, flushed: boo
             save_core(core)
     except OSError as error:
         raise ConfigError(f"snapshot {path} cannot be written: {error}") from error
+    core.began = core.snapshots
     return core
 
 
@@ -97,6 +98,7 @@ def save_core(core: ServerCore) -> None:
     header = {
         "op": "snapshot",
         "run": core.run,
+        "number": core.snapshots + 1,
         "place": None if core.place is None else list(core.place),
         "sync": core.progress.sync,
         "staleness": core.progress.staleness,
@@ -145,6 +147,8 @@ def _restored(
     require(header["sync"] in (None, True, False), "sync", "true, false or null", header["sync"])
     core.progress.sync = header["sync"]
     core.place = _place(header["place"])
+    require(is_int(header["number"], 1), "number", "an integer >= 1", header["number"])
+    core.snapshots = header["number"] - 1
     if header["staleness"] is not None:
         _set_staleness(core, {"steps": header["staleness"]})
     _pass_barrier(core, {"passed": header["barriers"]})

@@ -36,16 +36,14 @@ class Progress:
         self.sync: bool | None = None
         """The kind of store; None until the first worker has said it."""
         self.staleness = rules.staleness
-        self._rules, self._members = rules, members
+        self._members = members
 
     def version(self, part: StoredPart, rank: int) -> int:
         """The step up to which a worker's pushes are in the value."""
         return part.version if self.sync else part.last.get(rank, 0)
 
     def durable(self, part: StoredPart, rank: int) -> int:
-        """The step up to which a worker need not keep its pushes."""
-        if not self._rules.snapshots:
-            return self.version(part, rank)
+        """The step up to which a worker's pushes are in the file."""
         return part.durable if self.sync else part.durable_of.get(rank, 0)
 
     def has_step(self, rank: int, part: StoredPart, step: int) -> bool:

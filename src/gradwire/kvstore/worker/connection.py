@@ -77,7 +77,7 @@ class ServerConnection:
         unanswered: requests without an answer, by number.
         declared: requests that are sent again in each session.
         log: pushes that may have to be sent again, by topic and step.
-        snapshots: true if the server keeps a snapshot; None: it has not said yet.
+        snapshots: number of the newest snapshot of which the server has told; 0: it keeps none; None: it has not said.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ServerConnection:
         self.monitor = ConnectionMonitor(self.socket, title, keys, self._clock)
         self.socket.connect(endpoint)
         self._server_timeout, self._warned, self._trouble = server_timeout, False, ""
-        self.snapshots: bool | None = None
+        self.snapshots: int | None = None
         self.up, self.epoch, self.run = False, b"", b""
         self._lost: Exception | None = None
         self._hello_due = False
@@ -194,7 +194,7 @@ class ServerConnection:
     @property
     def server_timeout(self) -> float:
         """The seconds for which the server may be disconnected."""
-        return self._server_timeout or (DISCONNECT_TIMEOUT if self.snapshots is False else RESTART_TIMEOUT)
+        return self._server_timeout or (DISCONNECT_TIMEOUT if self.snapshots == 0 else RESTART_TIMEOUT)
 
     def error(self, now: float, timeout: float) -> GradwireError | None:
         """Return the reason why no request will be answered; None while they may be.
@@ -226,7 +226,7 @@ class ServerConnection:
         return f"{self.title} is connected, and was last heard of {now - self.heard:.1f} s ago"
 
     def _remedy(self) -> str:
-        if self.snapshots is False:
+        if self.snapshots == 0:
             return (
                 "it keeps no snapshot, so its values are lost if it has ended. Start the run again, with --snapshot "
                 "FILE of `gradwire server` if it is to survive this; GRADWIRE_SERVER_TIMEOUT (seconds) says how long a "
@@ -291,15 +291,21 @@ class ServerConnection:
         self.monitor.close()
         self.socket.close()
 
-    def _welcome(
-        self, rest: list[memoryview], epoch: bytes, run: bytes, rank: int, world: int, snapshots: bool
-    ) -> None:
+    def _welcome(self, rest: list[memoryview], epoch: bytes, run: bytes, rank: int, world: int, snapshots: int) -> None:
         # Another epoch is another process: it knows of this worker what its snapshot has, which may be nothing.
         another, self.epoch = self.epoch not in (b"", epoch), epoch
         if self.run not in (b"", run):
             had = "its snapshot, or with another server's or another run's" if self.snapshots else "a snapshot"
             self._lose(GroupError(f"{self.title} was restarted without {had}: its values are lost"))
-        self.run, self.snapshots, self._warned, self._busy = run, snapshots, False, ""
+        elif another and snapshots < (self.snapshots or 0):
+            self._lose(
+                GroupError(
+                    f"{self.title} was restarted with an older copy of its snapshot, number {snapshots}: what was "
+                    f"pushed until number {self.snapshots} is lost"
+                )
+            )
+        self.run, self._warned, self._busy = run, False, ""
+        self.snapshots = max(snapshots, self.snapshots or 0)
         self.up, self._heap, self._partly_sent, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared}
         if another:
@@ -323,15 +329,24 @@ class ServerConnection:
         request.missing = None
         heapq.heappush(self._heap, (request.rank, next(self._order), request, 0))
 
-    def _done(self, rest: list[memoryview], seq: int, version: int, durable: list[int]) -> None:
+    def _done(self, rest: list[memoryview], seq: int, version: int, durable: list[int], snapshots: int) -> None:
+        self.snapshots = snapshots
         request = self.unanswered.get(seq)
         if request is not None:
             self._forget(request, durable)
             self._finish(request, version)
 
     def _value(
-        self, rest: list[memoryview], seq: int, chunk: int, chunks: int, durable: list[int], nbytes: int
+        self,
+        rest: list[memoryview],
+        seq: int,
+        chunk: int,
+        chunks: int,
+        durable: list[int],
+        snapshots: int,
+        nbytes: int,
     ) -> None:
+        self.snapshots = snapshots
         request = self.unanswered.get(seq)
         if request is None:
             return
@@ -371,6 +386,9 @@ class ServerConnection:
         # A server that has lost its values refuses later requests, too: the first error says why.
         error = self._lost or kinds.get(kind, GroupError)(f"{self.title}: {text}")
         request = self.unanswered.pop(seq, None)
+        if not seq and not self.up and kind in kinds:
+            # An introduction is refused: what is asked for from now on is, too, until there is another connection.
+            self.monitor.refusal = str(error)
         if request is None:
             self.fail(error)
         elif request.acknowledged and kind == "dead":

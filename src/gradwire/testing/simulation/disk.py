@@ -24,6 +24,7 @@ class Files:
         self.random = random
         self.now: dict[Path, bytes] = {}
         self.flushed: dict[Path, bytes] = {}
+        self.earlier: dict[Path, list[bytes]] = {}
         self.full = False
 
     def cut_power(self) -> None:
@@ -33,6 +34,14 @@ class Files:
             if data.startswith(kept):
                 kept = data[: self.random.randint(len(kept), len(data))]
             self.now[path] = self.flushed[path] = kept
+
+    def put_back(self) -> None:
+        """Replace a file by one that was there before it, or remove it."""
+        for path in list(self.now):
+            data = self.random.choice([*self.earlier.get(path, []), None])
+            for files in (self.now, self.flushed):
+                files.pop(path, None)
+                files |= {} if data is None else {path: data}
 
     def flip(self) -> bool:
         """Flip a bit of one of the files; return whether there is one."""
@@ -75,6 +84,8 @@ class MemoryDisk(Disk):
         except OSError:
             self._files.now.pop(temporary)
             raise
+        if path in self._files.now:
+            self._files.earlier.setdefault(path, []).append(self._files.now[path])
         self._files.now[path] = self._files.now.pop(temporary)
         self._files.flushed[path] = self._files.now[path]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gradwire.testing.simulation.workload import SimulatedTraining
 
-__all__ = ["CLASSES", "Fault", "draw"]
+__all__ = ["CLASSES", "Fault", "draw", "triples"]
 
 NEVER = 999.0
 """Seconds after which nothing comes again."""
@@ -20,14 +23,15 @@ class Fault:
     """A fault.
 
     Args:
-        kind: "cut", "stall", "stop", "jump", "full", "end", or, with a kill and a restart, "kill",
-            "torn", "flip" or "power".
-        target: "server-0", "worker-1", or, of a connection, "worker-1~server-0".
+        kind: "cut", "stall", "stop", "hang", "jump", "full", "end", or, with a kill and a restart, "kill", "torn",
+            "flip", "power", "older", "swap" or "job".
+        target: "server-0", "worker-1", of a connection "worker-1~server-0", or "all" processes.
         at: seconds after the start, or after ``since``.
         seconds: duration, or the time until the restart; of "jump" the seconds that the clock gains.
-        since: "finishing" or "finished": when the first worker is about to finish, or has; "": the start.
+        since: "finishing" or "finished": when the target, or where it is none the first worker, is about to finish,
+            or has; "": the start.
         count: operations that a killed process still does, or messages that a cut connection still takes; of "stop",
-            1 stops it at its next look at its clock.
+            1 stops it at its next look at its clock; of "job", 1 also starts those again that had ended.
     """
 
     kind: str
@@ -160,6 +164,62 @@ def finished_full(source: random.Random, work: SimulatedTraining) -> list[Fault]
     ]
 
 
+def hang(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Let a process stand still whose connections live."""
+    return [
+        Fault(
+            "hang", (server if source.random() < 0.7 else worker)(source, work), moment(source, work), any_time(source)
+        )
+    ]
+
+
+def gone(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Stop a server in one of three ways, for ever or for longer than it is waited for."""
+    kind, seconds = (
+        source.choice(["stop", "hang", "kill"]),
+        source.choice([NEVER, round(source.uniform(30.0, 90.0), 2)]),
+    )
+    return [Fault(kind, server(source, work), moment(source, work), seconds)]
+
+
+def lost(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Kill or stop a server that keeps no snapshot."""
+    return source.choice([kill_server, gone])(source, work)
+
+
+def older(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Kill a server, and start it again with a file that it had before, or with none."""
+    return [Fault("older", server(source, work), moment(source, work), short(source))]
+
+
+def swap(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Kill two servers, and start each of them again with the file of the other."""
+    return [Fault("swap", "server-0", moment(source, work), short(source))]
+
+
+def comeback(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Kill a worker, and start it again when it counts as dead, while the others train or when they have finished."""
+    seconds = source.choice([round(source.uniform(8.5, 14.0), 2), round(source.uniform(8.5, 14.0), 2), 60.0])
+    return [
+        Fault(
+            "kill", worker(source, work), round(source.uniform(0.0, 4.0), 3), seconds, count=source.choice([0, 1, 2, 5])
+        )
+    ]
+
+
+def finishing(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Kill a worker while it finishes, on the one server before the other."""
+    seconds, count = source.choice([short(source), any_time(source), NEVER]), source.choice([0, 1, 2, 3, 4, 6])
+    return [Fault("kill", worker(source, work), source.choice([0.0, 0.0005, 0.005]), seconds, "finishing", count)]
+
+
+def job(source: random.Random, work: SimulatedTraining) -> list[Fault]:
+    """Kill all processes, as a rule when one rank has ended, and start all again."""
+    since = source.choice(["", "finished", "finished"])
+    at = moment(source, work) if not since else round(source.uniform(0, 2), 3)
+    return [Fault("job", "all", at, short(source), since, source.randrange(2))]
+
+
 def none(*_: object) -> list[Fault]:
     """Let nothing happen."""
     return []
@@ -187,10 +247,42 @@ CLASSES: dict[str, Callable[[random.Random, SimulatedTraining], list[Fault]]] = 
     "finished": finished,
     "finished-full": finished_full,
     "end": end,
+    "hang": hang,
+    "gone": gone,
+    "lost": lost,
+    "older": older,
+    "swap": swap,
+    "comeback": comeback,
+    "finishing": finishing,
+    "job": job,
 }
 """Classes of faults; several names with a plus between them are drawn together."""
 
+# A script that begins again does not know which barriers its first process has passed.
+BEGINS_AGAIN: dict[str, Any] = {"barrier": 0}
 
-def draw(source: random.Random, work: SimulatedTraining, name: str) -> list[Fault]:
-    """Draw the faults of a class, or of several: "cut+kill-server"."""
-    return [fault for each in name.split("+") for fault in CLASSES[each](source, work)]
+NEEDS: dict[str, dict[str, Any]] = {
+    "stop-worker": BEGINS_AGAIN,
+    "kill-worker": BEGINS_AGAIN,
+    "lost": {"snapshot": 0},
+    "swap": {"servers": 2},
+    "comeback": {**BEGINS_AGAIN, "proceed": True, "steps": 8, "pace": 3.0},
+    "finishing": {**BEGINS_AGAIN, "servers": 2},
+    "job": BEGINS_AGAIN,
+}
+"""Fields that a workload must have for a class of faults."""
+
+
+def draw(source: random.Random, work: SimulatedTraining, name: str) -> tuple[SimulatedTraining, list[Fault]]:
+    """Draw the faults of a class, or of several: "cut+kill-server"; return them with a workload that fits."""
+    names = name.split("+")
+    for each in names:
+        work = dataclasses.replace(work, **NEEDS.get(each, {}))
+    return work, [fault for each in names for fault in CLASSES[each](source, work)]
+
+
+def triples(total: int) -> list[str]:
+    """List triples of classes, so that each two are in one of them, and each triple is listed for some total."""
+    names = [name for name in CLASSES if name != "none"]
+    chosen = {frozenset((a, b, (total - a - b) % len(names))) for a, b in itertools.combinations(range(len(names)), 2)}
+    return ["+".join(names[i] for i in sorted(each)) for each in sorted(chosen, key=sorted)]

@@ -23,13 +23,14 @@ class SimulatedMachine(System):
         files: files of the machine.
 
     Attributes:
+        woken: time at which the script has last done something by itself, so what it waits for since is an answer.
         ended: true when the script has ended, so that what it has left does nothing when its memory is freed.
     """
 
     def __init__(self, network: Network, name: str, files: Files) -> None:
         self.scheduler, self.simulated = network.scheduler, SimulatedProcess(network.scheduler, name)
         self.disk = MemoryDisk(files, self.simulated)
-        self.ended = False
+        self.ended, self.woken = False, self.scheduler.now
         self._network = network
         self._ends: list[Callable[[], None]] = []
 
@@ -49,10 +50,14 @@ class SimulatedMachine(System):
     def clock(self) -> float:
         """Return the time in seconds."""
         process = self.simulated
-        if process.pause and self.scheduler.current is not None and self.scheduler.current.process is process:
+        mine = self.scheduler.current is not None and self.scheduler.current.process is process
+        if process.pause and mine:
             seconds, process.pause = process.pause, 0.0
             process.stop(seconds)
             self.scheduler.wait(lambda: True)
+        if process.hang and mine:
+            seconds, process.hang = process.hang, 0.0
+            self.sleep(seconds)
         return 1000.0 + self.scheduler.now + process.ahead
 
     def random(self, count: int) -> bytes:
@@ -86,6 +91,7 @@ class SimulatedMachine(System):
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         self.scheduler.wait(lambda: False, seconds)
+        self.woken = self.scheduler.now
 
 
 def failed(future: Future[int]) -> bool:

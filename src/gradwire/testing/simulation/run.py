@@ -40,6 +40,11 @@ DEATH = 6.0
 what was on its way."""
 
 
+DISCONNECT, RESTART, HEARTBEAT = 8.0, 30.0, 17.0
+"""Documented seconds after which a server counts as gone that keeps no snapshot, or one, and those after which it is
+seen that a server is stopped."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A run that can be repeated.
@@ -58,11 +63,8 @@ class Case:
     def draw(cls, seed: int, name: str, work: SimulatedTraining | None = None) -> Case:
         """Draw a case of a class of faults, or of several as "cut+kill-server"."""
         source = random.Random(f"{name} {seed}")
-        drawn = SimulatedTraining.draw(source) if work is None else work
-        if "worker" in name and drawn.barrier:
-            # A script that begins again does not know which barriers its first process has passed.
-            drawn = dataclasses.replace(drawn, barrier=0)
-        return cls(seed, drawn, tuple(draw(source, drawn, name)))
+        drawn, faults = draw(source, SimulatedTraining.draw(source) if work is None else work, name)
+        return cls(seed, drawn, tuple(faults))
 
     @classmethod
     def parse(cls, line: str) -> Case:
@@ -119,17 +121,21 @@ class Participant:
     state: str = "runs"
     error: str = ""
     restarts: bool = False
+    starts: int = 0
     first: int = 0
 
     def absent(self, now: float) -> float:
         """Return the longest time until now in which it did nothing; short ones that follow each other count as one."""
-        longest = begin = 0.0
-        end = -NEVER
+        return max((min(end, now) - begin for begin, end in self.absences()), default=0.0)
+
+    def absences(self) -> list[tuple[float, float]]:
+        """List the times in which it did nothing; short ones that follow each other are one."""
+        found: list[tuple[float, float]] = []
         for start, stop in sorted(self.away):
-            begin = begin if start - end < 3.0 else start
-            end = max(end, min(stop, now))
-            longest = max(longest, end - begin)
-        return longest
+            if found and start - found[-1][1] < 3.0:
+                start, stop = found[-1][0], max(stop, found.pop()[1])
+            found.append((start, stop))
+        return found
 
 
 class Simulation:
@@ -149,15 +155,18 @@ class Simulation:
         self.violations: list[str] = []
         self._errors = io.StringIO()
         self.seen: dict[tuple[int, int, str], Tensor] = {}
+        self._shown: dict[tuple[SimulatedMachine, str], tuple[list[SimulatedMachine], Tensor]] = {}
         self._busy = {f"worker-{rank}" for rank in range(self.work.workers)}
         self._waiting = [fault for fault in case.faults if fault.since]
         self._hooks: dict[str, Callable[[Fault, Participant], None]] = {
             "cut": self._cut,
             "stall": self._stall,
             "stop": self._stop,
+            "hang": self._hang,
             "jump": self._jump,
             "full": self._full,
             "end": self._nothing,
+            "swap": self._swap,
         }
         names = [f"server-{i}" for i in range(self.work.servers)] + [f"worker-{i}" for i in range(self.work.workers)]
         self.members = {name: self._member(name) for name in names}
@@ -216,6 +225,7 @@ class Simulation:
             each[1] = min(each[1], self.scheduler.now)
         member.machine = SimulatedMachine(self.network, name, member.files)
         member.restarts = False
+        member.starts += 1
         process, started = member.machine.simulated, {"server": self._serve, "worker": self._train}[role]
         process.on_death.append(functools.partial(self._died, member))
         self.scheduler.trace(f"{name} starts")
@@ -229,16 +239,14 @@ class Simulation:
 
     def _serve(self, index: int, member: Participant, machine: SimulatedMachine) -> None:
         work = self.work
-        rules = Rules(
-            work.workers, "continue" if work.proceed else "error", snapshots=work.snapshot > 0, max_memory=2**30
-        )
+        rules = Rules(work.workers, "continue" if work.proceed else "error", max_memory=2**30)
         try:
             core, after = make_core(machine, rules, work.snapshot, flushed=self._has("power"))
         except ConfigError as error:
             self.scheduler.trace(f"{member.name} refuses: {error}")
             member.error = str(error)
             member.away.append([self.scheduler.now, float("inf")])
-            if not any(fault.kind in ("flip", "power") for fault in self.case.faults):
+            if not self._has("flip", "power", *["full"] * ("No space" in str(error))):
                 self._found(f"{member.name} does not start: {error}")
             return
         member.core = core
@@ -263,45 +271,46 @@ class Simulation:
             elif what == "pulled":
                 self._check_pulled(rank, step, values)
             else:
-                self._reached(what)
+                self._reached(what, member.name)
 
         try:
             train(self.work, rank, self.endpoints, machine, source, report)
-            unsaved = "could not be told that this worker" in self._errors.getvalue()[heard:]
-            self._end(member, "unsaved" if unsaved else "ended")
-            machine.ended = True
+            unsaved = re.findall(
+                "could not be told that this worker has finished: (.*)", self._errors.getvalue()[heard:]
+            )
+            self._end(member, "unsaved" if unsaved else "ended", *unsaved[-1:])
             if unsaved:
                 member.away.append([self.scheduler.now, float("inf")])
-                if not self._has("full") and all(
-                    each.absent(self.scheduler.now) < DEATH for each in self.members.values()
-                ):
-                    self._found(f"{member.name} could not say that it has finished")
-        except GradwireError as error:
-            machine.ended = True
+                away = any(each.absent(self.scheduler.now) >= DEATH for each in self.members.values())
+                if not (away or self._has("full") or self._true(rank, member.error)):
+                    self._found(f"{member.name} could not say that it has finished: {member.error}")
+        except Exception as error:
             self._end(member, "failed", str(error))
             self.scheduler.trace(f"{member.name} gets {error}")
-            if not self._true(rank, str(error)):
+            if not isinstance(error, GradwireError) or not self._true(rank, str(error)):
                 self._found(f"worker {rank} gets an error without a cause: {type(error).__name__}: {error}")
-        except Exception as error:
-            machine.ended = True
-            self._end(member, "failed", str(error))
-            self._found(f"worker {rank} gets {type(error).__name__}: {error}")
+            if self._late(member, str(error)):
+                self._found(f"worker {rank} gets an error too late: {error}")
         if member.state == "failed":
             # A store that could not be made has connections, which end with the process.
             machine.simulated.kill()
 
     def _end(self, member: Participant, state: str, error: str = "") -> None:
-        member.state, member.error = state, error
+        member.state, member.error, member.machine.ended = state, error, state != "killed"
         self._busy.discard(member.name)
 
-    def _reached(self, what: str) -> None:
-        """Let the faults begin that wait for the end of the first worker."""
+    def _reached(self, what: str, name: str) -> None:
+        """Let the faults begin that wait for the end of a worker, or of the first one."""
         self.scheduler.trace(what)
-        for fault in [each for each in self._waiting if each.since == what]:
+        mine = [each for each in self._waiting if "worker" not in each.target or each.target == name]
+        for fault in [each for each in mine if each.since == what]:
             self._waiting.remove(fault)
             self.scheduler.after(fault.at, self._strike, fault)
 
     def _strike(self, fault: Fault) -> None:
+        if fault.kind == "job":
+            self._job(fault)
+            return
         name = fault.target.partition("~")[0]
         member = self.members.get(name)
         if member is None or not member.machine.simulated.alive or member.state != "runs":
@@ -326,6 +335,28 @@ class Simulation:
             member.machine.simulated.pause = fault.seconds
         else:
             member.machine.simulated.stop(fault.seconds)
+
+    def _hang(self, fault: Fault, member: Participant) -> None:
+        member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
+        member.machine.simulated.hang = fault.seconds
+
+    def _swap(self, fault: Fault, member: Participant) -> None:
+        first, second = self._servers()
+        for each in (first, second):
+            each.machine.simulated.kill()
+            self.scheduler.after(fault.seconds, self._start, each.name)
+        first.files, second.files = second.files, first.files
+
+    def _job(self, fault: Fault) -> None:
+        self.scheduler.trace(f"fault {fault}")
+        for member in self.members.values():
+            if member.state != "runs" and not (member.state == "ended" and fault.count):
+                continue
+            if member.name.startswith("worker"):
+                self._busy.add(member.name)
+            member.state, member.restarts = "runs", True
+            member.machine.simulated.kill()
+            self.scheduler.after(fault.seconds * (0.5 + self.scheduler.random.random()), self._start, member.name)
 
     def _jump(self, fault: Fault, member: Participant) -> None:
         member.machine.simulated.ahead += fault.seconds
@@ -353,6 +384,17 @@ class Simulation:
             member.files.cut_power()
         if fault.kind == "flip":
             member.files.flip()
+        if fault.kind == "older":
+            member.files.put_back()
+            # Who had ended can repeat nothing, and what only it knew of is lost.
+            for each in self._workers():
+                if each.state == "ended":
+                    self._end(each, "forgotten")
+        # A server whose run was over waits for all workers again.
+        over = all(each.state == "ended" or each.absent(self.scheduler.now) >= DEATH for each in self._workers())
+        for each in self._workers():
+            if each.state == "forgotten" or (each.state == "ended" and over):
+                each.away.append([self.scheduler.now, float("inf")])
         if fault.seconds < NEVER:
             self.scheduler.after(fault.seconds, self._start, member.name)
 
@@ -370,24 +412,45 @@ class Simulation:
     def _compared(self) -> bool:
         """Return whether all values must be those of a run without faults."""
         lost = self._lost()
-        again = self.work.bits and any(fault.kind == "kill" and "worker" in fault.target for fault in self.case.faults)
+        killed = (fault for fault in self.case.faults if fault.kind in ("kill", "job"))
+        again = self.work.bits and any("server" not in fault.target for fault in killed)
         return (self.work.sync or self.work.own) and not (lost and self.work.sync) and not again
 
     def _check_pulled(self, rank: int, step: int, values: dict[str, Tensor]) -> None:
+        member = self._workers()[rank]
         for name, value in values.items():
             self.seen[rank, step, name] = value
             self.scheduler.trace(f"worker {rank} pulls {name} {step} {value.view(-1).tolist()}")
             if self.work.counted:
                 # A worker that comes to a key of which some parts have made steps without it leaves these out.
                 own = 0 if self._lost() and self.work.cut else step + 1
-                least = [own if each == rank else 0 for each in range(self.work.workers)]
+                least = [own if each == rank else self._within_bound(each, step) for each in range(self.work.workers)]
                 whole = self.work.servers == 1 or not self.work.cut
                 for text in gaps(self.work, value, self._first(), least, whole and not self.work.proceed):
                     self._found(f"worker {rank} pulls, after step {step}, {name}: {text}")
+                self._check_shown(rank, name, value)
             if self._compared() and self.case.faults:
-                expected = reference(self.work)[rank, step, name]
-                if not torch.equal(value, expected):
+                # In sync all pull the same, and rank 0 makes the most steps.
+                whose = rank if self.work.own else 0
+                last = self.work.steps_of(whose) if member.starts > 1 and self.work.servers > 1 else step + 1
+                expected = [reference(self.work)[whose, each, name] for each in range(step, last)]
+                if not bool((torch.stack(expected) == value).any(0).all()):
                     self._found(f"worker {rank} pulls another value of {name} after step {step} than without faults")
+
+    def _within_bound(self, rank: int, step: int) -> int:
+        """Return the steps of a worker that must count for one that pulls after a step."""
+        if self.work.staleness < 0 or self._workers()[rank].absent(self.scheduler.now) >= DEATH:
+            return 0
+        return min(self.work.steps_of(rank), step + 1 - self.work.staleness)
+
+    def _check_shown(self, rank: int, name: str, value: Tensor) -> None:
+        """Check that all that a process has pulled before is still there, unless a server was restarted."""
+        machine, servers = self._workers()[rank].machine, [each.machine for each in self._servers()]
+        before = self._shown.get((machine, name))
+        if before is not None and before[0] == servers and bool(((before[1] != 0) & (value == 0)).any()):
+            self._found(f"worker {rank} pulls {name}, in which pushes no longer count that did before")
+        if all(each.woken <= machine.woken for each in servers):
+            self._shown[machine, name] = servers, value
 
     def _check_end(self) -> None:
         """Check the values on the servers when all workers have ended."""
@@ -405,37 +468,70 @@ class Simulation:
             if known.all():
                 for text in gaps(self.work, value, self._first(), least, whole=False):
                     self._found(f"in the end, of {name}: {text}")
+                servers = [each.core and each.machine for each in self._servers()]
+                # Values that workers have pulled need not be in a file before these have finished.
+                shown = (
+                    []
+                    if self._has("end")
+                    else [each for (_, key), (them, each) in self._shown.items() if key == name and them == servers]
+                )
+                if any(bool(((each != 0) & (value == 0)).any()) for each in shown):
+                    self._found(f"in the end, of {name}: a push no longer counts that a worker has pulled")
 
     def _final_core(self, member: Participant) -> ServerCore | None:
         """Return the state of a server, or what its file has if it is down or is killed in the end."""
         if (member.core is not None and not self._has("end")) or not self.work.snapshot or member.error:
             return member.core
-        rules = Rules(self.work.workers, snapshots=True, max_memory=2**30)
+        rules = Rules(self.work.workers, max_memory=2**30)
         machine = SimulatedMachine(self.network, member.name, member.files)
         return make_core(machine, rules, self.work.snapshot, flushed=False)[0]
 
     def _true(self, rank: int, text: str) -> bool:
         """Return whether an error names something that has happened."""
         now, workers, servers = self.scheduler.now, self._workers(), self._servers()
-        if any(each.error for each in servers) and "never answered" in text:
-            return True
-        silent = re.search(r"workers? ([\d, ]+) (?:has|have) not been heard of for", text)
-        if silent:
-            return all(workers[int(each)].absent(now) >= DEATH for each in silent[1].split(", "))
-        away = re.search(r"server (\d+) at \S+ (?:has been away|is away|was away)", text)
-        if away:
-            snapshot = self.work.snapshot > 0
+        snapshot = self.work.snapshot > 0
+
+        def away(index: str) -> bool:
             least = 29.0 if snapshot else 7.0
-            return ("keeps no snapshot" in text) != snapshot and servers[int(away[1])].absent(now) >= least
-        if "without a snapshot" in text:
-            return not self.work.snapshot and self._has("kill", "torn", "flip", "power")
-        if re.search(r"made without worker (\d+)", text):
-            return self.work.proceed and workers[rank].absent(now) >= DEATH
-        if "waits for worker 0's value" in text:
-            return workers[0].absent(now) >= DEATH
-        if re.search(r"No space|not written", text):
-            return self._has("full")
-        return False
+            told = "if any" in text or ("keeps no snapshot" in text) != snapshot
+            return told and servers[int(index)].absent(now) >= least
+
+        def unanswered(_: str) -> bool:
+            return any(each.error or each.absent(now) >= TIMEOUT - 3.0 for each in servers)
+
+        causes: dict[str, Callable[[str], bool]] = {
+            r"workers? ([\d, ]+) (?:has|have) not been heard of for": lambda ranks: all(
+                workers[int(each)].absent(now) >= DEATH for each in ranks.split(", ")
+            ),
+            r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
+            r"restarted (without) a snapshot": lambda _: not snapshot,
+            r"restarted (without) its snapshot": lambda _: self._has("older"),
+            r"made (without) worker \d+": lambda _: self.work.proceed and workers[rank].absent(now) >= DEATH,
+            r"(waits) for worker 0's value": lambda _: workers[0].absent(now) >= DEATH,
+            r"server (\d+) at \S+ (?:has not been heard|is connected|never answered)": unanswered,
+            r"not answered within .* waits for workers? ([\d, ]+)": lambda ranks: (
+                unanswered("") or all(workers[int(each)].absent(now) >= TIMEOUT - 3.0 for each in ranks.split(", "))
+            ),
+            r"with an (older) copy": lambda _: self._has("older"),
+            r"this server (continues) server": lambda _: self._has("swap"),
+            r"(No space|not written)": lambda _: self._has("full"),
+        }
+        found = [holds(named[1]) for pattern, holds in causes.items() if (named := re.search(pattern, text))]
+        return bool(found) and found[0]
+
+    def _late(self, member: Participant, text: str) -> bool:
+        """Return whether an error names a server that is away, and comes later than is documented."""
+        named, now = re.search(r"server (\d+) at", text), self.scheduler.now
+        server = self._servers()[int(named[1])] if named else member
+        away = [start for start, stop in server.away if stop > now]
+        if server is member or not away:
+            return False
+        process, knows = server.machine.simulated, "if any" not in text
+        limit = (DISCONNECT if knows and not self.work.snapshot else RESTART) + (HEARTBEAT if process.stopped else 0.0)
+        if "never answered" in text or process.running:
+            limit = TIMEOUT
+        since = max([*away, *(stop for _, stop in member.away)])
+        return now > max(since + limit, member.machine.woken) + self.work.pace + 3.0
 
 
 @functools.lru_cache(maxsize=4096)

@@ -41,12 +41,14 @@ class SimulatedProcess:
         fuse: operations (messages, writes) after which it is killed; None: it is not.
         torn: true if it is killed in the middle of its next write to a file.
         pause: seconds for which it stops at the next look at its clock.
+        hang: seconds for which the thread that looks at its clock next stands still, while its connections live.
         on_death: called once when it is killed.
     """
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler, self.name = scheduler, name
-        self.alive, self.stopped, self.torn, self.ahead, self.pause = True, False, False, 0.0, 0.0
+        self.alive, self.stopped, self.torn = True, False, False
+        self.ahead = self.pause = self.hang = 0.0
         self.fuse: int | None = None
         self.tasks: list[SimulatedThread] = []
         self.on_death: list[Callable[[], None]] = []

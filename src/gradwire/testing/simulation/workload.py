@@ -37,6 +37,7 @@ class SimulatedTraining:
         optimizer: name of the servers' optimizer; "none": the values are replaced.
         settings: true: a new setting in each step.
         bits: true: pushes are compressed to 2 bits.
+        follow: true: answers are compressed.
         keys: number of keys, which are small and pushed in one call.
         cut: true: keys are cut over the servers.
         rows: true: keys are row-sparse.
@@ -59,6 +60,7 @@ class SimulatedTraining:
     optimizer: str = "test"
     settings: bool = False
     bits: bool = False
+    follow: bool = False
     keys: int = 1
     cut: bool = False
     rows: bool = False
@@ -93,6 +95,7 @@ class SimulatedTraining:
             else "sgd",
             settings=kind in ("counted", "sgd") and choose([False, True]),
             bits=kind == "bits",
+            follow=sync and kind in ("sgd", "adam", "none", "bits") and choose([False, True]),
             rows=kind == "rows",
             keys=choose([1, 1, 3]) if kind != "rows" else 1,
             cut=choose([False, True]),
@@ -224,8 +227,9 @@ def steps(
     report: Callable[[str, int, dict[str, Tensor]], None],
 ) -> None:
     """Make the steps of a worker, from the one on that the servers do not have."""
-    if work.bits:
-        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    if work.bits or work.follow:
+        pull = {"pull": {"type": "three_lc"}} if work.follow else {}
+        kv.set_gradient_compression({**({"type": "2bit", "threshold": 0.5} if work.bits else {"type": "none"}), **pull})
     if work.optimizer != "none" and not work.settings:
         kv.set_optimizer(work.optimizer, **work.setting(0))
     zeros = torch.zeros(work.shape)
