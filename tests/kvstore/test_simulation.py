@@ -46,7 +46,27 @@ def test_each_pair_is_in_a_triple_and_each_triple_comes():
 
 def test_over_64_workers():
     work = SimulatedTraining(workers=65, steps=2, pace=2.0)
-    assert run(Case.draw(0, "stop-server", work)).violations == []
+    case = Case.draw(1, "stop-server", work)
+    assert case.faults[0].seconds > 8
+    assert run(case).violations == []
+
+
+FOUND = [
+    # A worker that waited for nothing heard no more of why its introduction was refused.
+    "seed=2 servers=2 optimizer=adam steps=8 snapshot=100 pull=3 exits=1 swap=server-0@3.817+0.35",
+    # What an older file did not have was waited for.
+    "seed=52 optimizer=adam steps=8 pull=3 older=server-0@3.696+1.68",
+    # A flipped bit in a record that ended with zeros made it one that a power cut had torn.
+    "seed=8 workers=1 servers=2 sync=0 optimizer=sgd bits=1 keys=3 steps=8 snapshot=10 flip=server-1@0.816+3.83",
+    # A worker that had finished before the other one came was waited for after a restart.
+    "seed=2 servers=2 sync=0 optimizer=sgd bits=1 steps=4 snapshot=3 proceed=1 pull=3 pace=0.2 late=3.0 "
+    "kill=server-0@1.517+999 kill=server-1@finished1.265+4.23",
+]
+
+
+@pytest.mark.parametrize("line", FOUND)
+def test_what_was_found_is_mended(line):
+    assert run(Case.parse(line)).violations == []
 
 
 CASES = [Case.draw(seed, name) for seed, name in enumerate(["cut+kill-server", "stall+torn", "kill-worker+stop-both"])]

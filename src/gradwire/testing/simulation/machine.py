@@ -51,13 +51,11 @@ class SimulatedMachine(System):
         """Return the time in seconds."""
         process = self.simulated
         mine = self.scheduler.current is not None and self.scheduler.current.process is process
-        if process.pause and mine:
-            seconds, process.pause = process.pause, 0.0
-            process.stop(seconds)
+        if mine and process.pause > self.scheduler.now:
+            process.stop(process.pause - self.scheduler.now)
             self.scheduler.wait(lambda: True)
-        if process.hang and mine:
-            seconds, process.hang = process.hang, 0.0
-            self.sleep(seconds)
+        if mine and process.hang > self.scheduler.now:
+            self.sleep(process.hang - self.scheduler.now)
         return 1000.0 + self.scheduler.now + process.ahead
 
     def random(self, count: int) -> bytes:

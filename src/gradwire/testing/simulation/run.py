@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +26,12 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Server
+from gradwire.kvstore.server.snapshot import Snapshots, open_core
 from gradwire.testing.simulation.disk import Files
 from gradwire.testing.simulation.faults import NEVER, Fault, draw
 from gradwire.testing.simulation.machine import SimulatedMachine
 from gradwire.testing.simulation.network import Network
 from gradwire.testing.simulation.scheduler import Scheduler
-from gradwire.testing.simulation.server_core import make_core
 from gradwire.testing.simulation.workload import TIMEOUT, SimulatedTraining, gaps, train
 
 __all__ = ["Case", "RunOutcome", "run", "shrink"]
@@ -122,6 +123,8 @@ class Participant:
     error: str = ""
     restarts: bool = False
     starts: int = 0
+    forgets: bool = False
+    """True of a server that begins with an older file, or with none."""
     first: int = 0
 
     def absent(self, now: float) -> float:
@@ -226,6 +229,8 @@ class Simulation:
         member.machine = SimulatedMachine(self.network, name, member.files)
         member.restarts = False
         member.starts += 1
+        if role == "server" and member.starts > 1:
+            self._restarted(member)
         process, started = member.machine.simulated, {"server": self._serve, "worker": self._train}[role]
         process.on_death.append(functools.partial(self._died, member))
         self.scheduler.trace(f"{name} starts")
@@ -241,7 +246,7 @@ class Simulation:
         work = self.work
         rules = Rules(work.workers, "continue" if work.proceed else "error", max_memory=2**30)
         try:
-            core, after = make_core(machine, rules, work.snapshot, flushed=self._has("power"))
+            core, snapshots = self._core(machine, rules), Snapshots(max(1, work.snapshot))
         except ConfigError as error:
             self.scheduler.trace(f"{member.name} refuses: {error}")
             member.error = str(error)
@@ -253,12 +258,19 @@ class Simulation:
         server = Server(core, self.endpoints[index], system=machine)
 
         def look() -> None:
-            after()
+            if core.journal is not None:
+                snapshots.after(core)
             for rank in core.members.dead:
                 if self._workers()[rank].absent(self.scheduler.now) < DEATH:
                     self._found(f"{member.name} declares worker {rank} dead, which is alive")
 
         server.run(lambda: False, look)
+
+    def _core(self, machine: SimulatedMachine, rules: Rules) -> ServerCore:
+        """Make a server's core as ``gradwire server`` does, from its file if there is one."""
+        if not self.work.snapshot:
+            return ServerCore(rules, system=machine)
+        return open_core(Path("/server"), rules, machine, flushed=self._has("power"))
 
     def _train(self, rank: int, member: Participant, machine: SimulatedMachine) -> None:
         source, heard = random.Random(f"{self.case.seed} {rank}"), 0
@@ -332,13 +344,13 @@ class Simulation:
         # The time of a pause begins at the next look at the clock, which is soon.
         member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
         if fault.count:
-            member.machine.simulated.pause = fault.seconds
+            member.machine.simulated.pause = self.scheduler.now + fault.seconds
         else:
             member.machine.simulated.stop(fault.seconds)
 
     def _hang(self, fault: Fault, member: Participant) -> None:
         member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
-        member.machine.simulated.hang = fault.seconds
+        member.machine.simulated.hang = self.scheduler.now + fault.seconds
 
     def _swap(self, fault: Fault, member: Participant) -> None:
         first, second = self._servers()
@@ -386,17 +398,19 @@ class Simulation:
             member.files.flip()
         if fault.kind == "older":
             member.files.put_back()
-            # Who had ended can repeat nothing, and what only it knew of is lost.
-            for each in self._workers():
-                if each.state == "ended":
-                    self._end(each, "forgotten")
-        # A server whose run was over waits for all workers again.
-        over = all(each.state == "ended" or each.absent(self.scheduler.now) >= DEATH for each in self._workers())
-        for each in self._workers():
-            if each.state == "forgotten" or (each.state == "ended" and over):
-                each.away.append([self.scheduler.now, float("inf")])
+            member.forgets = True
         if fault.seconds < NEVER:
             self.scheduler.after(fault.seconds, self._start, member.name)
+
+    def _restarted(self, server: Participant) -> None:
+        """Note which workers a server waits for that have ended."""
+        over = all(each.state == "ended" or each.absent(self.scheduler.now) >= DEATH for each in self._workers())
+        forgets, server.forgets = server.forgets or not self.work.snapshot, False
+        for each in self._workers():
+            if each.state == "ended" and (over or forgets):
+                # One whose run was over waits for all again; one that forgets has lost what nobody repeats.
+                each.away.append([self.scheduler.now, float("inf")])
+                each.state = "forgotten" if forgets else each.state
 
     def _has(self, *kinds: str) -> bool:
         return any(fault.kind in kinds for fault in self.case.faults)
@@ -484,7 +498,12 @@ class Simulation:
             return member.core
         rules = Rules(self.work.workers, max_memory=2**30)
         machine = SimulatedMachine(self.network, member.name, member.files)
-        return make_core(machine, rules, self.work.snapshot, flushed=False)[0]
+        try:
+            return self._core(machine, rules)
+        except ConfigError as error:
+            if not self._has("flip", "power"):
+                self._found(f"{member.name} does not start: {error}")
+            return None
 
     def _true(self, rank: int, text: str) -> bool:
         """Return whether an error names something that has happened."""

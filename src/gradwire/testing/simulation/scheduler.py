@@ -40,8 +40,8 @@ class SimulatedProcess:
         ahead: seconds by which its clock is ahead.
         fuse: operations (messages, writes) after which it is killed; None: it is not.
         torn: true if it is killed in the middle of its next write to a file.
-        pause: seconds for which it stops at the next look at its clock.
-        hang: seconds for which the thread that looks at its clock next stands still, while its connections live.
+        pause: time until which it stops at the next look at its clock.
+        hang: time until which the thread that looks at its clock next stands still, while its connections live.
         on_death: called once when it is killed.
     """
 
