@@ -13,6 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 from gradwire.kvstore.server.stored_part import StoredPart
 from gradwire.kvstore.server.values import Progress
 from gradwire.kvstore.system import Readings, System
+from gradwire.kvstore.worker import connection
 from gradwire.testing.simulation.disk import Files
 from gradwire.testing.simulation.faults import CLASSES, triples
 from gradwire.testing.simulation.machine import SimulatedMachine
@@ -127,6 +128,18 @@ def test_a_live_worker_that_is_declared_dead_is_found(monkeypatch):
     assert found("stop-server", 12, work) == []
     monkeypatch.setattr(Readings, "read", read)
     assert any("dead, which is alive" in text for text in found("stop-server", 12, work))
+
+
+def test_an_error_that_comes_too_late_is_found(monkeypatch):
+    assert found("gone", 4) == []
+    monkeypatch.setattr(connection, "RESTART_TIMEOUT", 40.0)
+    assert any("too late" in text for text in found("gone", 4))
+
+
+def test_a_push_that_disappears_is_found(monkeypatch):
+    original = StoredPart.lend
+    monkeypatch.setattr(StoredPart, "lend", lambda part: original(part) * (part.version % 3 > 0))
+    assert any("no longer count that did before" in text for text in found("none", 1, ASYNC))
 
 
 def test_a_failing_case_is_shrunk_to_its_faults(monkeypatch):

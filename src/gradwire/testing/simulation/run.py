@@ -550,7 +550,9 @@ class Simulation:
         if "never answered" in text or process.running:
             limit = TIMEOUT
         since = max([*away, *(stop for _, stop in member.away)])
-        return now > max(since + limit, member.machine.woken) + self.work.pace + 3.0
+        # Whom it waited for before may have been away, too.
+        asked = [stop for each in self.members.values() for _, stop in each.away if stop <= now]
+        return now > max([since + limit, member.machine.woken, *asked]) + self.work.pace + 3.0
 
 
 @functools.lru_cache(maxsize=4096)
