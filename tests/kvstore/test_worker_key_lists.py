@@ -187,20 +187,20 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
 
         asked("join", {"number": 1, "keys": ["a", "b"]})
         first = [asked("push", {"items": [[[1], step, 0, -1]]}) for step in (1, 2, 3)]
-        link._done([], first[0], 0, [1])
+        link._done([], first[0], 0, [1], 1)
         assert kept() == {("list", 1): [2, 3]}
         alone = {key: asked("push", {"items": [[key, 4, 0, -1]]}) for key in "ab"}
-        link._done([], alone["a"], 0, [4])
+        link._done([], alone["a"], 0, [4], 1)
         assert kept() == {("list", 1): [2, 3], "b": [4]}
-        link._done([], alone["b"], 0, [2])
+        link._done([], alone["b"], 0, [2], 1)
         assert kept() == {("list", 1): [3], "b": [4]}
-        link._done([], asked("push", {"items": [[[1], 5, 0, -1]]}), 0, [4])
+        link._done([], asked("push", {"items": [[[1], 5, 0, -1]]}), 0, [4], 1)
         assert kept() == {("list", 1): [5]}
         asked("join", {"number": 2, "keys": ["a", "b", "c"]})
         asked("join", {"number": 3, "keys": ["b", "c"]})
-        link._done([], asked("push", {"items": [[[3], 6, 0, -1]]}), 0, [6])
+        link._done([], asked("push", {"items": [[[3], 6, 0, -1]]}), 0, [6], 1)
         assert kept() == {("list", 1): [5]}
-        link._done([], asked("push", {"items": [[[2], 7, 0, -1]]}), 0, [6])
+        link._done([], asked("push", {"items": [[[2], 7, 0, -1]]}), 0, [6], 1)
         assert kept() == {("list", 2): [7]}
     finally:
         link.close()

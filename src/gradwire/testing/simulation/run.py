@@ -522,12 +522,12 @@ class Simulation:
             r"workers? ([\d, ]+) (?:has|have) not been heard of for": lambda ranks: all(
                 workers[int(each)].absent(now) >= DEATH for each in ranks.split(", ")
             ),
+            r"server (\d+) at \S+ (?:has not been heard|is connected|never answered)": unanswered,
             r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
             r"restarted (without) a snapshot": lambda _: not snapshot,
             r"restarted (without) its snapshot": lambda _: self._has("older"),
             r"made (without) worker \d+": lambda _: self.work.proceed and workers[rank].absent(now) >= DEATH,
-            r"(waits) for worker 0's value": lambda _: workers[0].absent(now) >= DEATH,
-            r"server (\d+) at \S+ (?:has not been heard|is connected|never answered)": unanswered,
+            r"(waits) for worker 0's value": lambda _: unanswered("") or workers[0].absent(now) >= DEATH,
             r"not answered within .* waits for workers? ([\d, ]+)": lambda ranks: (
                 unanswered("") or all(workers[int(each)].absent(now) >= TIMEOUT - 3.0 for each in ranks.split(", "))
             ),
