@@ -9,7 +9,7 @@ import pytest
 from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
-    ("errors", "version", "_extras", "_files", "_once"),
+    ("errors", "version", "_extras", "_files", "_once", "_system"),
     ("types", "registry", "metrics", "modes", "worker", "meeting"),
     ("wire", "ops"),
     ("helpers",),

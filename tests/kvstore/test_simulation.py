@@ -10,15 +10,17 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from gradwire._system import Readings
 from gradwire.kvstore.server.stored_part import StoredPart
 from gradwire.kvstore.server.values import Progress
-from gradwire.kvstore.system import Readings, System
+from gradwire.kvstore.system import System
 from gradwire.kvstore.worker import connection
+from gradwire.testing.simulation.case import shrink
 from gradwire.testing.simulation.disk import Files
-from gradwire.testing.simulation.faults import CLASSES, triples
+from gradwire.testing.simulation.faults import CLASSES
 from gradwire.testing.simulation.machine import SimulatedMachine
 from gradwire.testing.simulation.network import Network
-from gradwire.testing.simulation.run import Case, run, shrink
+from gradwire.testing.simulation.run import Case, run
 from gradwire.testing.simulation.scheduler import Scheduler
 from gradwire.testing.simulation.workload import SimulatedTraining
 
@@ -29,14 +31,14 @@ def test_each_class_of_faults(name, seed):
     assert run(case := Case.draw(seed, name)).violations == [], str(case)
 
 
-@pytest.mark.parametrize("name", triples(0))
+@pytest.mark.parametrize("name", Case.triples(0))
 def test_each_pair_of_classes_with_a_third_one(name):
     assert run(case := Case.draw(0, name)).violations == [], str(case)
 
 
 def test_each_pair_is_in_a_triple_and_each_triple_comes():
     names = [name for name in CLASSES if name != "none"]
-    lists = [[tuple(each.split("+")) for each in triples(total)] for total in range(len(names))]
+    lists = [[tuple(each.split("+")) for each in Case.triples(total)] for total in range(len(names))]
     for those in lists:
         pairs = {frozenset(pair) for each in those for pair in itertools.combinations(each, 2)}
         assert pairs == set(map(frozenset, itertools.combinations(names, 2)))

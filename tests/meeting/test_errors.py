@@ -197,6 +197,24 @@ def test_whoever_opened_the_meeting_dies_before_the_note_of_its_first_round(
     assert comes.closed(0).roster == ("0", "1")
 
 
+def test_the_others_open_the_meeting_where_the_last_to_come_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = dist.HashStore()
+    last, waits = (Attendance(gradwire.Meeting(place, name, workers=2, deadline=0.1, timeout=60.0)) for name in "01")
+
+    def killed(_: Any) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(last, "_open", killed)
+    coming = threading.Thread(target=waits.come, args=(0,))
+    coming.start()
+    while not waits.board.entries("joins"):
+        threading.Event().wait(0.01)
+    with pytest.raises(ProcessLookupError):
+        last.come(0)
+    coming.join()
+    assert waits.closed(0).roster == ("0", "1")
+
+
 def test_a_state_may_take_longer_than_a_deadline() -> None:
     place = dist.HashStore()
     speaks, waits = (Attendance(gradwire.Meeting(place, name, deadline=0.05)) for name in "01")

@@ -13,7 +13,7 @@ from torch import nn
 
 import gradwire
 from gradwire.errors import ConfigError, GroupError
-from gradwire.meeting.attendance import KEPT
+from gradwire.meeting.attendance import KEPT, Attendance
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -111,24 +111,32 @@ def test_one_that_missed_more_than_hangs_there_asks_the_notes() -> None:
     assert float(waits(again).norm()) == 0
 
 
-def test_a_payload_of_the_process_before_that_is_still_handed_in() -> None:
+@pytest.mark.parametrize("steps_of_the_next", [0, 1])
+def test_a_payload_of_the_process_before_that_is_still_handed_in(steps_of_the_next: int) -> None:
     place = dist.HashStore()
     two = [alone(place, name, workers=2) for name in "01"]
     in_threads(*(each.join for each in two))
     in_threads(*(lambda each=each: step(each) for each in two))
+    step(two[1], steps_of_the_next)
     state = saved(two[1])
-    dying = threading.Thread(target=step, args=(two[1],))
+    dying = threading.Thread(target=step, args=(two[1], 2 - steps_of_the_next))
     dying.start()
     while not two[0].rounds.there._arrived(2):
         threading.Event().wait(0.01)
     again = load(alone(place, "1", workers=2), state)
     again.join()
     assert float(waits(again).norm()) > 0
+    before = again.params[0].detach().clone()
     step(two[0])
     dying.join()
-    step(again)
+    grads = torch.zeros(())
+    for _ in range(2 - steps_of_the_next):
+        step(again, 1)
+        grads = grads + again.params[0].grad
     assert (again.round, again.metrics()["left_behind"]) == (2, 1)
-    assert float(waits(again).norm()) == 0
+    # The steps that it has made itself were not sent.
+    assert torch.allclose(waits(again), 0.1 * grads.view(-1), rtol=0, atol=1e-6)
+    assert not torch.equal(again.params[0], before)
     assert torch.equal(again.params[0], two[0].params[0])
 
 
@@ -209,3 +217,29 @@ def test_a_round_that_ends_with_an_error_has_sent_nothing() -> None:
     optimizer.join()
     step(optimizer, 1)
     assert optimizer.round == 2
+
+
+def test_what_was_late_when_a_call_failed_is_late_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = dist.HashStore()
+    two = [alone(place, name, workers=2) for name in "01"]
+    in_threads(*(each.join for each in two))
+    in_threads(*(lambda each=each: step(each) for each in two))
+    two[0].rounds.meeting.__dict__["deadline"] = 0.2
+    step(two[0])
+    expected = waits(two[1]).clone()
+    step(two[1], 1)
+    expected += 0.1 * two[1].params[0].grad.view(-1)
+
+    def failing(*_: object) -> None:
+        raise GroupError("nobody is there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Attendance, "payloads", lambda *_: None)
+        patched.setattr(Attendance, "fetch", failing)
+        with pytest.raises(GroupError, match="nobody is there"):
+            step(two[1], 1)
+    expected += 0.1 * two[1].params[0].grad.view(-1)
+    two[1].join()
+    assert two[1].round == 2
+    assert torch.equal(two[1].params[0], two[0].params[0])
+    assert torch.allclose(waits(two[1]), expected, rtol=0, atol=1e-6)

@@ -13,6 +13,7 @@ from rich.table import Table
 from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_auto import auto_command
 from gradwire.cli._check_gpu import gpu_command
+from gradwire.cli._check_meeting import meeting_command
 from gradwire.cli._check_soak import soak_command
 from gradwire.cli._check_store import store_command
 from gradwire.cli._command_group import CommandGroup, Integer
@@ -35,6 +36,7 @@ def command() -> None:
 command.add_command(advise_command)
 command.add_command(auto_command)
 command.add_command(gpu_command)
+command.add_command(meeting_command)
 command.add_command(soak_command)
 command.add_command(store_command)
 

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from io import FileIO
@@ -21,8 +20,9 @@ from typing import Any
 import zmq
 
 from gradwire._files import replace_file
+from gradwire._system import BaseSystem
 
-__all__ = ["SYSTEM", "Disk", "Readings", "System"]
+__all__ = ["SYSTEM", "Disk", "System"]
 
 
 class Disk:
@@ -98,7 +98,7 @@ def _write(file: FileIO, pieces: Sequence[bytes | memoryview]) -> None:
             left = left[file.write(left) :]
 
 
-class System:
+class System(BaseSystem):
     """The machine on which this process runs."""
 
     disk = Disk()
@@ -110,14 +110,6 @@ class System:
     def at_exit(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function when this process ends."""
         atexit.register(function, *arguments)
-
-    def clock(self) -> float:
-        """Return the time in seconds, from any start."""
-        return time.monotonic()
-
-    def random(self, count: int) -> bytes:
-        """Return random bytes."""
-        return os.urandom(count)
 
     def context(self) -> zmq.Context[Any]:
         """Make a context for sockets."""
@@ -146,25 +138,3 @@ class System:
 
 
 SYSTEM = System()
-
-
-class Readings:
-    """A clock that stands still while nobody reads it.
-
-    A process that was stopped, or computed for long, has read no message meanwhile: the silence of others in that time
-    says nothing about them. So each reading moves this clock by no more than ``step``.
-
-    Args:
-        clock: clock of the machine.
-        step: seconds, the longest interval between two readings that counts.
-    """
-
-    def __init__(self, clock: Callable[[], float], step: float) -> None:
-        self._clock, self._step = clock, step
-        self._last = self.now = clock()
-
-    def read(self) -> float:
-        """Read the clock: return the seconds of reading until now."""
-        last, self._last = self._last, self._clock()
-        self.now += min(self._last - last, self._step)
-        return self.now

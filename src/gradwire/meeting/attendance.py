@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.meeting.board import Board
 from gradwire.meeting.closed import Closed, in_order
 from gradwire.meeting.meeting import Meeting
 
-__all__ = ["Attendance"]
+__all__ = ["KEPT", "Attendance"]
 
 log = logging.getLogger("gradwire")
 
@@ -43,7 +42,9 @@ class Attendance:
     def __init__(self, meeting: Meeting) -> None:
         self.meeting, self.name = meeting, meeting.name
         self.board: Board = meeting.open()
-        self.token = uuid.uuid4().hex
+        self.token = meeting.system.random(16).hex()
+        # A worker that was stopped has not waited meanwhile.
+        self._clock = Readings(meeting.system.clock, meeting.deadline)
         self._asked: int | None = None  # After which round it has asked for the state of the next, if it has.
 
     def agree(self, description: str) -> None:
@@ -108,14 +109,18 @@ class Attendance:
         self.announce(at if not late or self.holds(at, mark) else -1, mark)
         if late:
             return None
-        first = self._announced(0)
-        if len({each["name"] for each in first if each}) >= self.meeting.workers:
-            self._open(first)
-        elif not self.board.wait("open", self.meeting.timeout):
-            raise GroupError(
-                f"{len({each['name'] for each in self._announced(0) if each})} of {self.meeting.workers} workers came "
-                f"to the meeting at {self.board.place} within {self.meeting.timeout:g} s"
-            )
+        until = self._clock.read() + self.meeting.timeout
+        while (count := len({each["name"] for each in self._announced(0) if each})) < self.meeting.workers:
+            if self._clock.read() >= until:
+                raise GroupError(
+                    f"{count} of {self.meeting.workers} workers came to the meeting at {self.board.place} within "
+                    f"{self.meeting.timeout:g} s"
+                )
+            # Whoever comes last may be killed before it opens the meeting, so the others look again.
+            if self.board.wait("open", min(self.meeting.deadline, until - self._clock.read())):
+                break
+        else:
+            self._open(self._announced(0))
         base, note = self._first_round()
         return (base, note) if self.name in note.roster else None
 
@@ -139,13 +144,15 @@ class Attendance:
         needs one.
         """
         self._asked = self.newest() if at < 0 else None
-        return self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
+        number = self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
+        if self._asked is not None:
+            self._close_if_complete(self._asked + 1)
+        return number
 
     def leave(self, at: int) -> None:
         """Leave the rounds after ``at``; workers that wait for this one continue."""
         self.board.append("joins", {"name": self.name, "left": True})
-        if self._arrived(at + 1) and self._complete(at + 1):
-            self._close(at + 1)
+        self._close_if_complete(at + 1)
 
     def _open(self, first: list[Any]) -> None:
         states = {each["name"]: (each["round"], each["mark"]) for each in first if each and "round" in each}
@@ -236,14 +243,14 @@ class Attendance:
         Raises:
             GroupError: no round ended in time, or nobody put up its state; or everybody has left.
         """
-        until = time.monotonic() + self.meeting.timeout
+        until = self._clock.read() + self.meeting.timeout
         if self._asked is None:
             self.announce(-1)
         t = self._asked or 0
         while self._ends(t + 1, until):
             t += 1
             if self.name in self.closed(t).need:
-                state = self.state(t, nbytes, until - time.monotonic())
+                state = self.state(t, nbytes, until - self._clock.read())
                 if state is not None:
                     self._asked = None
                     return t, state
@@ -264,9 +271,9 @@ class Attendance:
         Raises:
             WireError: the state has another size.
         """
-        until = time.monotonic() + seconds
-        while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - time.monotonic())):
-            if time.monotonic() >= until or self.newest() >= t + KEPT:
+        until = self._clock.read() + seconds
+        while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - self._clock.read())):
+            if self._clock.read() >= until or self.newest() >= t + KEPT:
                 return None
         there = self.board.read(f"state/{t}")
         if there != nbytes:
@@ -296,8 +303,8 @@ class Attendance:
         Raises:
             GroupError: after a deadline, nobody is there who could end it.
         """
-        while not self.board.wait(f"closed/{t}", min(self.meeting.deadline, until - time.monotonic())):
-            if time.monotonic() >= until:
+        while not self.board.wait(f"closed/{t}", min(self.meeting.deadline, until - self._clock.read())):
+            if self._clock.read() >= until:
                 return False
             if not self._expected(t) - {self.name}:
                 raise GroupError(
@@ -312,7 +319,8 @@ class Attendance:
         before = self.closed(t - 1)
         expected = set(before.roster)
         for note in filter(None, self._announced(before.seen)):
-            if note.get("left"):
+            # Whoever needs the state waits for the end of this round, so the others do not wait for it.
+            if note.get("left") or note["round"] < 0:
                 expected.discard(note["name"])
             elif note["round"] == t - 1 > 0:
                 expected.add(note["name"])
@@ -320,6 +328,11 @@ class Attendance:
 
     def _complete(self, t: int) -> bool:
         return self._expected(t) <= self._arrived(t).keys()
+
+    def _close_if_complete(self, t: int) -> None:
+        """Close a round whose workers wait for nobody but this one, which does not hand in any more."""
+        if self._arrived(t) and self._complete(t):
+            self._close(t)
 
     def _close(self, t: int) -> None:
         """Close round ``t`` with the workers that came, unless it is closed already."""
@@ -333,11 +346,14 @@ class Attendance:
             elif note["round"] < 0:
                 roster.add(name)
                 need.add(name)
+            elif name in came:
+                # It has left, and come again since.
+                roster.add(name)
         ours = {"came": came, "roster": in_order(roster), "need": in_order(need), "seen": before.seen + len(notes)}
         if self.board.first(f"closed/{t}", ours) == ours:
             self.board.put("newest", t)
             left = {note["name"] for note in notes if note and note.get("left")}
-            missing = in_order(set(before.roster) - came.keys() - left)
+            missing = in_order(set(before.roster) - came.keys() - left - need)
             if missing:
                 log.warning(
                     "round %d closed without worker %s, who did not come within %g s",

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from gradwire._system import SYSTEM, BaseSystem
 from gradwire.errors import GroupError, is_float32, is_int, require
 from gradwire.meeting.board import Board
 
@@ -62,6 +63,11 @@ class Meeting:
             require(
                 is_float32(value) and 0 < value <= LONGEST, f"Meeting.{name}", f"seconds in (0, {LONGEST:g}]", value
             )
+
+    @property
+    def system(self) -> BaseSystem:
+        """The clock and the random bytes of this worker; a simulation has its own."""
+        return SYSTEM
 
     def open(self) -> Board:
         """Open the board of this place.

@@ -47,6 +47,11 @@ class Rounds:
         facts: other values that must be the same on all workers.
         frozen: parameters that nobody trains, and all must have; those of the worker that comes first.
 
+    Attributes:
+        moved: true if joining has led to another state than the one that this worker had.
+        forgot: true if what waited here was forgotten since the last call.
+        settled: true if the way that was handed in last counts, or is late.
+
     Raises:
         ConfigError: a method or a strategy that a meeting cannot carry.
     """
@@ -70,7 +75,9 @@ class Rounds:
         self.workers: list[str] = []
         self.left_behind = self.nonfinite = 0
         self.mark = ""
-        self.moved = self.forgot = False
+        # The way with which this worker has joined within a round; an earlier process of its name may have sent it.
+        self._brought: Tensor | None = None
+        self.moved = self.forgot = self.settled = False
         self._made_for: Compressor | None = None
         self._current: Part | None = None
 
@@ -110,6 +117,7 @@ class Rounds:
         self.moved = self.moved or self.exchange.step != before
         if self.moved and not self.forgot:
             self.late.add_(way)
+        self._brought = way.clone() if not self.moved and way.any() else None
 
     def _take_frozen(self, there: Attendance) -> None:
         """Take over the frozen parameters of the worker that came first; they stay at the place, for all who come."""
@@ -136,16 +144,23 @@ class Rounds:
         """
         t, there = self.exchange.step + 1, self.there
         self.exchange.counters.dense_bytes += way.nbytes
-        finite = not any_nonfinite([way])
+        finite, self.forgot, self.settled = not any_nonfinite([way]), False, False
         counted = not there.is_closed(t) and self._hand_in(t, way, finite=finite)
+        self.settled = True
         if not counted:
             self.left_behind += 1
             log.warning(
                 "round %d closed without this worker, %s: its way goes with that of its next round", t, there.name
             )
-            if finite:
+        try:
+            yield from self._follow(state, known=counted)
+        finally:
+            # After it, because an earlier process whose payload is in the round has not sent what was gone since.
+            if finite and not counted:
                 self.late.add_(way)
-        yield from self._follow(state, known=counted)
+                if self.forgot and self._brought is not None:
+                    self.late.sub_(self._brought)
+            self._brought = None
 
     def metrics(self) -> dict[str, Any]:
         """Return the rounds that closed without this worker, the workers of the last round, and the norm of late
@@ -187,7 +202,8 @@ class Rounds:
             self._fetch(state, base)
         else:
             raise GroupError(
-                f"worker {closed.speaker!r} did not say within {there.meeting.timeout:g} s where all workers start"
+                f"worker {closed.speaker!r} did not say within {there.meeting.timeout:g} s where all workers start: "
+                "start a new meeting place"
             )
 
     def _unless_sent_elsewhere(self, before: int, base: int) -> None:

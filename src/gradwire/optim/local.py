@@ -113,8 +113,7 @@ class LocalSteps(Exchanged):
         for mean in self.rounds.join(self.way.data, self.kept()):
             self._go(mean)
         if self.rounds.moved:
-            self.agreed.scatter(self.params)
-            self.since = 0
+            self._meet()
 
     def leave(self) -> None:
         """Tell the others not to wait for this worker any more; without a meeting it does nothing."""
@@ -144,8 +143,17 @@ class LocalSteps(Exchanged):
 
     def _end_round(self) -> None:
         self._gather_way()
-        for mean in self._means():
-            self._go(mean)
+        try:
+            for mean in self._means():
+                self._go(mean)
+        except BaseException:
+            # What was sent, or is late, is not gone a second time.
+            if self.rounds is not None and self.rounds.settled:
+                self._meet()
+            raise
+        self._meet()
+
+    def _meet(self) -> None:
         self.agreed.scatter(self.params)
         self.since = 0
 

@@ -19,11 +19,12 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from gradwire._system import Readings
 from gradwire.errors import ConfigError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_HEADER, Outgoing
 from gradwire.kvstore.server.access import Guard, check_exposure, lock_server, ranks_of
 from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.system import SYSTEM, Readings, System
+from gradwire.kvstore.system import SYSTEM, System
 
 __all__ = ["QUEUED", "QUIET", "Finished", "Outbox", "Server", "keep_memory"]
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import zmq
 
+from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import VERSION, pack
-from gradwire.kvstore.system import SYSTEM, Readings, System
+from gradwire.kvstore.system import SYSTEM, System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 
 __all__ = ["PROCESS_STORES", "Client", "finish_at_exit"]

@@ -23,10 +23,11 @@ import numpy as np
 import zmq
 from torch import Tensor
 
+from gradwire._system import Readings
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, REPLIES, chunk_count, pack, unpack
 from gradwire.kvstore.protocol.small_keys import Unit
-from gradwire.kvstore.system import SYSTEM, Readings
+from gradwire.kvstore.system import SYSTEM
 from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_worker
 
 __all__ = ["Block", "Request", "ScatterSink", "ServerConnection"]

@@ -10,8 +10,9 @@ import zmq
 import zmq.auth
 from zmq.utils.monitor import parse_monitor_message
 
+from gradwire._system import Readings
 from gradwire.errors import require
-from gradwire.kvstore.system import SYSTEM, Readings
+from gradwire.kvstore.system import SYSTEM
 
 __all__ = ["ConnectionMonitor", "lock_peer", "lock_worker"]
 

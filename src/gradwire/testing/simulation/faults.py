@@ -1,59 +1,15 @@
-"""Faults: what happens to processes, connections and disks in a simulated run, and when."""
+"""Faults of the store: what happens to its processes, connections and disks in a simulated run, and when."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import random
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from gradwire.testing.simulation.case import NEVER, Fault
 from gradwire.testing.simulation.workload import SimulatedTraining
 
-__all__ = ["CLASSES", "Fault", "draw", "triples"]
-
-NEVER = 999.0
-"""Seconds after which nothing comes again."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault.
-
-    Args:
-        kind: "cut", "stall", "stop", "hang", "jump", "full", "end", or, with a kill and a restart, "kill", "torn",
-            "flip", "power", "older", "swap" or "job".
-        target: "server-0", "worker-1", of a connection "worker-1~server-0", or "all" processes.
-        at: seconds after the start, or after ``since``.
-        seconds: duration, or the time until the restart; of "jump" the seconds that the clock gains.
-        since: "finishing" or "finished": when the target, or where it is none the first worker, is about to finish,
-            or has; "": the start.
-        count: operations that a killed process still does, or messages that a cut connection still takes; of "stop",
-            1 stops it at its next look at its clock; of "job", 1 also starts those again that had ended.
-    """
-
-    kind: str
-    target: str
-    at: float
-    seconds: float
-    since: str = ""
-    count: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind}={self.target}@{self.since}{self.at:g}+{self.seconds:g}" + (
-            f"#{self.count}" if self.count else ""
-        )
-
-    @classmethod
-    def parse(cls, word: str) -> Fault | None:
-        """Read a fault as ``str`` writes it; None: it is something else."""
-        found = re.fullmatch(r"(\w+)=([\w~-]+)@([a-z]*)([\d.e-]+)\+([\d.e-]+)(?:#(\d+))?", word)
-        if found is None:
-            return None
-        kind, target, since, at, seconds, count = found.groups()
-        return cls(kind, target, float(at), float(seconds), since, int(count or 0))
+__all__ = ["CLASSES", "NEEDS", "any_time", "short"]
 
 
 def short(source: random.Random) -> float:
@@ -271,18 +227,3 @@ NEEDS: dict[str, dict[str, Any]] = {
     "job": BEGINS_AGAIN,
 }
 """Fields that a workload must have for a class of faults."""
-
-
-def draw(source: random.Random, work: SimulatedTraining, name: str) -> tuple[SimulatedTraining, list[Fault]]:
-    """Draw the faults of a class, or of several: "cut+kill-server"; return them with a workload that fits."""
-    names = name.split("+")
-    for each in names:
-        work = dataclasses.replace(work, **NEEDS.get(each, {}))
-    return work, [fault for each in names for fault in CLASSES[each](source, work)]
-
-
-def triples(total: int) -> list[str]:
-    """List triples of classes, so that each two are in one of them, and each triple is listed for some total."""
-    names = [name for name in CLASSES if name != "none"]
-    chosen = {frozenset((a, b, (total - a - b) % len(names))) for a, b in itertools.combinations(range(len(names)), 2)}
-    return ["+".join(names[i] for i in sorted(each)) for each in sorted(chosen, key=sorted)]

@@ -31,7 +31,7 @@ class SimulatedMachine(System):
         self.scheduler, self.simulated = network.scheduler, SimulatedProcess(network.scheduler, name)
         self.disk = MemoryDisk(files, self.simulated)
         self.ended, self.woken = False, self.scheduler.now
-        self._network = network
+        self.network = network
         self._ends: list[Callable[[], None]] = []
 
     def process(self) -> int:
@@ -50,13 +50,19 @@ class SimulatedMachine(System):
     def clock(self) -> float:
         """Return the time in seconds."""
         process = self.simulated
-        mine = self.scheduler.current is not None and self.scheduler.current.process is process
-        if mine and process.pause > self.scheduler.now:
+        if self.scheduler.current is not None and self.scheduler.current.process is process:
+            self.look()
+            if process.hang > self.scheduler.now:
+                self.sleep(process.hang - self.scheduler.now)
+        return 1000.0 + self.scheduler.now + process.ahead
+
+    def look(self) -> None:
+        """Stop where it was to stop at a look at the clock."""
+        process = self.simulated
+        process.looks -= 1
+        if process.pause > self.scheduler.now and process.looks < 0:
             process.stop(process.pause - self.scheduler.now)
             self.scheduler.wait(lambda: True)
-        if mine and process.hang > self.scheduler.now:
-            self.sleep(process.hang - self.scheduler.now)
-        return 1000.0 + self.scheduler.now + process.ahead
 
     def random(self, count: int) -> bytes:
         """Return random bytes."""
@@ -64,7 +70,7 @@ class SimulatedMachine(System):
 
     def context(self) -> Any:
         """Make a context for sockets."""
-        return Context(self._network, self.simulated)
+        return Context(self.network, self.simulated)
 
     def poller(self) -> Any:
         """Make a poller for sockets."""

@@ -7,17 +7,13 @@ violations   a push that counts twice, not, or in another step; a value that no 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import io
 import random
 import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +23,13 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Server
 from gradwire.kvstore.server.snapshot import Snapshots, open_core
-from gradwire.testing.simulation.disk import Files
-from gradwire.testing.simulation.faults import NEVER, Fault, draw
+from gradwire.testing.simulation.base import Participant, Simulation
+from gradwire.testing.simulation.case import Fault, RunOutcome, SimulatedCase
+from gradwire.testing.simulation.faults import CLASSES, NEEDS
 from gradwire.testing.simulation.machine import SimulatedMachine
-from gradwire.testing.simulation.network import Network
-from gradwire.testing.simulation.scheduler import Scheduler
 from gradwire.testing.simulation.workload import TIMEOUT, SimulatedTraining, gaps, train
 
-__all__ = ["Case", "RunOutcome", "run", "shrink"]
+__all__ = ["Case", "RunOutcome", "run"]
 
 DEATH = 6.0
 """Seconds of silence from which on an error may say that a worker is silent: the store's ``dead_after``, 8, without
@@ -47,8 +42,8 @@ seen that a server is stopped."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """A run that can be repeated.
+class Case(SimulatedCase):
+    """A run of the store that can be repeated.
 
     Args:
         seed: seed of all that is drawn while it runs.
@@ -56,193 +51,51 @@ class Case:
         faults: faults that happen.
     """
 
-    seed: int
     work: SimulatedTraining
-    faults: tuple[Fault, ...] = ()
+    training = SimulatedTraining
+    classes = CLASSES
+    needs = NEEDS
 
-    @classmethod
-    def draw(cls, seed: int, name: str, work: SimulatedTraining | None = None) -> Case:
-        """Draw a case of a class of faults, or of several as "cut+kill-server"."""
-        source = random.Random(f"{name} {seed}")
-        drawn, faults = draw(source, SimulatedTraining.draw(source) if work is None else work, name)
-        return cls(seed, drawn, tuple(faults))
+    def run(self, log: bool = False) -> RunOutcome:
+        """Run the case.
 
-    @classmethod
-    def parse(cls, line: str) -> Case:
-        """Read a case as ``str`` writes it.
-
-        Raises:
-            ConfigError: the line is none.
+        Args:
+            log: true: keep all that happens as text.
         """
-        words = line.split()
-        faults = [Fault.parse(word) for word in words]
-        try:
-            work = SimulatedTraining.parse(
-                [word for word, fault in zip(words[1:], faults[1:], strict=True) if fault is None]
-            )
-            return cls(int(words[0].removeprefix("seed=")), work, tuple(fault for fault in faults if fault is not None))
-        except (LookupError, ValueError) as error:
-            raise ConfigError(f"a case is as 'seed=1 workers=3 kill=server-0@1.5+4', got {line!r}: {error}") from None
-
-    def __str__(self) -> str:
-        return " ".join([f"seed={self.seed}", *str(self.work).split(), *map(str, self.faults)])
+        return StoreSimulation(self, log).run()
 
 
-@dataclass
-class RunOutcome:
-    """The result of a run.
-
-    Args:
-        case: case that was run.
-        violations: promises that did not hold, in words.
-        digest: digest of all that happened, with its times.
-        seconds: simulated seconds.
-        seen: values that workers pulled, by rank, step and key.
-        log: all that happened, if it was asked for.
-    """
-
-    case: Case
-    violations: list[str]
-    digest: str
-    seconds: float
-    seen: dict[tuple[int, int, str], Tensor]
-    log: list[str]
-
-
-@dataclass
-class Participant:
-    """A server or a worker, whose processes follow each other."""
-
-    name: str
-    machine: SimulatedMachine
-    files: Files
-    away: list[list[float]] = field(default_factory=list)
-    """Times in which it did nothing: from, to."""
-    core: ServerCore | None = None
-    state: str = "runs"
-    error: str = ""
-    restarts: bool = False
-    starts: int = 0
-    forgets: bool = False
-    """True of a server that begins with an older file, or with none."""
-    first: int = 0
-
-    def absent(self, now: float) -> float:
-        """Return the longest time until now in which it did nothing; short ones that follow each other count as one."""
-        return max((min(end, now) - begin for begin, end in self.absences()), default=0.0)
-
-    def absences(self) -> list[tuple[float, float]]:
-        """List the times in which it did nothing; short ones that follow each other are one."""
-        found: list[tuple[float, float]] = []
-        for start, stop in sorted(self.away):
-            if found and start - found[-1][1] < 3.0:
-                start, stop = found[-1][0], max(stop, found.pop()[1])
-            found.append((start, stop))
-        return found
-
-
-class Simulation:
-    """A run.
+class StoreSimulation(Simulation):
+    """A run of the store.
 
     Args:
         case: case to run.
         log: true: keep all that happens as text.
     """
 
+    patience = 3 * TIMEOUT
+
     def __init__(self, case: Case, log: bool = False) -> None:
-        self.case, self.work = case, case.work
-        self.scheduler = Scheduler(str(case.seed))
-        self.scheduler.log = [] if log else None
-        source = self.scheduler.random
-        self.network = Network(self.scheduler, source.choice([2e-4, 2e-4, 5e-3]), source.choice([20, 200]))
-        self.violations: list[str] = []
-        self._errors = io.StringIO()
-        self.seen: dict[tuple[int, int, str], Tensor] = {}
-        self._shown: dict[tuple[SimulatedMachine, str], tuple[list[SimulatedMachine], Tensor]] = {}
-        self._busy = {f"worker-{rank}" for rank in range(self.work.workers)}
+        self.work = case.work
+        super().__init__(case, [f"server-{i}" for i in range(self.work.servers)], [2e-4, 2e-4, 5e-3], log)
         self._waiting = [fault for fault in case.faults if fault.since]
-        self._hooks: dict[str, Callable[[Fault, Participant], None]] = {
-            "cut": self._cut,
-            "stall": self._stall,
-            "stop": self._stop,
-            "hang": self._hang,
-            "jump": self._jump,
-            "full": self._full,
-            "end": self._nothing,
-            "swap": self._swap,
-        }
-        names = [f"server-{i}" for i in range(self.work.servers)] + [f"worker-{i}" for i in range(self.work.workers)]
-        self.members = {name: self._member(name) for name in names}
+        self._shown: dict[tuple[SimulatedMachine, str], tuple[list[SimulatedMachine], Tensor]] = {}
+        self._hooks |= {"cut": self._cut, "stall": self._stall, "full": self._full, "end": self._nothing}
+        self._hooks |= {"hang": self._hang, "swap": self._swap}
         self.endpoints = [f"tcp://127.0.0.1:{7000 + i}" for i in range(self.work.servers)]
-
-    def run(self) -> RunOutcome:
-        """Run, and check the promises."""
-        for name in self.members:
-            late = self.work.late if name == f"worker-{self.work.workers - 1}" else 0.0
-            self.scheduler.after(late, self._start, name)
-        for fault in self.case.faults:
-            if not fault.since:
-                self.scheduler.after(fault.at, self._strike, fault)
-        busy = self.work.steps * self.work.pace + self.work.late
-        lasting = sum(fault.at + fault.seconds for fault in self.case.faults if fault.seconds < NEVER)
-        in_time = False
-        with contextlib.redirect_stderr(self._errors), no_last_error():
-            try:
-                in_time = self.scheduler.run(self._finished, 60.0 + busy + lasting + 3 * TIMEOUT)
-                self._check_end()
-            finally:
-                self.scheduler.end()
-        if not in_time:
-            self._found(f"{', '.join(sorted(self._busy))} did not end until {self.scheduler.now:.0f} s")
-        for thread, failure in self.scheduler.failures:
-            self._found(f"thread {thread} ended by {type(failure).__name__}: {failure}")
-        if "Traceback" in self._errors.getvalue():
-            self._found(f"a server met with {self._errors.getvalue().strip().splitlines()[-1]}")
-        log = [] if self.scheduler.log is None else self.scheduler.log
-        violations = list(dict.fromkeys(self.violations))
-        return RunOutcome(self.case, violations, self.scheduler.digest, self.scheduler.now, self.seen, log)
-
-    def _member(self, name: str) -> Participant:
-        files = Files(self.scheduler.random)
-        return Participant(name, SimulatedMachine(self.network, name, files), files)
-
-    def _workers(self) -> list[Participant]:
-        return [self.members[f"worker-{rank}"] for rank in range(self.work.workers)]
 
     def _servers(self) -> list[Participant]:
         return [self.members[f"server-{index}"] for index in range(self.work.servers)]
 
-    def _finished(self) -> bool:
-        return not self._busy
+    def _main(self, member: Participant) -> Callable[[], None]:
+        """Return what the new process of a server or a worker runs."""
+        if member.name.startswith("server"):
+            if member.starts > 1:
+                self._restarted(member)
+            return functools.partial(self._serve, member, member.machine)
+        return super()._main(member)
 
-    def _found(self, text: str) -> None:
-        self.scheduler.trace(f"VIOLATION {text}")
-        self.violations.append(text)
-
-    def _start(self, name: str) -> None:
-        """Start a process of a server or a worker, the first one or another one."""
-        member, (role, _, index) = self.members[name], name.partition("-")
-        if member.machine.simulated.alive and member.machine.simulated.tasks:
-            return
-        for each in member.away[-1:]:
-            each[1] = min(each[1], self.scheduler.now)
-        member.machine = SimulatedMachine(self.network, name, member.files)
-        member.restarts = False
-        member.starts += 1
-        if role == "server" and member.starts > 1:
-            self._restarted(member)
-        process, started = member.machine.simulated, {"server": self._serve, "worker": self._train}[role]
-        process.on_death.append(functools.partial(self._died, member))
-        self.scheduler.trace(f"{name} starts")
-        self.scheduler.start(process, lambda: started(int(index), member, member.machine), "main")
-
-    def _died(self, member: Participant) -> None:
-        member.away.append([self.scheduler.now, float("inf")])
-        member.core = None
-        if member.name.startswith("worker") and member.state == "runs" and not member.restarts:
-            self._end(member, "killed")
-
-    def _serve(self, index: int, member: Participant, machine: SimulatedMachine) -> None:
+    def _serve(self, member: Participant, machine: SimulatedMachine) -> None:
         work = self.work
         rules = Rules(work.workers, "continue" if work.proceed else "error", max_memory=2**30)
         try:
@@ -255,7 +108,7 @@ class Simulation:
                 self._found(f"{member.name} does not start: {error}")
             return
         member.core = core
-        server = Server(core, self.endpoints[index], system=machine)
+        server = Server(core, self.endpoints[member.index], system=machine)
 
         def look() -> None:
             if core.journal is not None:
@@ -272,12 +125,14 @@ class Simulation:
             return ServerCore(rules, system=machine)
         return open_core(Path("/server"), rules, machine, flushed=self._has("power"))
 
-    def _train(self, rank: int, member: Participant, machine: SimulatedMachine) -> None:
+    def _script(self, member: Participant, machine: SimulatedMachine) -> None:
+        """Run the script of a worker, and note how it ends."""
+        rank = member.index
         source, heard = random.Random(f"{self.case.seed} {rank}"), 0
 
         def report(what: str, step: int, values: dict[str, Tensor]) -> None:
             nonlocal heard
-            heard = len(self._errors.getvalue()) if what == "finishing" else heard
+            heard = len(self.errors.getvalue()) if what == "finishing" else heard
             if what == "begins":
                 member.first = min(step, self.work.steps) if self._lost() else 0
             elif what == "pulled":
@@ -285,31 +140,19 @@ class Simulation:
             else:
                 self._reached(what, member.name)
 
-        try:
-            train(self.work, rank, self.endpoints, machine, source, report)
-            unsaved = re.findall(
-                "could not be told that this worker has finished: (.*)", self._errors.getvalue()[heard:]
-            )
-            self._end(member, "unsaved" if unsaved else "ended", *unsaved[-1:])
-            if unsaved:
-                member.away.append([self.scheduler.now, float("inf")])
-                away = any(each.absent(self.scheduler.now) >= DEATH for each in self.members.values())
-                if not (away or self._has("full") or self._true(rank, member.error)):
-                    self._found(f"{member.name} could not say that it has finished: {member.error}")
-        except Exception as error:
-            self._end(member, "failed", str(error))
-            self.scheduler.trace(f"{member.name} gets {error}")
-            if not isinstance(error, GradwireError) or not self._true(rank, str(error)):
-                self._found(f"worker {rank} gets an error without a cause: {type(error).__name__}: {error}")
-            if self._late(member, str(error)):
-                self._found(f"worker {rank} gets an error too late: {error}")
-        if member.state == "failed":
-            # A store that could not be made has connections, which end with the process.
-            machine.simulated.kill()
+        train(self.work, rank, self.endpoints, machine, source, report)
+        unsaved = re.findall("could not be told that this worker has finished: (.*)", self.errors.getvalue()[heard:])
+        self._end(member, "unsaved" if unsaved else "ended", *unsaved[-1:])
+        if unsaved:
+            member.away.append([self.scheduler.now, float("inf")])
+            away = any(each.absent(self.scheduler.now) >= DEATH for each in self.members.values())
+            if not (away or self._has("full") or self._true(member, member.error)):
+                self._found(f"{member.name} could not say that it has finished: {member.error}")
 
-    def _end(self, member: Participant, state: str, error: str = "") -> None:
-        member.state, member.error, member.machine.ended = state, error, state != "killed"
-        self._busy.discard(member.name)
+    def _failed(self, member: Participant, error: GradwireError) -> None:
+        super()._failed(member, error)
+        if self._late(member, str(error)):
+            self._found(f"{member.name} gets an error too late: {error}")
 
     def _reached(self, what: str, name: str) -> None:
         """Let the faults begin that wait for the end of a worker, or of the first one."""
@@ -322,13 +165,8 @@ class Simulation:
     def _strike(self, fault: Fault) -> None:
         if fault.kind == "job":
             self._job(fault)
-            return
-        name = fault.target.partition("~")[0]
-        member = self.members.get(name)
-        if member is None or not member.machine.simulated.alive or member.state != "runs":
-            return
-        self.scheduler.trace(f"fault {fault}")
-        self._hooks.get(fault.kind, self._kill)(fault, member)
+        else:
+            super()._strike(fault)
 
     def _cut(self, fault: Fault, member: Participant) -> None:
         name, _, other = fault.target.partition("~")
@@ -339,14 +177,6 @@ class Simulation:
         self.network.stall(name, other, fault.seconds)
         for each in (name, other):
             self.members[each].away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
-
-    def _stop(self, fault: Fault, member: Participant) -> None:
-        # The time of a pause begins at the next look at the clock, which is soon.
-        member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
-        if fault.count:
-            member.machine.simulated.pause = self.scheduler.now + fault.seconds
-        else:
-            member.machine.simulated.stop(fault.seconds)
 
     def _hang(self, fault: Fault, member: Participant) -> None:
         member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
@@ -370,26 +200,12 @@ class Simulation:
             member.machine.simulated.kill()
             self.scheduler.after(fault.seconds * (0.5 + self.scheduler.random.random()), self._start, member.name)
 
-    def _jump(self, fault: Fault, member: Participant) -> None:
-        member.machine.simulated.ahead += fault.seconds
-
     def _full(self, fault: Fault, member: Participant) -> None:
         member.files.full = True
         self.scheduler.after(fault.seconds, setattr, member.files, "full", False)
 
     def _nothing(self, fault: Fault, member: Participant) -> None:
         pass
-
-    def _kill(self, fault: Fault, member: Participant) -> None:
-        process = member.machine.simulated
-        member.restarts = fault.seconds < NEVER
-        process.on_death.append(functools.partial(self._restart, fault, member))
-        if fault.kind == "torn":
-            process.torn = True
-        elif fault.count:
-            process.fuse = fault.count
-        else:
-            process.kill()
 
     def _restart(self, fault: Fault, member: Participant) -> None:
         if fault.kind == "power":
@@ -399,8 +215,7 @@ class Simulation:
         if fault.kind == "older":
             member.files.put_back()
             member.forgets = True
-        if fault.seconds < NEVER:
-            self.scheduler.after(fault.seconds, self._start, member.name)
+        super()._restart(fault, member)
 
     def _restarted(self, server: Participant) -> None:
         """Note which workers a server waits for that have ended."""
@@ -411,9 +226,6 @@ class Simulation:
                 # One whose run was over waits for all again; one that forgets has lost what nobody repeats.
                 each.away.append([self.scheduler.now, float("inf")])
                 each.state = "forgotten" if forgets else each.state
-
-    def _has(self, *kinds: str) -> bool:
-        return any(fault.kind in kinds for fault in self.case.faults)
 
     def _lost(self) -> bool:
         """Return whether steps may have been made without a worker."""
@@ -505,8 +317,8 @@ class Simulation:
                 self._found(f"{member.name} does not start: {error}")
             return None
 
-    def _true(self, rank: int, text: str) -> bool:
-        """Return whether an error names something that has happened."""
+    def _true(self, member: Participant, text: str) -> bool:
+        """Return whether an error that a worker gets names something that has happened."""
         now, workers, servers = self.scheduler.now, self._workers(), self._servers()
         snapshot = self.work.snapshot > 0
 
@@ -526,7 +338,7 @@ class Simulation:
             r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
             r"restarted (without) a snapshot": lambda _: not snapshot,
             r"restarted (without) its snapshot": lambda _: self._has("older"),
-            r"made (without) worker \d+": lambda _: self.work.proceed and workers[rank].absent(now) >= DEATH,
+            r"made (without) worker \d+": lambda _: self.work.proceed and member.absent(now) >= DEATH,
             r"(waits) for worker 0's value": lambda _: unanswered("") or workers[0].absent(now) >= DEATH,
             r"not answered within .* waits for workers? ([\d, ]+)": lambda ranks: (
                 unanswered("") or all(workers[int(each)].absent(now) >= TIMEOUT - 3.0 for each in ranks.split(", "))
@@ -558,7 +370,7 @@ class Simulation:
 @functools.lru_cache(maxsize=4096)
 def undisturbed(work: SimulatedTraining) -> dict[tuple[int, int, str], Tensor]:
     """Return what workers pull in a run without faults, by rank, step and key."""
-    outcome = Simulation(Case(0, work)).run()
+    outcome = Case(0, work).run()
     assert not outcome.violations, (work, outcome.violations)
     return outcome.seen
 
@@ -581,19 +393,6 @@ def reference(work: SimulatedTraining) -> dict[tuple[int, int, str], Tensor]:
     )
 
 
-@contextlib.contextmanager
-def no_last_error() -> Any:
-    """Hide the last uncaught exception of this interpreter, by which the store tells how a script ends."""
-    kept = {name: getattr(sys, name) for name in ("last_value",) if hasattr(sys, name)}
-    for name in kept:
-        delattr(sys, name)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(sys, name, value)
-
-
 def run(case: Case, log: bool = False) -> RunOutcome:
     """Run a case.
 
@@ -601,13 +400,4 @@ def run(case: Case, log: bool = False) -> RunOutcome:
         case: case to run.
         log: true: keep all that happens as text.
     """
-    return Simulation(case, log).run()
-
-
-def shrink(case: Case, fails: Callable[[Case], bool] = lambda case: bool(run(case).violations)) -> Case:
-    """Leave out faults of a failing case, one at a time, while it still fails."""
-    for fault in case.faults:
-        smaller = dataclasses.replace(case, faults=tuple(each for each in case.faults if each is not fault))
-        if fails(smaller):
-            return shrink(smaller, fails)
-    return case
+    return case.run(log)

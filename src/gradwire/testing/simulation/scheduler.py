@@ -40,19 +40,23 @@ class SimulatedProcess:
         ahead: seconds by which its clock is ahead.
         fuse: operations (messages, writes) after which it is killed; None: it is not.
         torn: true if it is killed in the middle of its next write to a file.
-        pause: time until which it stops at the next look at its clock.
+        pause: time until which it stops at a look at its clock.
+        looks: looks at its clock that it takes before.
         hang: time until which the thread that looks at its clock next stands still, while its connections live.
         on_death: called once when it is killed.
+        on_stop: called with the seconds when it is stopped.
     """
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler, self.name = scheduler, name
         self.alive, self.stopped, self.torn = True, False, False
         self.ahead = self.pause = self.hang = 0.0
+        self.looks = 0
         self.fuse: int | None = None
         self.tasks: list[SimulatedThread] = []
         self.on_death: list[Callable[[], None]] = []
         self.on_resume: list[Callable[[], None]] = []
+        self.on_stop: list[Callable[[float], None]] = []
         self._until = 0.0
 
     @property
@@ -89,6 +93,8 @@ class SimulatedProcess:
             self._until = max(self._until, self.scheduler.now + seconds)
             self.scheduler.hold(self)
             self.scheduler.after(seconds, self._resume)
+            for function in self.on_stop:
+                function(seconds)
 
     def _resume(self) -> None:
         if self.stopped and self.scheduler.now >= self._until:

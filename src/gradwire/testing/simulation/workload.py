@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from gradwire.errors import GradwireError
 from gradwire.kvstore.protocol.environment import WorkerPlace
 from gradwire.kvstore.worker.store import DistStore
+from gradwire.testing.simulation.case import SimulatedWork
 from gradwire.testing.simulation.machine import SimulatedMachine
 
 __all__ = ["SimulatedTraining", "gaps", "train"]
@@ -27,11 +28,10 @@ TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
-class SimulatedTraining:
+class SimulatedTraining(SimulatedWork):
     """The keys, steps and settings of a training.
 
     Args:
-        workers: number of workers.
         servers: number of servers.
         sync: true: dist_sync; false: dist_async.
         optimizer: name of the servers' optimizer; "none": the values are replaced.
@@ -47,14 +47,11 @@ class SimulatedTraining:
         snapshot: steps from one snapshot to the next; 0: there is none.
         proceed: true: steps are made without dead workers.
         pull: steps from one pull to the next.
-        pace: seconds that a step takes at most.
         exits: true: a worker ends as a script does; false: it calls ``finish``.
-        late: seconds by which the last rank starts later.
         refused: true: each worker also makes a request that is refused, and goes on.
         staleness: steps that a worker of an async store may be ahead of the slowest; -1: any number.
     """
 
-    workers: int = 2
     servers: int = 1
     sync: bool = True
     optimizer: str = "test"
@@ -70,9 +67,7 @@ class SimulatedTraining:
     snapshot: int = 1
     proceed: bool = False
     pull: int = 1
-    pace: float = 1.0
     exits: bool = False
-    late: float = 0.0
     refused: bool = False
     staleness: int = -1
 
@@ -112,21 +107,10 @@ class SimulatedTraining:
             staleness=choose([-1, 2]) if kind == "counted" and not sync else -1,
         )
 
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> SimulatedTraining:
-        """Read the fields that differ from the defaults, as ``str`` writes them."""
-        readers: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "1", int: int, float: float, str: str}
-        kinds = {each.name: readers[type(each.default)] for each in fields(cls)}
-        pairs = [word.partition("=") for word in words]
-        return cls(**{name: kinds[name](text) for name, _, text in pairs})
-
-    def __str__(self) -> str:
-        values = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
-        return " ".join(
-            f"{name}={+value if isinstance(value, int) else value}"
-            for name, value, default in values
-            if value != default
-        )
+    @property
+    def length(self) -> int:
+        """The steps of a worker."""
+        return self.steps
 
     @property
     def counted(self) -> bool:
