@@ -40,8 +40,8 @@ class Participant:
     """The state of a server of the store."""
     forgets: bool = False
     """True of such a server that begins with an older file, or with none."""
-    first: int = 0
-    """Steps that were made before a worker of the store came."""
+    first: dict[str, int] = field(default_factory=dict)
+    """Steps of each key that were made before a worker of the store came."""
 
     @property
     def index(self) -> int:

@@ -52,7 +52,7 @@ class SimulatedMachine(System):
         process = self.simulated
         if self.scheduler.current is not None and self.scheduler.current.process is process:
             self.look()
-            if process.hang > self.scheduler.now:
+            while process.hang > self.scheduler.now:
                 self.sleep(process.hang - self.scheduler.now)
         return 1000.0 + self.scheduler.now + process.ahead
 

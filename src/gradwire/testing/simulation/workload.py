@@ -183,8 +183,8 @@ def train(
         endpoints: addresses of the servers.
         machine: machine that it runs on.
         source: source of the times between its steps.
-        report: called with "pulled", the step and the values by their keys; with "begins" and the
-            first step; and with "finishing" and "finished".
+        report: called with "pulled", the step and the values by their keys; with "begins", the first step and
+            the versions of the keys; and with "finishing" and "finished".
     """
     place, bound = WorkerPlace(tuple(endpoints), rank, work.workers), 4 if work.counted else 64
     options: dict[str, Any] = {"bound": bound if work.cut else None, "timeout": TIMEOUT, "system": machine}
@@ -223,7 +223,7 @@ def steps(
             kv.init("complex", torch.zeros(2, dtype=torch.complex64))
     mine = work.names(rank)
     first = min(map(kv.version, mine))
-    report("begins", first, {})
+    report("begins", first, {name: torch.tensor(kv.version(name)) for name in mine})
     for step in range(first, work.steps_of(rank)):
         machine.sleep(work.pace * source.random())
         if work.settings:
