@@ -21,12 +21,10 @@ import pytest
 
 from gradwire.experiments import launch
 from gradwire.kvstore.launch.remote import Machine, new_lines, pump
+from gradwire.testing import processes
 
 IMPORTED = [
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "gradwire",
+    *processes.PRELOAD,
     "gradwire.kvstore.worker.store",
     "gradwire.cli.main",
     "gradwire.cli.server",

@@ -96,7 +96,9 @@ class Worker:
 
     def __init__(self, place: str, name: str, meeting: dict[str, Any] | None = None, **options: Any) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "gradwire", "tests.optim.jobs", "tests.frozen"])
+        context.set_forkserver_preload(
+            ["torch", "torch.distributed", "gradwire.rounds", "tests.optim.jobs", "tests.frozen"]
+        )
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
