@@ -13,7 +13,7 @@ OFFERING = [module for module in modules() if public(module) and exported(module
 
 
 def test_the_package_offers_exactly_what_it_finds() -> None:
-    """What a type checker reads and what a name brings are the same."""
+    """A name brings what a type checker reads for it."""
     checked = [node for node in tree("gradwire").body if isinstance(node, ast.If)]
     imports = [node for block in checked for node in block.body if isinstance(node, ast.ImportFrom)]
     told = {alias.name: node.module for node in imports for alias in node.names}
