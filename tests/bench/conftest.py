@@ -36,7 +36,7 @@ def broken(tmp_path, monkeypatch):
 
 
 def _forget():
-    registry._places.cache_clear()
+    registry.places.cache_clear()
     registry.names.cache_clear()
     registry.find.cache_clear()
     sys.modules.pop("gradwire.compressors.broken", None)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire import wire
 from gradwire.compressors._adapted import Adapted
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
@@ -20,6 +19,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing import contract, inputs
 from gradwire.types import Key
+from gradwire.wire import Packing
 from tests.cases import together
 from tests.compressors.methods import (
     Drawn,
@@ -61,7 +61,7 @@ def encode(compressor, x, key=None, state=None):
 def rows(compressor, xs):
     """Payloads of several ranks, as ``add_decoded_many`` gets them."""
     layout = compressor.layout(xs[0].shape)
-    packing = wire.Packing((layout,))
+    packing = Packing((layout,))
     buffer = torch.zeros(len(xs), packing.nbytes, dtype=torch.uint8)
     for rank, x in enumerate(xs):
         compressor.encode(x, packing.payload(buffer[rank], 0), {}, Key(rank=rank))
@@ -370,18 +370,6 @@ def test_copies_and_pickles():
         assert isinstance(again, Adapted)
         assert again.to_config() == code.to_config()
         assert torch.equal(again.compress(torch.ones(5)), code.compress(torch.ones(5)))
-
-
-def test_a_frame_is_read_only_by_who_knows_the_method():
-    code, x = TopHalf(0.5).adapted(), inputs.gaussian(10)
-    data = wire.frame(code, x.shape, code.compress(x))
-    with pytest.raises(WireError, match="unknown compressor"):
-        wire.unframe(data)
-    with pytest.raises(WireError, match="unknown compressor"):
-        wire.unframe(data, known=[TopHalf(0.25).adapted()])
-    opened = wire.unframe(data, known=[TopHalf(0.25).adapted(), TopHalf(0.5).adapted()])
-    expected = code.decompress(code.compress(x), x.shape)
-    assert torch.equal(opened.compressor.decompress(opened.payload, opened.shape), expected)
 
 
 def test_bytes_that_the_method_cannot_decompress():
