@@ -77,10 +77,9 @@ class Folder(CommandGroup):
 
 
 def _described(file: Path) -> str:
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == "command":
-            return ast.get_docstring(node) or ""
-    return ""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return ast.get_docstring(functions["command"]) or ""
 
 
 @contextmanager
