@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import time
@@ -36,6 +37,9 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "gradwire.ops.trits._tables": (CPU,),
 }
 """Arguments of every function of which all threads get the same object, but for those of Triton's folder."""
+
+for _name in FIRST:
+    importlib.import_module(_name.rpartition(".")[0])
 
 
 def meet(calls: Sequence[Callable[[], object]]) -> list[list[object]]:
