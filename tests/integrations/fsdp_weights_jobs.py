@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 import gradwire
-from tests.integrations.fsdp_rank_mesh_jobs import Blocks, backward, build, train
+from tests.integrations.fsdp_rank_grid_jobs import Blocks, backward, build, train
 from tests.integrations.jobs import answers
 
 CODES = ("blockwise8", "fp8", "bf16", "blockwise8:block=16")

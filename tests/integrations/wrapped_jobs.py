@@ -22,7 +22,7 @@ import gradwire
 from gradwire.errors import GroupError
 from gradwire.integrations.process_group import CompressingGroup
 from tests.integrations.fsdp_factor_jobs import divide
-from tests.integrations.fsdp_rank_mesh_jobs import Blocks, backward, gradients
+from tests.integrations.fsdp_rank_grid_jobs import Blocks, backward, gradients
 from tests.integrations.jobs import answers, batch, model_of
 
 CODES = ("bf16-fp32sum", "fp8-two-phase", "blockwise8", "qsgd:bits=4")

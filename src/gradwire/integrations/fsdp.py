@@ -34,7 +34,7 @@ from gradwire.integrations._dropped import DroppedGradients
 from gradwire.integrations._gather_waits import GatherWaits
 from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._module_group import ModuleGroupBackward
-from gradwire.integrations._rank_mesh import InnerReduceScatter, RankMesh, agreed_along, cut_of, grid_of
+from gradwire.integrations._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.integrations._resharding import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
@@ -166,7 +166,7 @@ class FSDPState(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
-        self._stalls = GatherWaits(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
+        self._gather_waits = GatherWaits(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
         trained = {id(param): param for param in sharded.values() if param.requires_grad}
         self.dropped = DroppedGradients(self.exchange, trained, DROPPED, hooks=False)
         for module, group in groups:
@@ -179,12 +179,12 @@ class FSDPState(ShardedState):
         return max(getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1) for group in self._groups)
 
     def stalls(self) -> tuple[tuple[Moment, Moment], ...]:
-        return self._stalls.taken()
+        return self._gather_waits.taken()
 
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         super().close()
-        self._stalls.leave()
+        self._gather_waits.leave()
         for wire in self._wires.values():
             wire.worker.close()
         for hook in self._hooks:
@@ -264,7 +264,7 @@ class FSDPState(ShardedState):
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
-    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankMesh) -> None:
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankGrid) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
         detach(module, group)
@@ -277,11 +277,11 @@ class FSDPState(ShardedState):
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
-        turns = ModuleGroupBackward(group) if len(group.modules) > 1 else None
+        together = ModuleGroupBackward(group) if len(group.modules) > 1 else None
 
         def trained() -> list[Sharded]:
             params = group.fsdp_params
-            ready = turns.ready() if turns is not None else params
+            ready = together.ready() if together is not None else params
             # From torch 2.15 on gradients of one dtype lie together in what FSDP reduces.
             order = getattr(group, "_reduce_scatter_param_indices", range(len(params)))
             return [cuts[i] for i in order if params[i].sharded_param.requires_grad and params[i] in ready]
@@ -293,7 +293,7 @@ class FSDPState(ShardedState):
             unread = partial(read_at_the_end, group)
             group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own, unread)
             if self.exchange.pilot is not None:
-                self._stalls.watch(group)
+                self._gather_waits.watch(group)
             return
         inner = InnerReduceScatter(group._reduce_scatter_comm, lambda: self.exchange.pilot is not None)
         module.set_custom_reduce_scatter(cast(Any, inner))
@@ -324,7 +324,7 @@ class FSDPState(ShardedState):
             self._wires[ranks] = WeightWire(code, policy, group, self._timeout, device, self._gathers)
         return self._wires[ranks]
 
-    def _inner(self, group: dist.ProcessGroup, grid: RankMesh) -> Channel | None:
+    def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
         """The channel of modules that are sharded over some of the ranks; None if over all."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if len(ranks) == grid.shard.size():
@@ -421,7 +421,7 @@ def info_of(group: Any) -> Any:
     return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
 
 
-def take_over(group: Any, grid: RankMesh) -> Any:
+def take_over(group: Any, grid: RankGrid) -> Any:
     """Restrict FSDP's reduction of a module's gradients to the shards.
 
     Returns:
@@ -546,7 +546,7 @@ def parameter_groups(module: FSDPModule) -> Sequence[Any]:
 def check_model(
     groups: Sequence[tuple[FSDPModule, Any]],
     sharded: Mapping[str, Any],
-    grid: RankMesh,
+    grid: RankGrid,
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:

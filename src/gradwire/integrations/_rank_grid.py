@@ -29,11 +29,11 @@ from gradwire.metrics import Metrics
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["InnerReduceScatter", "RankMesh", "agreed_along", "cut_of", "grid_of", "one_line"]
+__all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of", "one_line"]
 
 
 @dataclass(frozen=True)
-class RankMesh:
+class RankGrid:
     """The place of this rank in the grid.
 
     Args:
@@ -55,7 +55,7 @@ class RankMesh:
 
 def grid_of(
     infos: Sequence[Any], sharded: Mapping[str, Any], replicate: DeviceMesh | Literal[False] | None
-) -> RankMesh:
+) -> RankGrid:
     """Find the place of this rank on the mesh of a module.
 
     Args:
@@ -82,7 +82,7 @@ def grid_of(
         if not ours.issuperset(whole.mesh[tuple(at)].tolist()):
             beside.append(whole.get_group(dim))
             part, parts = part * whole.size(dim) + own, parts * whole.size(dim)
-    return RankMesh(shard, outer, native, beside, part, parts)
+    return RankGrid(shard, outer, native, beside, part, parts)
 
 
 def one_line(mesh: DeviceMesh, dim: int) -> DeviceMesh:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_rank_mesh_jobs import (
+from tests.integrations.fsdp_rank_grid_jobs import (
     CASES,
     CONTEXT,
     CUBES,
