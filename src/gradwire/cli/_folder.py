@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -53,6 +54,10 @@ class Folder(CommandGroup):
         if cmd_name not in self.list_commands(ctx):
             return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
+        # What was loaded stays to the end; a last collection would look through it for half a second.
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         # Until here Ctrl-C ended the program at once; from now on it is an exception, which a command may answer.
         interrupt_again()
         return command

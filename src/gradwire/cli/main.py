@@ -29,9 +29,6 @@ def main() -> None:
                 raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         from gradwire.cli._folder import app
 
-        # The loaded modules stay to the end; a last collection would look through them for half a second.
-        gc.freeze()
-        gc.enable()
         app(prog_name="gradwire")
     except KeyboardInterrupt:
         stopped()
