@@ -20,7 +20,7 @@ from gradwire.testing.simulation.disk import Files
 from gradwire.testing.simulation.faults import CLASSES
 from gradwire.testing.simulation.machine import SimulatedMachine
 from gradwire.testing.simulation.network import Network
-from gradwire.testing.simulation.run import Case, run
+from gradwire.testing.simulation.run import Case
 from gradwire.testing.simulation.scheduler import Scheduler
 from gradwire.testing.simulation.workload import SimulatedTraining
 
@@ -28,12 +28,12 @@ from gradwire.testing.simulation.workload import SimulatedTraining
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("seed", range(2))
 def test_each_class_of_faults(name, seed):
-    assert run(case := Case.draw(seed, name)).violations == [], str(case)
+    assert (case := Case.draw(seed, name)).run().violations == [], str(case)
 
 
 @pytest.mark.parametrize("name", Case.triples(0))
 def test_each_pair_of_classes_with_a_third_one(name):
-    assert run(case := Case.draw(0, name)).violations == [], str(case)
+    assert (case := Case.draw(0, name)).run().violations == [], str(case)
 
 
 def test_each_pair_is_in_a_triple_and_each_triple_comes():
@@ -51,7 +51,7 @@ def test_over_64_workers():
     work = SimulatedTraining(workers=65, steps=2, pace=2.0)
     case = Case.draw(1, "stop-server", work)
     assert case.faults[0].seconds > 8
-    assert run(case).violations == []
+    assert case.run().violations == []
 
 
 FOUND = [
@@ -69,21 +69,21 @@ FOUND = [
 
 @pytest.mark.parametrize("line", FOUND)
 def test_what_was_found_is_mended(line):
-    assert run(Case.parse(line)).violations == []
+    assert Case.parse(line).run().violations == []
 
 
 CASES = [Case.draw(seed, name) for seed, name in enumerate(["cut+kill-server", "stall+torn", "kill-worker+stop-both"])]
 DIGESTS = """
 import sys
-from gradwire.testing.simulation.run import Case, run
+from gradwire.testing.simulation.run import Case
 for line in sys.argv[1:]:
-    print(run(Case.parse(line)).digest)
+    print(Case.parse(line).run().digest)
 """
 
 
 def test_a_case_repeats_itself():
-    first = [run(case).digest for case in CASES]
-    assert [run(Case.parse(str(case))).digest for case in CASES] == first
+    first = [case.run().digest for case in CASES]
+    assert [Case.parse(str(case)).run().digest for case in CASES] == first
     command = [sys.executable, "-c", DIGESTS, *map(str, CASES)]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
@@ -91,12 +91,12 @@ def test_a_case_repeats_itself():
 
 
 def test_another_seed_is_another_run():
-    assert len({run(Case(seed, SimulatedTraining(steps=2))).digest for seed in range(3)}) == 3
+    assert len({Case(seed, SimulatedTraining(steps=2)).run().digest for seed in range(3)}) == 3
 
 
 def found(name, count=12, work=None):
     """The violations of some seeds of a class."""
-    return [text for seed in range(count) for text in run(Case.draw(seed, name, work)).violations]
+    return [text for seed in range(count) for text in Case.draw(seed, name, work).run().violations]
 
 
 ASYNC = SimulatedTraining(workers=2, sync=False, steps=4, pace=0.3)

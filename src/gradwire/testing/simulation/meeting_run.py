@@ -99,11 +99,6 @@ class MeetingCase(SimulatedCase):
     classes = CLASSES
 
     def run(self, log: bool = False) -> RunOutcome:
-        """Run the case.
-
-        Args:
-            log: true: keep all that happens as text.
-        """
         return MeetingSimulation(self, log).run()
 
 

@@ -29,7 +29,7 @@ from gradwire.testing.simulation.faults import CLASSES, NEEDS
 from gradwire.testing.simulation.machine import SimulatedMachine
 from gradwire.testing.simulation.workload import TIMEOUT, SimulatedTraining, gaps, train
 
-__all__ = ["Case", "RunOutcome", "run"]
+__all__ = ["Case"]
 
 DEATH = 6.0
 """Seconds of silence from which on an error may say that a worker is silent: the store's ``dead_after``, 8, without
@@ -57,11 +57,6 @@ class Case(SimulatedCase):
     needs = NEEDS
 
     def run(self, log: bool = False) -> RunOutcome:
-        """Run the case.
-
-        Args:
-            log: true: keep all that happens as text.
-        """
         return StoreSimulation(self, log).run()
 
 
@@ -395,13 +390,3 @@ def reference(work: SimulatedTraining) -> dict[tuple[int, int, str], Tensor]:
             staleness=-1,
         )
     )
-
-
-def run(case: Case, log: bool = False) -> RunOutcome:
-    """Run a case.
-
-    Args:
-        case: case to run.
-        log: true: keep all that happens as text.
-    """
-    return case.run(log)
