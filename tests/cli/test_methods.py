@@ -3,12 +3,14 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from gradwire import registry
 from gradwire.bench.catalogue import describe
-from gradwire.cli._method_files import described_methods
+from gradwire.cli._method_files import DescribedMethod, described_methods, foreign
 
 
 def expected():
@@ -36,6 +38,30 @@ def test_every_method_is_described_as_its_class_is(gradwire):
             with contextlib.suppress(ValueError, SyntaxError):  # of a constant's name
                 assert ast.literal_eval(text) == defaults[name]
     assert [each.name for each in described_methods()] == list(registry.names("compressors"))
+
+
+ELSEWHERE = """
+class Other:
+    name = "other"
+
+class Mine:
+    \"\"\"Send nothing.\"\"\"
+
+    share: float = 0.5
+    name = "mine"
+"""
+
+
+@pytest.mark.parametrize("place", ["alone_elsewhere.py", "all_elsewhere/__init__.py", "some_elsewhere/inside/mine.py"])
+def test_a_method_of_another_package_is_described_wherever_it_is(place, tmp_path, monkeypatch):
+    file = tmp_path / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(ELSEWHERE)
+    module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = foreign(EntryPoint("mine", f"{module}:Mine", "gradwire.compressors"), "elsewhere")
+    assert told == DescribedMethod("mine", "elsewhere", "Send nothing.", {"share": "0.5"})
+    assert module not in sys.modules
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["methods"], ["help"], ["version"], ["launch", "--help"]])

@@ -50,7 +50,7 @@ FRAMEWORKS = {
 
 WITHOUT = f"""
 import importlib, os, sys
-import gradwire
+import gradwire.integrations.ddp
 for package, (module, _) in {FRAMEWORKS!r}.items():
     child = os.fork()
     if not child:
