@@ -253,7 +253,7 @@ def to_config(obj: Any) -> dict[str, Any]:
     """Convert a registered object to plain JSON values: its name and its parameters.
 
     A parameter that was added when others had been written down already, with ``metadata={"later": True}``, is left out
-    at its default: so frames and the ids of recorded runs stay what they were.
+    at its default: so the ids of recorded runs stay what they were.
     """
     values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
     for field in dataclasses.fields(obj):
