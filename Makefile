@@ -10,15 +10,16 @@ BIN := .venv/bin
 # With TORCH another version than that of constraints.txt is installed, and the Triton that belongs to it.
 PINS := $(if $(TORCH),sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d',cat) constraints.txt > .venv/constraints.txt
 PIP := $(PINS) && $(BIN)/pip install --disable-pip-version-check -c .venv/constraints.txt
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f; find src -name '*.cc' -o -name '*.h')
+SOURCES := pyproject.toml lab/pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f; find src -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo convergence test test-frameworks lint format tables docs test-neon build test-build wheels release-check clean
+.PHONY: help demo convergence test test-lab test-frameworks lint format tables docs test-neon build test-build wheels release-check clean
 
 help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
 	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods.md (hours on 2 cores)'
-	@echo 'make test      lint, type check and run the whole suite (PYTEST="-k ddp")'
+	@echo 'make test      lint, type check and run the tests of the library (PYTEST="-k ddp")'
+	@echo 'make test-lab  run the tests of the laboratory: benchmarks, emulated links, the advisor, reports, their commands'
 	@echo 'make test-frameworks  run the tests that need JAX, Keras, Lightning, Hugging Face, dashboards or Triton (installs them: 3 GB)'
 	@echo 'make lint      run ruff and mypy, and check the pre-commit configuration'
 	@echo 'make format    format the code, and let ruff fix what it can'
@@ -31,16 +32,20 @@ help:
 	@echo 'make release-check TAG=v1.2.3  check that the version is the same everywhere'
 	@echo 'make clean     remove everything that these commands made, including .venv'
 
-demo: .venv/.bench
+demo: .venv/.lab
 	$(BIN)/gradwire demo $(DEMO)
 
-convergence: .venv/.bench
-	$(BIN)/gradwire check convergence --json src/gradwire/advise/convergence.json --markdown docs/methods.md
+convergence: .venv/.lab
+	$(BIN)/gradwire check convergence --json lab/src/gradwire_lab/advise/convergence.json --markdown docs/methods.md
 
 # OMP_WAIT_POLICY lets waiting OpenMP threads sleep: every core has a worker of pytest, and a thread that spins would
 # keep the core from the thread for which it waits.
 test: lint
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
+
+# The laboratory's own tests, and the commands of the pages, most of which are its.
+test-lab: .venv/.test
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --dist loadscope --doctest-modules lab/src lab/tests $(PYTEST)
 
 # Each worker takes whole files, because all tests of a file share what its ranks have trained.
 test-frameworks: .venv/.frameworks
@@ -69,8 +74,9 @@ test-neon:
 # system on which it runs; libgomp stays outside, because torch brings it.
 build: .venv/.build
 	rm -rf dist build/dist
-	$(BIN)/python -m build --outdir build/dist .
 	mkdir -p dist
+	$(BIN)/python -m build --outdir build/dist .
+	$(BIN)/python -m build --outdir dist lab
 	mv build/dist/*.tar.gz dist/
 	if [ "$$(uname -s)" = Linux ]; then PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 -w dist build/dist/*.whl; \
 	else mv build/dist/*.whl dist/; fi
@@ -90,7 +96,7 @@ release-check:
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -98,18 +104,18 @@ clean:
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-.venv/.bench: .venv/.made $(SOURCES)
-	$(PIP) -e '.[bench]'
+.venv/.lab: .venv/.made $(SOURCES)
+	$(PIP) -e . -e ./lab
 	@touch $@
 
-# The extra test contains the extra bench, so the demo need not install again.
+# The tests need the laboratory too, so the demo need not install again.
 .venv/.test: .venv/.made $(SOURCES)
-	$(PIP) -e '.[test]'
-	@touch .venv/.bench $@
+	$(PIP) -e '.[test]' -e ./lab
+	@touch .venv/.lab $@
 
 .venv/.frameworks: .venv/.made $(SOURCES)
-	$(PIP) -e '.[test-frameworks]'
-	@touch .venv/.bench .venv/.test $@
+	$(PIP) -e '.[test-frameworks]' -e ./lab
+	@touch .venv/.lab .venv/.test $@
 
 .venv/.docs: .venv/.made $(SOURCES)
 	$(PIP) -e '.[docs]'

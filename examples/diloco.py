@@ -20,7 +20,7 @@ import gradwire
 try:
     from sklearn.datasets import load_digits
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}: pip install '.[bench]'") from None
+    raise SystemExit(f"{error}: pip install scikit-learn") from None
 
 
 def main() -> None:

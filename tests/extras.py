@@ -10,14 +10,24 @@ import os
 import tomllib
 from functools import cache
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.house.source import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+def project(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+PROJECT = project(ROOT)
+LAB = "lab"
+"""The laboratory, which counts as an extra here: ``pip install . ./lab``."""
+EXTRAS: dict[str, list[str]] = {**PROJECT["optional-dependencies"], LAB: ["gradwire-lab"]}
 
 
 @cache
@@ -33,6 +43,8 @@ def brought(*extras: str) -> frozenset[str]:
             asked.add((name, extra))
             if name == "gradwire":
                 left += [Requirement(text) for text in EXTRAS.get(extra, ())]
+            elif name == "gradwire-lab":
+                left += [Requirement(text) for text in project(ROOT / "lab")["dependencies"]]
             else:
                 needed = [Requirement(text) for text in requirements(name)]
                 left += [each for each in needed if each.marker is None or each.marker.evaluate({"extra": extra})]
@@ -50,7 +62,8 @@ def requirements(name: str) -> list[str]:
 @cache
 def modules() -> dict[str, frozenset[str]]:
     """Each module's first name, and the distributions that have it."""
-    found = metadata.packages_distributions()
+    # The files of an editable install do not tell.
+    found = {**metadata.packages_distributions(), "gradwire_lab": ["gradwire-lab"]}
     return {name: frozenset(canonicalize_name(each) for each in owners) for name, owners in found.items()}
 
 

@@ -19,20 +19,20 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from gradwire.experiments import launch
 from gradwire.kvstore.launch.remote import Machine, new_lines, pump
 from gradwire.testing import processes
+from gradwire_lab.experiments import launch
 
 IMPORTED = [
     *processes.PRELOAD,
     "gradwire.kvstore.worker.store",
     "gradwire.cli.main",
-    "gradwire.cli.server",
-    "gradwire.cli.launch",
-    "gradwire.cli.meeting",
-    "gradwire.experiments.convergence",
-    "gradwire.experiments.replay",
-    "gradwire.experiments.sweep",
+    "gradwire.cli.commands.server",
+    "gradwire.cli.commands.launch",
+    "gradwire.cli.commands.meeting",
+    "gradwire_lab.experiments.convergence",
+    "gradwire_lab.experiments.replay",
+    "gradwire_lab.experiments.sweep",
     "sklearn.datasets",
     "tests.frozen",
 ]

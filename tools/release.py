@@ -1,6 +1,6 @@
 """Compare the version of a release wherever it is written: ``python tools/release.py v1.2.3``.
 
-The tag names it; pyproject.toml, CITATION.cff and a dated section of CHANGELOG.md have to agree.
+The tag names it; both pyproject.toml (lab/ has one), CITATION.cff and a dated section of CHANGELOG.md have to agree.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ def disagreements(tag: str, root: Path = ROOT) -> list[str]:
     if found is None:
         return [f"the tag must be v and a version, as v1.2.3 or v1.2.3rc1, got {tag!r}"]
     version = found[1]
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wrong = []
-    if project["version"] != version:
-        wrong.append(f"pyproject.toml has version {project['version']!r}, and the tag is {tag}: change one of them")
+    for file in ("pyproject.toml", "lab/pyproject.toml"):
+        project = tomllib.loads((root / file).read_text(encoding="utf-8"))["project"]
+        if project["version"] != version:
+            wrong.append(f"{file} has version {project['version']!r}, and the tag is {tag}: change one of them")
+    if f"gradwire[cli,kvstore]=={version}" not in project["dependencies"]:
+        wrong.append(f"lab/pyproject.toml must depend on gradwire[cli,kvstore]=={version}")
     if f"\nversion: {version}\n" not in (root / "CITATION.cff").read_text(encoding="utf-8"):
         wrong.append(f"CITATION.cff must have the line 'version: {version}'")
     heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$"

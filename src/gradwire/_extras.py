@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["declared", "extra_of", "install", "needs", "remedy", "source"]
+__all__ = ["declared", "extra_of", "install", "laboratory", "needs", "remedy", "source"]
 
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "zmq": "pyzmq"}
+_DISTRIBUTIONS = {"zmq": "pyzmq"}
 """Import name to distribution, where they differ by more than a hyphen: a package that is missing cannot be asked."""
 
 _NAMED = "gradwire @ "
@@ -78,6 +78,22 @@ def install(extra: str) -> str:
     return f"pip install {'-e ' if editable else ''}{shlex.quote(what)}"
 
 
+def laboratory() -> str:
+    """The command that installs the laboratory of this gradwire, ``lab/`` of its repository.
+
+    >>> laboratory().startswith("pip install ")
+    True
+    """
+    place, editable = source()
+    folder = Path(place, "lab")
+    if folder.is_dir():
+        return f"pip install {'-e ' if editable else ''}{shlex.quote(str(folder))}"
+    if place.startswith(f"{_NAMED}git+"):
+        address = place.removeprefix(_NAMED).partition("#")[0]
+        return f"pip install {shlex.quote(f'gradwire-lab @ {address}#subdirectory=lab')}"
+    return "pip install gradwire-lab"
+
+
 @cache
 def declared() -> dict[str, list[str]]:
     """Map each extra to its distributions, from the installed metadata; an extra that includes another lists only its
@@ -104,8 +120,8 @@ def extra_of(module: str) -> str | None:
     Returns:
         The extra's name; None: no extra of gradwire brings it.
 
-    >>> extra_of("zmq.auth"), extra_of("PIL.Image"), extra_of("torch")
-    ('kvstore', 'bench', None)
+    >>> extra_of("zmq.auth"), extra_of("torch")
+    ('kvstore', None)
     """
     top = module.partition(".")[0]
     wanted = _bare(_DISTRIBUTIONS.get(top, top))

@@ -280,4 +280,4 @@ def from_config(kind: str, config: Mapping[str, Any]) -> Any:
 
 
 def _singular(kind: str) -> str:
-    return {"compressors": "compressor", "comm": "strategy", "experiments.tasks": "task"}.get(kind, kind)
+    return {"compressors": "compressor", "comm": "strategy"}.get(kind, kind)

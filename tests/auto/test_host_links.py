@@ -14,8 +14,8 @@ from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.exchange.exchange import Named
 from gradwire.testing.processes import run_ranks
+from lab.tests.auto.test_traffic import NUMEL, PARAMS, asked
 from tests.auto import jobs
-from tests.auto.test_traffic import NUMEL, PARAMS, asked
 
 
 def wire(**changed: Any) -> HostWire:

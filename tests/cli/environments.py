@@ -56,6 +56,11 @@ def inside(environment, pipe):
     os.environ["GRADWIRE_TEST_MODULES"] = ",".join(environment["modules"])
     os.environ["GRADWIRE_TEST_DISTRIBUTIONS"] = ",".join(environment["distributions"])
     sitecustomize.hide(environment["modules"], environment["distributions"])
+    if "gradwire_lab" not in environment["modules"]:
+        from gradwire_lab.experiments import launch
+
+        # Workers fork from a process that has loaded torch, and find what it finds.
+        launch.LaunchConfig = functools.partial(launch.LaunchConfig, start_method="fork")
     results = []
     for arguments in environment["calls"]:
         begun = time.monotonic()
@@ -68,10 +73,8 @@ def inside(environment, pipe):
 def main():
     import torch._dynamo  # noqa: F401
 
-    from gradwire.experiments import launch
+    import gradwire  # noqa: F401
 
-    # Workers fork from a process that has loaded torch, and find what it finds.
-    launch.LaunchConfig = functools.partial(launch.LaunchConfig, start_method="fork")
     for environment in json.loads(Path(sys.argv[1]).read_text()):
         reader, writer = os.pipe()
         child = os.fork()

@@ -10,11 +10,13 @@ import click
 import pytest
 from packaging.utils import canonicalize_name
 
-from gradwire._extras import declared, extra_of, install
-from gradwire.cli._folder import app
-from tests.extras import EXTRAS, brought, hidden, modules, variables
+import gradwire_lab.commands
+from gradwire._extras import declared, extra_of, install, laboratory
+from gradwire.cli._folder import LABORATORY, app
+from gradwire.registry import names_in
+from lab.tests.report.made import replayed
+from tests.extras import EXTRAS, LAB, brought, hidden, modules, variables
 from tests.house.source import ROOT
-from tests.report.made import replayed
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -23,34 +25,34 @@ ENVIRONMENTS = [*ALONE, ("cli", "kvstore")]
 """The last one is what a page tells users of `gradwire launch` to install."""
 
 CALLS = {
-    "advise": (["--model", "resnet9", "--small", "--compute", "0.01", "--codec", "1,1"], "cli"),
-    "bench codec": (["--method", "topk", "--size", "4096", "--repeats", "1"], "cli"),
-    "bench exchange": (["--device", "meta", "--model", "5000", "--method", "bf16", "--budget", "0.01"], "cli"),
-    "bench kvstore": (["--network", "64", "--devices", "1", "--num-batches", "1"], "kvstore"),
-    "check advise": (["--link", "none"], "cli"),
-    "check auto": (["--link", "fast"], "cli"),
-    "check convergence": (["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"], "bench"),
-    "check gpu": (["--method", "nonesuch"], "cli"),
-    "check meeting": (["--fault-class", "nonesuch"], "kvstore"),
-    "check soak": (["--minutes", "0", "--steps", "0"], "cli"),
-    "check store": (["--fault-class", "nonesuch"], "kvstore"),
-    "demo": (["--epochs", "1"], "bench"),
+    "advise": (["--model", "resnet9", "--small", "--compute", "0.01", "--codec", "1,1"], LAB),
+    "bench codec": (["--method", "topk", "--size", "4096", "--repeats", "1"], LAB),
+    "bench exchange": (["--device", "meta", "--model", "5000", "--method", "bf16", "--budget", "0.01"], LAB),
+    "bench kvstore": (["--network", "64", "--devices", "1", "--num-batches", "1"], LAB),
+    "check advise": (["--link", "none"], LAB),
+    "check auto": (["--link", "fast"], LAB),
+    "check convergence": (["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"], LAB),
+    "check gpu": (["--method", "nonesuch"], LAB),
+    "check meeting": (["--fault-class", "nonesuch"], LAB),
+    "check soak": (["--minutes", "0", "--steps", "0"], LAB),
+    "check store": (["--fault-class", "nonesuch"], LAB),
+    "demo": (["--epochs", "1"], LAB),
     "doctor": ([], "cli"),
-    "help": (["bench", "codec"], "cli"),
+    "help": (["methods"], "cli"),
     "keygen": (["FOLDER/keys", "--workers", "1"], "kvstore"),
     "launch": (["-n", "1", "--", sys.executable, "-c", "pass"], "kvstore"),
     "meeting": (["--bind", "nowhere"], "cli"),
     "methods": ([], "cli"),
-    "models": ([], "cli"),
-    "netlab check": (["--rate", "fast"], "cli"),
-    "netlab down": (["nonesuch"], "cli"),
-    "netlab status": ([], "cli"),
-    "netlab up": (["--rate", "fast"], "cli"),
-    "replay": (["lstm", "--small", "--link", "fast", "--baseline"], "cli"),
-    "report": (["FOLDER/rows.jsonl", "-o", "FOLDER/page.html"], "bench"),
+    "models": ([], LAB),
+    "netlab check": (["--rate", "fast"], LAB),
+    "netlab down": (["nonesuch"], LAB),
+    "netlab status": ([], LAB),
+    "netlab up": (["--rate", "fast"], LAB),
+    "replay": (["lstm", "--small", "--link", "fast", "--baseline"], LAB),
+    "report": (["FOLDER/rows.jsonl", "-o", "FOLDER/page.html"], LAB),
     "server": (["--workers", "1", "--bind", "nowhere"], "kvstore"),
-    "sweep": (["FOLDER/suite.toml", "--results", "FOLDER/results.jsonl", "--dry-run"], "bench"),
-    "train": (["classification", "--epochs", "1"], "bench"),
+    "sweep": (["FOLDER/suite.toml", "--results", "FOLDER/results.jsonl", "--dry-run"], LAB),
+    "train": (["classification", "--epochs", "1"], LAB),
     "version": ([], "cli"),
 }
 """One call of each command, and the extra that it needs. A command that would run for long where nothing is missing is
@@ -71,11 +73,11 @@ REFUSED = {
     "server",
 }
 LONG = {
-    "advise": [("cli",)],
-    "bench codec": [("cli",)],
+    "advise": [(LAB,)],
+    "bench codec": [(LAB,)],
     "check convergence": [],
     "train": [],
-    "demo": [("bench",)],
+    "demo": [(LAB,)],
     "launch": [("cli", "kvstore")],
 }
 """They start processes, or measure: they run in these environments alone, and where they end because something is
@@ -91,6 +93,11 @@ def commands(group=app, name=()):
 
 
 NAMES = list(commands())
+
+
+def remedy(extra):
+    """What a command says to install."""
+    return laboratory() if extra == LAB else install(extra)
 
 
 def has(environment, extra):
@@ -137,13 +144,17 @@ def one_line(err):
     return line
 
 
+def test_the_laboratory_joins_the_commands_that_are_known_to_be_its():
+    assert names_in(gradwire_lab.commands.__path__) == LABORATORY
+
+
 def test_every_command_has_a_call():
     assert sorted(CALLS) == sorted(NAMES)
     assert {*REFUSED, *LONG} <= {*CALLS}
     assert {extra for _, extra in CALLS.values()} <= {*EXTRAS}
 
 
-@pytest.mark.parametrize("extra", sorted({extra for _, extra in CALLS.values()}))
+@pytest.mark.parametrize("extra", sorted({extra for _, extra in CALLS.values()} - {LAB}))
 def test_an_extra_is_found_by_the_modules_that_it_brings(extra):
     for name in declared()[extra]:
         imported = [module for module, names in modules().items() if canonicalize_name(name) in names]
@@ -156,7 +167,10 @@ def test_an_extra_is_found_by_the_modules_that_it_brings(extra):
 def test_every_help_is_there_with_the_command_line_alone(ran, environment):
     for name in ("", *NAMES):
         code, out, err = ran[environment, f"{name} --help".strip()]
-        if has(environment, "cli"):
+        if has(environment, "cli") and name.split(" ")[0] in LABORATORY and not has(environment, LAB):
+            assert (code, out) == (2, ""), name
+            assert one_line(err).endswith(f"is a command of the laboratory, which is not installed: {laboratory()}")
+        elif has(environment, "cli"):
             assert (code, err) == (0, ""), name
             assert out.startswith(f"Usage: gradwire {name}".rstrip())
         else:
@@ -164,8 +178,11 @@ def test_every_help_is_there_with_the_command_line_alone(ran, environment):
             assert install("cli") in one_line(err)
     if has(environment, "cli"):
         _, out, _ = ran[environment, "--help"]
-        listed = {line.split()[0] for line in out.partition("Commands:")[2].splitlines() if line.strip()}
-        assert listed >= {name.split()[0] for name in NAMES}
+        listed, _, missing = out.partition("Commands:")[2].partition("Laboratory:")
+        names = {line.split()[0] for line in listed.splitlines() if line.strip()}
+        known = {name.split()[0] for name in NAMES}
+        assert names >= (known if has(environment, LAB) else known - {*LABORATORY})
+        assert (laboratory() in missing.replace("\n    ", "").replace("\n  ", " ")) != has(environment, LAB)
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda names: "+".join(names) or "none")
@@ -178,7 +195,7 @@ def test_a_command_runs_or_names_the_extra_that_it_needs(ran, environment):
         missing = next((each for each in ("cli", extra) if not has(environment, each)), None)
         if missing is not None:
             assert code in (1, 2), name
-            assert install(missing) in one_line(err), name
+            assert remedy(missing) in one_line(err), name
         elif name in REFUSED:
             assert code == 2, name
             assert "pip install" not in err, name
@@ -218,5 +235,6 @@ def test_an_example_says_in_one_line_what_it_lacks():
     for name in said.keys() - lacking_nothing:
         assert "\n" not in said[name]
         commands = [command for extra in EXTRAS for command in (install(extra), f"pip install '.[{extra}]'")]
-        commands += ["pip install 'torchtitan>=0.2.2,<0.3'"]  # A trainer, of which gradwire needs nothing.
+        # A trainer, of which gradwire needs nothing, and the digits.
+        commands += ["pip install 'torchtitan>=0.2.2,<0.3'", "pip install scikit-learn"]
         assert any(command in said[name] for command in commands), said[name]

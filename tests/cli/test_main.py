@@ -1,7 +1,7 @@
 import pytest
 
-from gradwire import cli
 from gradwire._extras import install
+from gradwire.cli import commands
 from gradwire.version import __version__
 
 # Processes that import torch: a busy machine takes minutes for each.
@@ -66,7 +66,7 @@ def test_a_new_file_is_a_new_command(gradwire, tmp_path, monkeypatch):
         "    if name == 'nobody':\n        raise WireError('there is nobody\\nthere')\n"
         "    click.echo('hello ' + name)\n"
     )
-    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     assert gradwire("greet", "world").stdout == "hello world\n"
     refused = gradwire("greet", "nobody")
     assert refused.exit_code == 2

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from gradwire import registry
-from gradwire.bench.catalogue import describe
+from gradwire.catalogue import describe
 from gradwire.cli._method_files import DescribedMethod, described_methods, foreign
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire._files import replace_text
-from gradwire.cli import _output, demo
-from gradwire.cli._output import emit, show
+from gradwire.cli import output
+from gradwire.cli.output import emit, show
+from gradwire_lab.commands import demo
 from tests.forked import Forked
 
 # Processes that import torch: a busy machine takes minutes for each.
@@ -36,7 +37,7 @@ def test_no_number_is_cut_or_broken(monkeypatch, capsys, columns, terminal):
     def console(**options):
         return Console(**{"width": columns, **options}, force_terminal=terminal, color_system=None)
 
-    monkeypatch.setattr(_output, "Console", console)
+    monkeypatch.setattr(output, "Console", console)
     show(table(), "A text of several words that goes on behind the fortieth column.")
     shown = capsys.readouterr().out
     assert all(number in shown for number in NUMBERS)
@@ -47,7 +48,7 @@ def test_no_number_is_cut_or_broken(monkeypatch, capsys, columns, terminal):
 
 
 def test_a_long_name_goes_on_in_the_next_line_of_its_cell(monkeypatch, capsys):
-    monkeypatch.setattr(_output, "Console", lambda **options: Console(**{"width": 24, **options}, force_terminal=True))
+    monkeypatch.setattr(output, "Console", lambda **options: Console(**{"width": 24, **options}, force_terminal=True))
     made = Table("method", "step")
     made.add_row("powersgd:rank=4,min_compression_rate=2", "1,234.5")
     show(made)
@@ -139,7 +140,7 @@ def test_the_demonstration_is_shown_although_its_file_cannot_be_written(gradwire
     def full(path, text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(_output, "replace_text", full)
+    monkeypatch.setattr(output, "replace_text", full)
     done = gradwire("demo", "--json", str(tmp_path / "demo.json"))
     assert done.exit_code == 1
     assert "digits: 2 workers, 1 epoch, 45 steps" in done.stdout

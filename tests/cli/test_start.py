@@ -95,7 +95,7 @@ sys.meta_path.insert(0, Finder())
 """Ctrl-C in a callback, when a module is looked for."""
 
 
-@pytest.mark.parametrize("at", ["torch", "click", "rich", "gradwire.cli._folder", "gradwire.cli.doctor"])
+@pytest.mark.parametrize("at", ["torch", "click", "rich", "gradwire.cli._folder", "gradwire.cli.commands.doctor"])
 def test_ctrl_c_is_not_lost_before_a_subcommand_is_loaded(at: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LOSING, encoding="utf-8")
     ended = subprocess.run(

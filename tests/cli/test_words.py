@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from gradwire.errors import ConfigError
-from gradwire.experiments import models
-from gradwire.experiments.shapes import network_shapes
 from gradwire.version import __version__
+from gradwire_lab.experiments import models
+from gradwire_lab.experiments.shapes import network_shapes
 from tests.forked import Forked
 
 # Processes that import torch: a busy machine takes minutes for each.

@@ -10,7 +10,6 @@ import torch
 
 import gradwire
 from gradwire import registry
-from gradwire.bench.pretended import pretended_exchange
 from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
@@ -19,6 +18,7 @@ from gradwire.group.agree import DIGEST
 from gradwire.group.hosts import own_host
 from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
+from gradwire_lab.bench.pretended import pretended_exchange
 from tests.comm.hierarchical_jobs import BUCKETS, Stage, changing, loaded, means, pretending, saved, set_up
 from tests.comm.jobs import SHAPES, conserved, gradient, numel, run_all
 from tests.integrations.amp_jobs import BAD, scaled

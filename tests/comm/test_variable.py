@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.bench.operations import OperationCount
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
@@ -12,6 +11,7 @@ from gradwire.group.part import Part, Piece, Unit
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.wire import sent_nbytes
+from gradwire_lab.bench.operations import OperationCount
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import NonZero, run_method
 

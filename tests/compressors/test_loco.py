@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from gradwire.bench.catalogue import state_bytes
+from gradwire.catalogue import state_bytes
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.loco import LoCo

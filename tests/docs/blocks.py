@@ -27,7 +27,7 @@ from tests.house.source import ROOT
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?$")
 REASON = re.compile(r"(needs|takes) \S")
 FILE = re.compile(r"[\w-]+\.(py|sh)")
-INSTALL = re.compile(r"pip install '?\.(?:\[([\w,-]+)\])?'?")
+INSTALL = re.compile(r"pip install '?\.(?:\[([\w,-]+)\])?'?(?: \./(lab))?")
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,13 @@ def side(diff: str, sign: str) -> str:
 
 
 def installs(code: str) -> set[str]:
-    """The extras that the lines of an install block bring."""
+    """The extras that the lines of an install block bring; the laboratory counts as one."""
     lines = [line for line in code.splitlines() if "pip install" in line]
     found = [INSTALL.search(line) for line in lines]
     assert lines, f"no line of {code!r} installs"
-    assert all(found), f"{code!r} installs something else than '.' and its extras"
-    return {extra for match in found if match and match[1] for extra in match[1].split(",")}
+    assert all(found), f"{code!r} installs something else than '.' and its extras, and ./lab"
+    given = [group.split(",") for match in found if match for group in match.groups() if group]
+    return {extra for extras in given for extra in extras}
 
 
 @cache

@@ -86,20 +86,20 @@ def run_python(found: list[Block], folder: Path) -> None:
 
 
 TESTED = {
-    "advise": "tests/cli/test_advise.py",
-    "bench codec": "tests/cli/test_bench.py",
-    "bench exchange": "tests/cli/test_bench_exchange.py",
-    "bench kvstore": "tests/cli/test_bench_kvstore.py",
-    "check": "tests/cli/test_check.py",
-    "demo": "tests/demo",
+    "advise": "lab/tests/commands/test_advise.py",
+    "bench codec": "lab/tests/commands/test_bench.py",
+    "bench exchange": "lab/tests/commands/test_bench_exchange.py",
+    "bench kvstore": "lab/tests/commands/test_bench_kvstore.py",
+    "check": "lab/tests/commands/test_check.py",
+    "demo": "lab/tests/demo",
     "launch": "tests/cli/test_launch.py",
     "meeting": "tests/cli/test_meeting.py",
-    "netlab": "tests/cli/test_netlab.py",
-    "replay": "tests/cli/test_replay.py",
-    "report": "tests/cli/test_report.py",
+    "netlab": "lab/tests/commands/test_netlab.py",
+    "replay": "lab/tests/commands/test_replay.py",
+    "report": "lab/tests/commands/test_report.py",
     "server": "tests/kvstore",
-    "sweep": "tests/cli/test_sweep.py",
-    "train": "tests/cli/test_train.py",
+    "sweep": "lab/tests/commands/test_sweep.py",
+    "train": "lab/tests/commands/test_train.py",
     "keygen": "tests/kvstore",
 }
 """Commands that need or take more than the tests of pages have, by their first words, and the tests that run them."""

@@ -1,4 +1,4 @@
-"""The package's source as syntax trees: what the house rules look at."""
+"""The source of the library and of its laboratory as syntax trees: what the house rules look at."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "gradwire"
+PACKAGES = (ROOT / "src" / "gradwire", ROOT / "lab" / "src" / "gradwire_lab")
+NAMES = tuple(package.name for package in PACKAGES)
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of every module and package of gradwire."""
-    return {dotted(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+    """Dotted name -> file, of every module and package."""
+    return {dotted(package, file): file for package in PACKAGES for file in sorted(package.rglob("*.py"))}
 
 
-def dotted(file: Path) -> str:
-    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+def dotted(package: Path, file: Path) -> str:
+    parts = file.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -33,15 +34,16 @@ def tree(module: str) -> ast.Module:
 
 
 def from_imports(module: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of each ``from gradwire... import name`` that runs; what only a type checker reads is left out."""
+    """(module, name) of each ``from gradwire... import name`` that runs, or of its laboratory; what only a type checker
+    reads is left out."""
     for node in executed(tree(module)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "gradwire":
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in NAMES:
             for alias in node.names:
                 yield node.module, alias.name
 
 
 def imported(module: str) -> set[str]:
-    """The gradwire modules that a module imports, wherever in the file."""
+    """The modules of both packages that a module imports, wherever in the file."""
     found = {alias.name for node in executed(tree(module)) if isinstance(node, ast.Import) for alias in node.names}
     for source, name in from_imports(module):
         found.add(f"{source}.{name}" if f"{source}.{name}" in modules() else source)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from gradwire import registry
-from gradwire.bench import catalogue
+from gradwire import catalogue, registry
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 from tests.house import torch_settings

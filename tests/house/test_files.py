@@ -12,7 +12,7 @@ from tests.house.source import ROOT
 
 FILES = [
     file
-    for folder in ("src", "tests", "csrc", "tools", "examples", "benchmarks")
+    for folder in ("src", "tests", "lab", "csrc", "tools", "examples", "benchmarks")
     for file in (ROOT / folder).rglob("*")
     if file.suffix in {".py", ".cc", ".h", ".inc"}
 ]
@@ -46,5 +46,5 @@ def test_every_variant_has_a_test_of_its_name(kind: str) -> None:
 
 def test_commands_of_the_newcomer_are_what_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert script[-3:] == ["make test", "make test-frameworks", "make test-build"]
+    assert script[-4:] == ["make test", "make test-lab", "make test-frameworks", "make test-build"]
     assert Path(ROOT / ".ci" / "run").stat().st_mode & 0o111

@@ -45,42 +45,51 @@ LAYERS = (
     ("rounds",),
     ("",),
     ("testing",),
-    ("netlab",),
-    # What a measurement is made of: the machine, numbers, arrays, and what stands beside it.
-    (
-        *("bench", "bench.buckets", "bench.catalogue", "bench.hooks", "bench.machine", "bench.operations"),
-        *("bench.pretended", "bench.reference", "bench.statistics", "bench.triad", "bench.workload"),
-        *("bench._busy_process", "bench.neighbours", "bench.answers", "bench.mxnet_environment", "bench.peer_venv"),
-    ),
-    # Processes, and the steps that are timed.
-    ("bench._mxnet_worker", "bench._store_worker", "bench.busy", "bench.peer_process", "bench.steps"),
-    ("bench.budget", "bench.storegroup", "bench.verify"),
-    ("bench.mxnet_group",),
-    # What is measured; none of these knows another.
-    (
-        *("bench.bandwidth", "bench.codec", "bench.device_times", "bench.exchange", "bench.goals"),
-        *("bench.gpu_kernels", "bench.peers", "bench.store_comparison", "bench.store_over_link"),
-    ),
-    ("experiments",),
-    ("advise", "report"),
+    ("catalogue",),
     ("cli",),
     ("__main__",),
+    # The laboratory, which the library never imports.
+    ("lab.",),
+    ("lab.netlab",),
+    # What a measurement is made of: the machine, numbers, arrays, and what stands beside it.
+    (
+        *("lab.bench", "lab.bench.buckets", "lab.bench.hooks", "lab.bench.machine", "lab.bench.operations"),
+        *("lab.bench.pretended", "lab.bench.reference", "lab.bench.statistics", "lab.bench.triad"),
+        *("lab.bench._busy_process", "lab.bench.answers", "lab.bench.mxnet_environment", "lab.bench.neighbours"),
+        *("lab.bench.peer_venv", "lab.bench.workload"),
+    ),
+    # Processes, and the steps that are timed.
+    (
+        *("lab.bench._mxnet_worker", "lab.bench._store_worker", "lab.bench.busy", "lab.bench.peer_process"),
+        "lab.bench.steps",
+    ),
+    ("lab.bench.budget", "lab.bench.storegroup", "lab.bench.verify"),
+    ("lab.bench.mxnet_group",),
+    # What is measured; none of these knows another.
+    (
+        *("lab.bench.bandwidth", "lab.bench.codec", "lab.bench.device_times", "lab.bench.exchange", "lab.bench.goals"),
+        *("lab.bench.gpu_kernels", "lab.bench.peers", "lab.bench.store_comparison", "lab.bench.store_over_link"),
+    ),
+    ("lab.experiments",),
+    ("lab.advise", "lab.report"),
+    ("lab.commands",),
 )
 """Lowest first. A name is a module or a folder of gradwire, or one in such a folder; the empty one is
-``gradwire/__init__.py``."""
+``gradwire/__init__.py``. Those of the laboratory begin with "lab."."""
 
 VARIANTS = (
-    "compressors",
-    "memory",
-    "comm",
-    "integrations",
-    "optim",
-    "bench.peers",
-    "experiments.models",
-    "experiments.data",
-    "experiments.tasks",
-    "report",
-    "cli",
+    "gradwire.compressors",
+    "gradwire.memory",
+    "gradwire.comm",
+    "gradwire.integrations",
+    "gradwire.optim",
+    "gradwire.cli.commands",
+    "gradwire_lab.bench.peers",
+    "gradwire_lab.experiments.models",
+    "gradwire_lab.experiments.data",
+    "gradwire_lab.experiments.tasks",
+    "gradwire_lab.report",
+    "gradwire_lab.commands",
 )
 """Folders of one variant in each file."""
 
@@ -96,14 +105,16 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 def part(module: str) -> str:
     """The layer's name for a module: ``gradwire.comm.base`` is in ``comm``."""
-    inside = ".".join(module.split(".")[1:3])
-    return inside if inside in LEVEL else inside.partition(".")[0]
+    package, *parts = module.split(".")
+    own = "lab." if package == "gradwire_lab" else ""
+    inside = own + ".".join(parts[:2])
+    return inside if inside in LEVEL else own + ".".join(parts[:1])
 
 
 def test_every_module_of_the_bench_has_a_floor() -> None:
     """A module of the bench that has no floor of its own could import whatever it likes."""
-    inside = {name for name in modules() if name.startswith("gradwire.bench.")}
-    assert {name for name in inside if part(name) == "bench"} == set()
+    inside = {name for name in modules() if name.startswith("gradwire_lab.bench.")}
+    assert {name for name in inside if part(name) == "lab.bench"} == set()
 
 
 def test_every_part_of_the_package_has_one_layer() -> None:
@@ -123,7 +134,7 @@ def test_a_module_imports_from_below(module: str) -> None:
 
 @pytest.mark.parametrize("folder", VARIANTS)
 def test_siblings_do_not_import_each_other(folder: str) -> None:
-    prefix = f"gradwire.{folder}."
+    prefix = f"{folder}."
     siblings = [name for name in modules() if name.startswith(prefix) and "." not in name.removeprefix(prefix)]
     for module in siblings:
         others = {name.removeprefix(prefix) for name in imported(module) if name in siblings}
@@ -152,7 +163,8 @@ def holder(module: str) -> str | None:
 
 
 def is_outside(module: str, package: str) -> bool:
-    return not f"{module}.".startswith(f"{package}.")
+    """The laboratory has the library's version, and may use what is private to the library as a whole."""
+    return not f"{module}.".startswith((f"{package}.", "gradwire_lab." if package == "gradwire" else f"{package}."))
 
 
 @pytest.mark.parametrize("module", modules())
@@ -166,16 +178,26 @@ def test_a_private_module_stays_in_its_package(module: str) -> None:
     ("module", "other", "outside"),
     [
         ("gradwire.compressors.ternary.terngrad", "gradwire.compressors.levels._rounding", True),
-        ("gradwire.bench.storegroup", "gradwire.bench.peers._process", True),
-        ("gradwire.benchmark", "gradwire.bench._process", True),
+        ("gradwire_lab.bench.storegroup", "gradwire_lab.bench.peers._process", True),
+        ("gradwire_lab.benchmark", "gradwire_lab.bench._process", True),
         ("gradwire.compressors.levels.qsgd", "gradwire.compressors.levels._rounding", False),
         ("gradwire.compressors.levels.qsgd", "gradwire.compressors._entries", False),
-        ("gradwire.bench", "gradwire.bench._process", False),
+        ("gradwire_lab.bench", "gradwire_lab.bench._process", False),
         ("gradwire.compressors.wrappers", "gradwire._extras.signs", False),
     ],
 )
 def test_a_private_module_of_another_package_is_found(module: str, other: str, outside: bool) -> None:
     assert is_outside(module, holder(other) or "") == outside
+
+
+def test_the_library_never_imports_its_laboratory() -> None:
+    library = [module for module in modules() if not module.startswith("gradwire_lab")]
+    assert {module: wrong for module in library if (wrong := imported_lab(module))} == {}
+    assert imported_lab("gradwire_lab.commands.demo")
+
+
+def imported_lab(module: str) -> set[str]:
+    return {name for name in imported(module) if name.startswith("gradwire_lab")}
 
 
 PROTOCOL = [module for module in modules() if module.startswith("gradwire.kvstore.protocol.")]

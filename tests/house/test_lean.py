@@ -20,9 +20,7 @@ HEAVY = (
     "zmq",
     "msgpack",
     "hypothesis",
-    "gradwire.bench",
-    "gradwire.experiments",
-    "gradwire.report",
+    "gradwire_lab",
     "gradwire.cli",
     "gradwire.testing",
     "accelerate",
@@ -68,7 +66,7 @@ for package, (module, _) in {FRAMEWORKS!r}.items():
 STATEMENTS = """
 import torch, torch.distributed, torch.nn.parallel
 import gradwire; [getattr(gradwire, name) for name in gradwire.__all__]
-from gradwire.experiments import models as of; [of.facts(name, small=small) for name in of.names() for small in (0, 1)]
+from gradwire_lab.experiments import models as m; [m.facts(name, small=each) for name in m.names() for each in (0, 1)]
 """
 
 
@@ -90,7 +88,7 @@ def test_importing_gradwire_loads_nothing_heavy_on_top_of_torch() -> None:
 
 def test_the_sizes_of_models_are_found_without_torchs_compiler() -> None:
     _, _, added_by_models = added()
-    assert "gradwire.experiments.models.gpt2" in added_by_models
+    assert "gradwire_lab.experiments.models.gpt2" in added_by_models
     assert not [name for name in added_by_models if name.startswith(("torch._dynamo", "sympy"))]
 
 
@@ -108,7 +106,7 @@ def test_the_core_depends_on_torch_and_numpy_alone() -> None:
 def test_the_extras_are_there() -> None:
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
-    assert {"bench", "kvstore", "test", "docs"} <= set(extras)
+    assert {"cli", "kvstore", "test", "docs"} <= set(extras)
 
 
 def test_every_extra_is_on_the_page_that_says_how_to_install() -> None:

@@ -26,6 +26,8 @@ PARTS = (
     "examples",
     *(file.name for file in ROOT.glob("*.md")),
     "pyproject.toml",
+    "conftest.py",
+    "lab",
     ".ci",
 )
 TESTED = (
@@ -85,7 +87,7 @@ def _run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the package of the tree: without what leads an installation to the files of this one."""
     installed = [path for path in sys.path if path.endswith("site-packages")]
     places = {
-        "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree), *installed]),
+        "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree / "lab" / "src"), str(tree), *installed]),
         "GRADWIRE_KERNELS": "reference",
     }
     return subprocess.run(

@@ -74,10 +74,9 @@ def test_actionlint_finds_nothing_in_the_workflows() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools" / "release.py", tmp_path / "tools")
+    for name in ("pyproject.toml", "lab/pyproject.toml", "CITATION.cff", "CHANGELOG.md", "tools/release.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -100,6 +99,8 @@ def test_a_release_is_refused_with_each_place_that_disagrees(tree: Path) -> None
     (tree / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
     code, said = check(tree, "v9.8.7")
     assert code == 1
-    assert [line.split()[0] for line in said.splitlines()] == ["pyproject.toml", "CITATION.cff", "CHANGELOG.md"]
+    assert [line.split()[0] for line in said.splitlines()] == [
+        *("pyproject.toml", "lab/pyproject.toml", "lab/pyproject.toml", "CITATION.cff", "CHANGELOG.md"),
+    ]
     code, said = check(tree, "9.8.7")
     assert (code, said) == (1, "the tag must be v and a version, as v1.2.3 or v1.2.3rc1, got '9.8.7'\n")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.house.source import modules, tree
+from tests.house.source import NAMES, modules, tree
 
 ANY = "999"
 
@@ -99,7 +99,7 @@ def bound(module: str) -> set[str]:
             found.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_self(node):
             found.add(node.attr)
-        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "gradwire":
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in NAMES:
             found |= {alias.name for alias in node.names}
     return {name for name in found if private(name)}
 

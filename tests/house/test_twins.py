@@ -22,7 +22,7 @@ def twins(files: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield from ((one, two) for one in places for two in named.get(other, ()))
 
 
-@pytest.mark.parametrize("folder", ["src", "tests"])
+@pytest.mark.parametrize("folder", ["src", "tests", "lab/src", "lab/tests"])
 def test_no_two_names_differ_by_an_s(folder: str) -> None:
     files = [str(file.relative_to(ROOT)) for file in sorted((ROOT / folder).rglob("*.py"))]
     assert list(twins(files)) == []

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from gradwire import kvstore
-from gradwire.bench.peer_venv import PeerError, python_with
-from gradwire.bench.peers import mxnet as peer
+from gradwire_lab.bench.peer_venv import PeerError, python_with
+from gradwire_lab.bench.peers import mxnet as peer
 from tests.kvstore import mxnet_rounds
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import mxnet_plan

@@ -8,7 +8,7 @@ import torch
 from gradwire import helpers
 from gradwire.ops.bits import pack, pack_bits, unpack, unpack_bits
 from gradwire.ops.levels import pack_levels, unpack_levels
-from tests.house.source import PACKAGE
+from tests.house.source import ROOT
 
 WIDTHS = pytest.mark.parametrize("bits", range(1, 9))
 COUNTS = pytest.mark.parametrize("n", range(34))
@@ -62,9 +62,10 @@ def test_what_lies_beyond_the_end_is_0(bits):
 
 
 def test_no_other_module_packs():
-    sources = [*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "compressors").rglob("*.py"), PACKAGE / "helpers.py"]
+    package = ROOT / "src" / "gradwire"
+    sources = [*(package / "ops").glob("*.py"), *(package / "compressors").rglob("*.py"), package / "helpers.py"]
     found = {
-        str(file.relative_to(PACKAGE))
+        str(file.relative_to(package))
         for file in sources
         if file.name != "triton.py" and JOINING.search(file.read_text(encoding="utf-8"))
     }

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.bench.steps import STEPS
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.sparse.ops import threshold_encode, topk_encode
 from gradwire.compressors.sparse.threshold import Threshold
@@ -20,6 +19,7 @@ from gradwire.compressors.ternary.ops import twobit_encode
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.ops.native import kernels
+from gradwire_lab.bench.steps import STEPS
 from tests.ops.harness import torch_threads
 
 pytestmark = [

@@ -47,7 +47,7 @@ def inside(package: Path) -> dict[str, bytes]:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else() -> None:
-    files = inside(the("*.whl"))
+    files = inside(the("gradwire-*.whl"))
     tops = {name.partition("/")[0] for name in files}
     assert tops == {"gradwire", f"gradwire-{PROJECT['version']}.dist-info"}
     assert len([name for name in files if re.fullmatch(r"gradwire/_kernels\..*(so|pyd)", name)]) == 1
@@ -57,15 +57,27 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     assert {name for name in files if name.endswith(".py")} == sources
 
 
+def test_the_laboratory_has_the_same_version_and_all_its_files() -> None:
+    files = inside(the(f"gradwire_lab-{PROJECT['version']}-*.whl"))
+    folder = ROOT / "lab" / "src"
+    sources = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    sources = {name for name in sources if not name.endswith(".pyc")}
+    assert {name for name in files if name.startswith("gradwire_lab/")} == sources
+    assert {"gradwire_lab/report/page.html", "gradwire_lab/advise/convergence.json"} <= sources
+    assert set(inside(the("gradwire_lab-*.tar.gz"))) >= {"pyproject.toml", "README.md"}
+
+
 def test_the_sdist_holds_what_builds_and_tests_and_no_measurements() -> None:
-    files = inside(the("*.tar.gz"))
+    files = inside(the("gradwire-*.tar.gz"))
     needed = "CMakeLists.txt LICENSE README.md CHANGELOG.md CITATION.cff SECURITY.md Makefile constraints.txt"
-    assert {*needed.split(), "csrc/module.cc", "tests/conftest.py", "tests/smoke/pytest.ini"} <= set(files)
-    wrong = ("benchmarks/results/", ".ci/", ".github/", "build/", "dist/", ".venv/", "site/")
+    assert {*needed.split(), "csrc/module.cc", "conftest.py", "tests/smoke/pytest.ini"} <= set(files)
+    wrong = ("benchmarks/results/", ".ci/", ".github/", "build/", "dist/", ".venv/", "lab/", "site/")
     assert not [name for name in files if name.startswith(wrong) or name.endswith((".so", ".pyc"))]
 
 
-@pytest.mark.parametrize(("package", "member"), [("*.whl", r".*\.dist-info/METADATA"), ("*.tar.gz", "PKG-INFO")])
+@pytest.mark.parametrize(
+    ("package", "member"), [("gradwire-*.whl", r".*\.dist-info/METADATA"), ("gradwire-*.tar.gz", "PKG-INFO")]
+)
 def test_an_index_shows_the_readme_with_links_that_lead_somewhere(package: str, member: str) -> None:
     (found,) = [content for name, content in inside(the(package)).items() if re.fullmatch(member, name)]
     about = message_from_bytes(found)
@@ -78,7 +90,7 @@ def test_an_index_shows_the_readme_with_links_that_lead_somewhere(package: str, 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="manylinux is Linux")
 def test_the_wheel_runs_on_older_systems_and_brings_no_openmp() -> None:
-    wheel = the("*.whl")
+    wheel = the("gradwire-*.whl")
     assert re.search(r"-manylinux_2_\d+_\w+|-manylinux2014_\w+", wheel.name)
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONGEST).stdout
@@ -86,30 +98,20 @@ def test_the_wheel_runs_on_older_systems_and_brings_no_openmp() -> None:
     assert not [name for name in inside(wheel) if "libgomp" in name]
 
 
-@pytest.fixture(scope="module", params=["*.whl", "*.tar.gz"], ids=["wheel", "sdist"])
+@pytest.fixture(scope="module", params=["gradwire-*.whl", "gradwire-*.tar.gz"], ids=["wheel", "sdist"])
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The interpreter of an environment with one of the two, its demonstration and pytest."""
+    """The interpreter of an environment with one of the two, and pytest."""
     folder = tmp_path_factory.mktemp("empty")
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=LONGEST)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run(
-        [
-            str(python),
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "-c",
-            str(ROOT / "constraints.txt"),
-            f"{the(request.param)}[bench]",
-            "pytest",
-        ],
-        check=True,
-        timeout=LONGEST,
-        cwd=folder,
-    )
+    install(python, str(the(request.param)), "pytest")
     yield python
     shutil.rmtree(folder)
+
+
+def install(python: Path, *what: str) -> None:
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*command, *what], check=True, timeout=LONGEST, cwd=python.parents[2])
 
 
 def run(python: Path, *arguments: str) -> str:
@@ -134,6 +136,7 @@ def test_the_smoke_tests_pass_where_it_is_installed(installed: Path) -> None:
     assert " passed" in run(installed, "-m", "pytest", "-c", str(smoke / "pytest.ini"), str(smoke))
 
 
-def test_the_demonstration_runs_where_it_is_installed(installed: Path) -> None:
+def test_the_laboratory_joins_it_and_its_demonstration_runs(installed: Path) -> None:
+    install(installed, str(the("gradwire_lab-*.whl")))
     shown = run(installed, "-m", "gradwire", "demo", "--epochs", "1")
     assert "bit-identical" in shown

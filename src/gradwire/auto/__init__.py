@@ -7,5 +7,5 @@
     codec       seconds of encoding and decoding each bucket, of the exchange itself on a channel that carries nothing
     pipeline    all of them in the order in which the communication thread works them off
 
-The advisor (``gradwire.advise``) predicts with the same model before training.
+The advisor (``gradwire_lab.advise``) predicts with the same model before training.
 """

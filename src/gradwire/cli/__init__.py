@@ -1,1 +1,1 @@
-"""The ``gradwire`` command: one subcommand in each file of this folder (extra ``cli``)."""
+"""The ``gradwire`` command and what its subcommands share (extra ``cli``)."""

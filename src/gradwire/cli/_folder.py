@@ -1,9 +1,10 @@
-"""Subcommands found by folder: every module of ``gradwire.cli`` without an underscore is one.
+"""Subcommands found by folder: every module of ``gradwire.cli.commands`` without an underscore is one.
 
-Law: ``gradwire/cli/<name>.py`` defines a function ``command`` and is imported when ``gradwire <name>`` is asked for;
-help reads its docstring from the file. Files that start with an underscore, and ``main``, are machinery. An error that
-gradwire raises on purpose ends the command with one line on stderr and exit code 2, and so does a package that an extra
-would bring. Whatever needs an extra is imported within a command, so that its help needs none.
+Law: ``<name>.py`` there defines a function ``command`` and is imported when ``gradwire <name>`` is asked for; help
+reads its docstring from the file. Other packages join a folder of their own by an entry point of ``gradwire.commands``
+that names the package; what gradwire has itself goes first. An error that gradwire raises on purpose ends the command
+with one line on stderr and exit code 2, and so does a package that an extra would bring. Whatever needs an extra is
+imported within a command, so that its help needs none.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gradwire import cli
-from gradwire._extras import remedy
-from gradwire.cli._command_group import CommandGroup
+from gradwire._extras import laboratory, remedy
+from gradwire.cli import commands
 from gradwire.cli._interrupt import interrupt_again
+from gradwire.cli.command_group import CommandGroup
 from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__
 
-__all__ = ["INTERRUPTED", "Folder", "app"]
+__all__ = ["INTERRUPTED", "LABORATORY", "Folder", "app"]
 
 
 INTERRUPTED = 130
@@ -44,16 +46,23 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
+LABORATORY = ("advise", "bench", "check", "demo", "models", "netlab", "replay", "report", "sweep", "train")
+"""Commands that the laboratory joins: where it is not installed, they answer with the line that installs it."""
+
+
 class Folder(CommandGroup):
-    """A group whose commands are the modules of ``gradwire.cli``."""
+    """A group whose commands are the modules of ``gradwire.cli.commands``, and of the folders that are joined to it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in names_in(cli.__path__) if name != "main"]
+        return sorted(_files())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        found = _files().get(cmd_name)
+        if found is None:
+            if cmd_name in LABORATORY and not ctx.resilient_parsing:
+                raise _Refused(f"{cmd_name!r} is a command of the laboratory, which is not installed: {laboratory()}")
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"{found[0]}.{cmd_name}").command
         # What was loaded stays to the end; a last collection would look through it for half a second.
         if not gc.isenabled():
             gc.freeze()
@@ -64,10 +73,14 @@ class Folder(CommandGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their first sentence, of files that are read and not imported: that takes seconds."""
-        texts = {name: _described(Path(cli.__path__[0], f"{name}.py")) for name in self.list_commands(ctx)}
+        texts = {name: _described(file) for name, (_, file) in sorted(_files().items())}
         rows = [(name, click.Command(name, help=text).get_short_help_str(1000)) for name, text in texts.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+        missing = [name for name in LABORATORY if name not in texts]
+        if missing:
+            with formatter.section("Laboratory"):
+                formatter.write_text(f"{', '.join(missing)}: {laboratory()}")
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _one_line():
@@ -79,6 +92,17 @@ class Folder(CommandGroup):
             # Now, where it can still be said: a full disk shows when the last of the output is written.
             sys.stdout.flush()
             return found
+
+
+def _files() -> dict[str, tuple[str, Path]]:
+    """Map each command to the package that has it, and to its file."""
+    packages = [commands.__name__, *(point.value for point in entry_points(group="gradwire.commands"))]
+    found: dict[str, tuple[str, Path]] = {}
+    for package in packages:
+        for folder in importlib.import_module(package).__path__:
+            for name in names_in([folder]):
+                found.setdefault(name, (package, Path(folder, f"{name}.py")))
+    return found
 
 
 def _described(file: Path) -> str:

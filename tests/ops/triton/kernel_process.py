@@ -137,7 +137,7 @@ def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
     What only the CPU asks, whether a step counts, is left out.
     """
     sync = importlib.import_module("gradwire.testing.sync")
-    pretended = importlib.import_module("gradwire.bench.pretended")
+    pretended = importlib.import_module("gradwire_lab.bench.pretended")
     exchange = importlib.import_module("gradwire.exchange.exchange").Exchange(
         importlib.import_module("gradwire.registry").build("compressors", name)
     )

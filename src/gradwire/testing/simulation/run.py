@@ -324,7 +324,9 @@ class StoreSimulation(Simulation):
             return told and servers[int(index)].absent(now) >= least
 
         def unanswered(_: str) -> bool:
-            return any(each.error or each.absent(now) >= TIMEOUT - 3.0 for each in servers)
+            # Others may have been away before the server was: together it is as long as the worker waited.
+            down = any(each.absent(now) >= DISCONNECT for each in servers)
+            return any(each.error for each in servers) or (down and self._away(now - TIMEOUT, now) >= TIMEOUT - 3.0)
 
         causes: dict[str, Callable[[str], bool]] = {
             r"workers? ([\d, ]+) (?:has|have) not been heard of for": lambda ranks: all(
@@ -333,7 +335,7 @@ class StoreSimulation(Simulation):
             r"server (\d+) at \S+ (?:has not been heard|is connected|never answered)": unanswered,
             r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
             r"restarted (without) a snapshot": lambda _: not snapshot,
-            r"restarted (without) its snapshot": lambda _: self._has("older"),
+            r"restarted (without) its snapshot": lambda _: self._has("older", "swap"),
             r"made (without) worker \d+": lambda _: self.work.proceed and member.absent(now) >= DEATH,
             r"(waits) for worker 0's value": lambda _: unanswered("") or workers[0].absent(now) >= DEATH,
             r"not answered within .* waits for workers? ([\d, ]+)": lambda ranks: (
@@ -348,6 +350,16 @@ class StoreSimulation(Simulation):
         }
         found = [holds(named[1]) for pattern, holds in causes.items() if (named := re.search(pattern, text))]
         return bool(found) and found[0]
+
+    def _away(self, start: float, end: float) -> float:
+        """Return for how many seconds between two times at least one participant was away."""
+        times = (span for each in self.members.values() for span in each.absences())
+        spans = sorted((max(first, start), min(last, end)) for first, last in times)
+        total, until = 0.0, start
+        for first, last in spans:
+            total += max(0.0, last - max(first, until))
+            until = max(until, last)
+        return total
 
     def _late(self, member: Participant, text: str) -> bool:
         """Return whether an error names a server that is away, and comes later than is documented."""

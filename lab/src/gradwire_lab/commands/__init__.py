@@ -1,0 +1,1 @@
+"""The laboratory's commands of ``gradwire``: one in each file of this folder."""

@@ -1,0 +1,122 @@
+"""``gradwire netlab``: real network links between workers on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.cli.command_group import CommandGroup, Integer, Number
+from gradwire.cli.output import emit, json_option
+from gradwire.errors import ConfigError, nearest
+from gradwire_lab.netlab import Netlab, remove
+from gradwire_lab.netlab.check import LinkRow, check
+from gradwire_lab.netlab.names import INTERFACE, MOST_WORKERS, LabNames
+from gradwire_lab.netlab.status import lab_of, labs
+from gradwire_lab.netlab.system import require_system
+
+__all__ = ["command"]
+
+_workers = click.option(
+    "--workers", default=4, show_default=True, type=Integer(2, MOST_WORKERS), help="Namespaces with a link each."
+)
+_delay = click.option("--delay", default="0ms", metavar="TIME", help="From one worker to another.")
+
+
+@click.group("netlab", cls=CommandGroup)
+def command() -> None:
+    """A network namespace for each worker, joined by a bridge, with links of a given rate. Needs root."""
+
+
+@command.command("up")
+@_workers
+@click.option("--rate", default="1gbit", show_default=True, metavar="RATE", help="As 100mbit, 2.5gbit or none.")
+@_delay
+@click.option("--congestion", metavar="NAME", help="TCP's congestion control. Default: as on this machine.")
+@json_option
+def up_command(workers: int, rate: str, delay: str, congestion: str | None, json_to: str | None) -> None:
+    """Make a lab that stays until `gradwire netlab down`."""
+    lab = Netlab(workers, rate, delay, congestion=congestion, keep=True)
+    row = lab_of(lab.names.id)
+    emit(row, json_to, lambda: [_table([row]), Text(_usage(lab.names))])
+
+
+@command.command("down")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "every", is_flag=True, help="Also labs that a running process made for itself.")
+def down_command(ids: tuple[str, ...], every: bool) -> None:
+    """End what runs inside labs and take them away: those named, or else all that nobody running owns."""
+    require_system()
+    known = {row["id"]: row for row in labs()}
+    for lab in ids:
+        if lab not in known:
+            raise ConfigError(f"unknown lab {lab!r}: {nearest(lab, known)}" if known else "there is no lab")
+    for lab in ids or [lab for lab, row in known.items() if every or not row["owner"] or row["dead"]]:
+        remove(lab)
+        click.echo(f"removed {lab}")
+
+
+@command.command("status")
+@json_option
+def status_command(json_to: str | None) -> None:
+    """List the labs of this machine, with what each worker has sent and received."""
+    require_system()
+    rows = labs()
+    emit(rows, json_to, lambda: [_table(rows)] if rows else [Text("There is no lab.")])
+
+
+@command.command("check")
+@_workers
+@click.option(
+    "--rate", "rates", multiple=True, metavar="RATE", help="May be repeated. Default: 100mbit, 1gbit, 10gbit."
+)
+@_delay
+@click.option("--seconds", default=2.0, show_default=True, type=Number(0.1), help="Of each transfer.")
+@json_option
+@click.pass_context
+def check_command(
+    ctx: click.Context, workers: int, rates: tuple[str, ...], delay: str, seconds: float, json_to: str | None
+) -> None:
+    """Measure with TCP whether links have the rate they were given, and whether their counters tell the truth.
+
+    Ends with exit code 1 where a receiver gets less than 90 % of what TCP can have, or anyone more than the rate. What
+    this machine does not move without a rate is beyond it, and no link's fault.
+    """
+    rows = list(check(workers, rates or ("100mbit", "1gbit", "10gbit"), seconds, delay))
+    emit([row.as_dict() for row in rows], json_to, lambda: [_measured(rows)])
+    if any(row.verdict == "missed" for row in rows):
+        ctx.exit(1)
+
+
+def _table(rows: list[dict[str, Any]]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head in ("lab", "workers", "link", "tcp", "owner", "bytes sent"):
+        table.add_column(head, justify="right" if head in ("workers", "bytes sent") else "left", no_wrap=True)
+    for row in rows:
+        owner = "kept" if not row["owner"] else f"{row['owner']}, dead" if row["dead"] else str(row["owner"])
+        sent = sum(worker["sent"] for worker in row["traffic"])
+        table.add_row(row["id"], str(row["workers"]), row["link"], row["congestion"], owner, f"{sent:,}")
+    return table
+
+
+def _usage(names: LabNames) -> str:
+    return (
+        f"worker 0: ip netns exec {names.worker(0)} COMMAND, interface {INTERFACE}, address {names.address(0)}\n"
+        f"take away: gradwire netlab down {names.id}"
+    )
+
+
+def _measured(rows: list[LinkRow]) -> RenderableType:
+    title = "Mbit/s of payload: what TCP can have, without a rate, the receivers; bytes counted / sent"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head in ("link", "transfer", "best", "unshaped", "least", "most", "counted", "verdict"):
+        words = head in ("link", "transfer", "verdict")
+        table.add_column(head, justify="left" if words else "right", no_wrap=True)
+    for row in rows:
+        rates = [f"{rate / 1e6:,.1f}" for rate in (row.best, row.unshaped, row.least, row.most)]
+        table.add_row(row.link, row.pattern, *rates, f"{row.counted:.3f}", row.verdict)
+    return table

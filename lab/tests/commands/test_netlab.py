@@ -1,0 +1,81 @@
+import json
+import os
+
+import pytest
+
+from gradwire_lab.netlab import _watchdog
+from gradwire_lab.netlab.check import LinkRow
+from lab.tests.netlab.conftest import here, namespaces
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _possible():
+    reason = here()
+    if reason:
+        pytest.skip(reason)
+
+
+def test_a_lab_stays_until_it_is_taken_away(gradwire):
+    up = gradwire("netlab", "up", "--workers", "2", "--rate", "200mbit", "--json", "-")
+    assert up.exit_code == 0, up.output
+    lab = json.loads(up.stdout)
+    assert (lab["workers"], lab["link"], lab["owner"]) == (2, "200mbit", None)
+    assert set(lab["namespaces"]) <= namespaces()
+    shown = gradwire("netlab", "status").stdout
+    assert lab["id"] in shown
+    assert "200mbit" in shown
+    (row,) = [row for row in json.loads(gradwire("netlab", "status", "--json", "-").stdout) if row["id"] == lab["id"]]
+    assert not row["dead"]
+    down = gradwire("netlab", "down", lab["id"])
+    assert down.stdout == f"removed {lab['id']}\n"
+    assert not set(lab["namespaces"]) & namespaces()
+    assert lab["id"] not in _watchdog.records()
+
+
+def test_mistakes_are_told(gradwire, monkeypatch):
+    assert "rate must be written as" in gradwire("netlab", "up", "--rate", "1gbps").stderr
+    assert gradwire("netlab", "down", "nosuchlab").exit_code == 2
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    refused = gradwire("netlab", "up")
+    assert refused.exit_code == 2
+    assert "netlab must be run as root" in refused.stderr
+
+
+def test_check_measures_every_pattern(gradwire):
+    """Every row is there and is judged; the measurements are the business of the command."""
+    done = gradwire("netlab", "check", "--workers", "2", "--rate", "50mbit", "--seconds", "0.2", "--json", "-")
+    rows = json.loads(done.stdout)
+    assert [row["pattern"] for row in rows] == ["one way", "both ways", "ring", "all to one"]
+    assert all(0 < row["least"] <= row["most"] for row in rows)
+    assert done.exit_code == any(row["verdict"] == "missed" for row in rows)
+
+
+def row(**figures):
+    return LinkRow(
+        **{
+            "link": "1gbit",
+            "workers": 2,
+            "pattern": "ring",
+            "best": 956e6,
+            "unshaped": 4e9,
+            "least": 930e6,
+            "most": 940e6,
+            "counted": 1.02,
+            **figures,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ({}, "kept"),
+        ({"least": 850e6}, "missed"),
+        ({"least": 850e6, "unshaped": 900e6}, "beyond this machine"),
+        ({"most": 1001e6}, "missed"),
+        ({"counted": 0.99}, "missed"),
+        ({"counted": 1.2}, "missed"),
+    ],
+)
+def test_a_link_keeps_its_rate_within_ten_per_cent(figures, verdict):
+    assert row(**figures).verdict == verdict

@@ -1,1 +1,0 @@
-"""Benchmark tasks, one in each file: data, model, recipe and the measure of quality. The contract is in ``base``."""
