@@ -18,7 +18,7 @@ from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Finished
 from gradwire.kvstore.server.settings import SETTINGS
 from gradwire.kvstore.server.snapshot import Snapshots, open_core, save_core
-from gradwire.kvstore.server.stored_part import AHEAD
+from gradwire.kvstore.server.stored_part import AHEAD, raw
 from gradwire.kvstore.system import Disk, System
 from tests.kvstore.talk import ask, hello, init, load, messages, ops, pair, pull, push, save, values
 
@@ -63,7 +63,9 @@ def forge(path, value=None, entries=None, states=None, header=None, **fields):
     """Write a file with valid checksums."""
     tensors = {"0/value": torch.zeros(4) if value is None else value, **(states or {})}
     entries = [{**ENTRY, **fields}] if entries is None else entries
-    Journal(path).replace({**HEADER, "entries": entries, **(header or {})}, packed(tensors))
+    rows = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
+    data = [memoryview(raw(each).numpy()) for each in tensors.values()]
+    Journal(path).replace({**HEADER, "entries": entries, "tensors": rows, **(header or {})}, data)
 
 
 def test_a_server_goes_on_from_its_file(tmp_path):

@@ -92,7 +92,7 @@ class Journal:
 
     def append(self, header: dict[str, Any], data: memoryview = NOTHING) -> int:
         """Write a record, or keep it for ``flush`` if that fails; return its number."""
-        self._waiting += _record(header, data)
+        self._waiting += _record(header, [data])
         self.written += 1
         self.flush()
         return self.written
@@ -111,13 +111,13 @@ class Journal:
         self._end += sum(map(len, self._waiting))
         self._kept()
 
-    def replace(self, header: dict[str, Any], data: bytes) -> None:
+    def replace(self, header: dict[str, Any], data: Sequence[memoryview]) -> None:
         """Write a snapshot, which contains all that the records before it tell.
 
         Raises:
             OSError: the file cannot be written; it is as it was, or the new one, which has the same and more.
         """
-        pieces = [MAGIC, *_record(header, memoryview(data))]
+        pieces = [MAGIC, *_record(header, data)]
         try:
             self._disk.replace(self.path, pieces)
         except RenamedError as error:
@@ -154,12 +154,14 @@ class Journal:
         self._waiting, self.kept, self.trouble = [], self.written, ""
 
 
-def _record(header: dict[str, Any], data: memoryview) -> list[bytes | memoryview]:
-    """Encode a record, in pieces so that its data are not copied."""
+def _record(header: dict[str, Any], data: Sequence[memoryview]) -> list[bytes | memoryview]:
+    """Encode a record, in pieces so that its data are not copied: that takes as long as writing them."""
     packed = msgpack.packb(header, use_bin_type=True)
-    sizes = SIZES.pack(len(packed), data.nbytes)
-    checks = CHECKS.pack(zlib.crc32(sizes), zlib.crc32(data, zlib.crc32(packed)))
-    return [b"".join((sizes, checks, packed)), data, END]
+    sizes = SIZES.pack(len(packed), sum(piece.nbytes for piece in data))
+    of_rest = zlib.crc32(packed)
+    for piece in data:
+        of_rest = zlib.crc32(piece, of_rest)
+    return [b"".join((sizes, CHECKS.pack(zlib.crc32(sizes), of_rest), packed)), *data, END]
 
 
 def _records(data: memoryview) -> Iterator[tuple[dict[str, Any], memoryview, int]]:

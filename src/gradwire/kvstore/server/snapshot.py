@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from gradwire.errors import ConfigError, is_int, require
@@ -28,7 +26,7 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import Journal
 from gradwire.kvstore.server.members import State, WorkerSession
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.stored_part import AHEAD, Contribution, StoredPart
+from gradwire.kvstore.server.stored_part import AHEAD, Contribution, StoredPart, raw
 from gradwire.kvstore.system import SYSTEM, System
 
 __all__ = ["Snapshots", "load_core", "open_core", "save_core"]
@@ -109,7 +107,10 @@ def save_core(core: ServerCore) -> None:
             [each.rank, each.token, each.barriers, each.joined, each.state.value] for each in core.members.sessions()
         ],
     }
-    core.journal.replace(header, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    header["tensors"] = [
+        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()
+    ]
+    core.journal.replace(header, [raw(tensor.detach()).numpy().data for tensor in tensors.values()])
     core.mark_saved()
 
 
@@ -125,14 +126,26 @@ def load_core(journal: Journal, rules: Rules, system: System = SYSTEM) -> Server
             return ServerCore(rules, journal=journal, system=system)
         (header, data), *changes = records
         require(header.get("op") == "snapshot", "the first record", "a snapshot", header.get("op"))
-        core = _restored(header, load(bytes(data)), rules, journal, system)
+        core = _restored(header, _tensors(header["tensors"], data), rules, journal, system)
         for change, more in changes:
             CHANGES[change["op"]](core, {**change, "data": more})
         core.members.begin_anew()
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"snapshot {journal.path} cannot be read: {error}") from error
     core.mark_saved()
     return core
+
+
+def _tensors(rows: list[list[Any]], data: memoryview) -> dict[str, Tensor]:
+    """Read tensors that lie one after the other, each into memory of its own."""
+    found, at = {}, 0
+    for name, dtype, shape in rows:
+        found[name] = torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
+        end = at + found[name].nbytes
+        raw(found[name]).numpy().data[:] = data[at:end]
+        at = end
+    require(at == len(data), "data", f"{at} bytes", len(data))
+    return found
 
 
 def _restored(
