@@ -96,7 +96,7 @@ NAMES = list(commands())
 
 
 def remedy(extra):
-    """What a command says to install."""
+    """The line that a command gives where something is missing."""
     return laboratory() if extra == LAB else install(extra)
 
 

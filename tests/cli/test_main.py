@@ -1,7 +1,9 @@
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from gradwire._extras import install
-from gradwire.cli import commands
+from gradwire.cli import _folder, commands
 from gradwire.version import __version__
 
 # Processes that import torch: a busy machine takes minutes for each.
@@ -71,6 +73,20 @@ def test_a_new_file_is_a_new_command(gradwire, tmp_path, monkeypatch):
     refused = gradwire("greet", "nobody")
     assert refused.exit_code == 2
     assert refused.stderr == "Error: there is nobody there\n"
+
+
+def test_commands_that_cannot_be_imported_take_no_others_away(gradwire, monkeypatch):
+    broken = EntryPoint("broken", "no_such_package.commands", "gradwire.commands")
+    monkeypatch.setattr(_folder, "entry_points", lambda **_: [broken])
+    _folder._joined.cache_clear()
+    try:
+        done = gradwire("version")
+        assert (done.exit_code, done.stdout) == (0, f"gradwire, version {__version__}\n")
+        said = "gradwire: the commands of no_such_package.commands are left out: No module named 'no_such_package'\n"
+        assert done.stderr == said
+        assert "is a command of the laboratory" in gradwire("demo").stderr
+    finally:
+        _folder._joined.cache_clear()
 
 
 def test_an_unknown_command_names_the_nearest(gradwire):

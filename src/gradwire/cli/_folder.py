@@ -17,8 +17,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -96,12 +98,23 @@ class Folder(CommandGroup):
 
 def _files() -> dict[str, tuple[str, Path]]:
     """Map each command to the package that has it, and to its file."""
-    packages = [commands.__name__, *(point.value for point in entry_points(group="gradwire.commands"))]
     found: dict[str, tuple[str, Path]] = {}
-    for package in packages:
-        for folder in importlib.import_module(package).__path__:
+    for package in (commands, *_joined()):
+        for folder in package.__path__:
             for name in names_in([folder]):
-                found.setdefault(name, (package, Path(folder, f"{name}.py")))
+                found.setdefault(name, (package.__name__, Path(folder, f"{name}.py")))
+    return found
+
+
+@cache
+def _joined() -> list[ModuleType]:
+    """Import the packages of commands that others join; one that cannot be imported must not take the others away."""
+    found = []
+    for point in entry_points(group="gradwire.commands"):
+        try:
+            found.append(importlib.import_module(point.value))
+        except ImportError as error:
+            click.echo(f"gradwire: the commands of {point.value} are left out: {error}", err=True)
     return found
 
 
