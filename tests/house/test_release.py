@@ -46,6 +46,10 @@ def test_the_citation_has_the_version_and_the_licence_of_the_package() -> None:
     assert f"\nlicense: {PROJECT['license']}\n" in text("CITATION.cff")
 
 
+def test_the_laboratory_has_the_licence_of_the_library() -> None:
+    assert text("lab/LICENSE") == text("LICENSE")
+
+
 def test_every_python_that_is_promised_is_tested_and_gets_a_wheel() -> None:
     promised = {found[1] for each in PROJECT["classifiers"] if (found := re.search(r":: (3\.\d+)$", each))}
     assert min(promised, key=lambda each: int(each[2:])) == PROJECT["requires-python"].removeprefix(">=")

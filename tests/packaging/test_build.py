@@ -63,8 +63,9 @@ def test_the_laboratory_has_the_same_version_and_all_its_files() -> None:
     sources = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     sources = {name for name in sources if not name.endswith(".pyc")}
     assert {name for name in files if name.startswith("gradwire_lab/")} == sources
+    assert any(name.endswith("licenses/LICENSE") for name in files)
     assert {"gradwire_lab/report/page.html", "gradwire_lab/advise/convergence.json"} <= sources
-    assert set(inside(the("gradwire_lab-*.tar.gz"))) >= {"pyproject.toml", "README.md"}
+    assert set(inside(the("gradwire_lab-*.tar.gz"))) >= {"pyproject.toml", "README.md", "LICENSE"}
 
 
 def test_the_sdist_holds_what_builds_and_tests_and_no_measurements() -> None:
