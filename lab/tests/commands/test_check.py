@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from gradwire.testing.simulation.run import Case
+
 
 @pytest.mark.timeout(600)
 def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_tables(gradwire, tmp_path):
@@ -70,3 +72,20 @@ def test_bad_input_is_one_clear_line(gradwire, arguments, message):
     done = gradwire("check", "convergence", *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_a_simulation_that_is_stopped_says_how_many_runs_it_made(gradwire, monkeypatch):
+    made, run = [], Case.run
+
+    def stopped(case, *arguments):
+        made.append(case)
+        if len(made) > 3:
+            raise KeyboardInterrupt
+        return run(case, *arguments)
+
+    monkeypatch.setattr(Case, "run", stopped)
+    done = gradwire("check", "store", "--seeds", "5", "--fault-class", "none")
+    assert done.exit_code == 130
+    # The first run warms up, and is not one of them.
+    assert "0 of 2 runs failed, " in done.stderr
+    assert ", 3 were not made" in done.stderr

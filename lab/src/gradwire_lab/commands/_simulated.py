@@ -75,17 +75,22 @@ def check_cases(
     kind.draw(0, "none").run()
     gc.collect()
     gc.freeze()
-    failed, begun = 0, time.perf_counter()
+    failed, made, begun = 0, 0, time.perf_counter()
     chosen = [(seed, name) for name in names for seed in range(first, first + seeds)]
     chosen += [(seed, name) for seed in range(first, first + seeds) for name in (() if classes else kind.triples(seed))]
-    for seed, name in chosen:
-        case = kind.draw(seed, name)
-        if case.run().violations:
-            failed += 1
-            smallest = shrink(case)
-            click.echo(f"{name}: {smallest}")
-            for text in smallest.run().violations:
-                click.echo(f"    {text}")
-    seconds = (time.perf_counter() - begun) / len(chosen)
-    click.echo(f"{failed} of {len(chosen)} runs failed, {seconds:.3f} s a run", err=True)
+    try:
+        for seed, name in chosen:
+            case = kind.draw(seed, name)
+            if case.run().violations:
+                failed += 1
+                smallest = shrink(case)
+                click.echo(f"{name}: {smallest}")
+                for text in smallest.run().violations:
+                    click.echo(f"    {text}")
+            made += 1
+    finally:
+        # Also at Ctrl-C: thousands of runs say something, too.
+        left = f", {len(chosen) - made} were not made" if made < len(chosen) else ""
+        seconds = (time.perf_counter() - begun) / max(1, made)
+        click.echo(f"{failed} of {made} runs failed, {seconds:.3f} s a run{left}", err=True)
     ctx.exit(bool(failed))
