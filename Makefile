@@ -43,7 +43,7 @@ convergence: .venv/.lab
 test: lint
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
 
-# The laboratory's own tests, and the commands of the pages, most of which are its.
+# What the commands of the pages do is tested with the pages, in tests/docs.
 test-lab: .venv/.test
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --dist loadscope --doctest-modules lab/src lab/tests $(PYTEST)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gradwire import _extras
-from gradwire._extras import install, source
+from gradwire._extras import install, laboratory, source
 
 
 class Installed:
@@ -22,12 +23,14 @@ class Installed:
         return self.text
 
 
-def said(monkeypatch: pytest.MonkeyPatch, found: object) -> list[str]:
+def said(
+    monkeypatch: pytest.MonkeyPatch, found: object, told: Callable[[], str] = lambda: install("kvstore")
+) -> list[str]:
     made = Installed(None if found is None else json.dumps(found))
     monkeypatch.setattr(_extras.metadata, "distribution", lambda _name: made)
     source.cache_clear()
     try:
-        return shlex.split(install("kvstore"))
+        return shlex.split(told())
     finally:
         source.cache_clear()
 
@@ -84,3 +87,18 @@ def test_a_folder_that_this_user_may_not_read_gives_the_name(monkeypatch: pytest
         "install",
         "gradwire[kvstore]",
     ]
+
+
+def test_the_laboratory_comes_from_where_gradwire_came_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clone = tmp_path / "a clone"
+    (clone / "lab").mkdir(parents=True)
+    plain = {"url": clone.as_uri(), "dir_info": {}}
+    assert said(monkeypatch, plain, laboratory) == ["pip", "install", f"{clone}/lab"]
+    edited = {"url": clone.as_uri(), "dir_info": {"editable": True}}
+    assert said(monkeypatch, edited, laboratory) == ["pip", "install", "-e", f"{clone}/lab"]
+    repository = {"url": "https://example.org/gradwire.git", "vcs_info": {"vcs": "git", "commit_id": "0123abc"}}
+    expected = "gradwire-lab @ git+https://example.org/gradwire.git@0123abc#subdirectory=lab"
+    assert said(monkeypatch, repository, laboratory) == ["pip", "install", expected]
+    archive = {"url": "https://example.org/gradwire.tar.gz", "archive_info": {}}
+    for found in (None, archive):
+        assert said(monkeypatch, found, laboratory) == ["pip", "install", "gradwire-lab"]

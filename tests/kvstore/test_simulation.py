@@ -64,6 +64,10 @@ FOUND = [
     # A worker that had finished before the other one came was waited for after a restart.
     "seed=2 servers=2 sync=0 optimizer=sgd bits=1 steps=4 snapshot=3 proceed=1 pull=3 pace=0.2 late=3.0 "
     "kill=server-0@1.517+999 kill=server-1@finished1.265+4.23",
+    # An exchanged file is told as "another server's"; and a wait of 60 s was partly for a worker that was stopped.
+    "seed=2000000 workers=1 servers=2 sync=0 optimizer=adam steps=4 uneven=2 exits=1 swap=server-0@0.027+3.39",
+    "seed=1000029 workers=3 late=3.0 optimizer=adam cut=1 steps=8 snapshot=0 proceed=1 pull=3 "
+    "stop=worker-2@5.11+10.53 hang=server-0@7.462+999",
     # A worker that came again said to a server that had lost its state only that the numbers of settings do not fit.
     "seed=6000006 servers=2 sync=0 optimizer=sgd settings=1 steps=8 snapshot=0 kill=worker-1@2.912+13.36#2 "
     "kill=server-0@2.229+3.66#1",
