@@ -71,6 +71,18 @@ FOUND = [
     # A worker that came again said to a server that had lost its state only that the numbers of settings do not fit.
     "seed=6000006 servers=2 sync=0 optimizer=sgd settings=1 steps=8 snapshot=0 kill=worker-1@2.912+13.36#2 "
     "kill=server-0@2.229+3.66#1",
+    # A request waited for a server that stood still and was then killed, a short time ago.
+    "seed=8000024 workers=3 barrier=2 steps=4 uneven=2 snapshot=0 exits=1 kill=server-0@1.762+15.29#3 "
+    "hang=server-0@0.982+58.58",
+    # A worker that one server had told that it was finished did not hear that this server then lost what it had had.
+    "seed=8000025 workers=3 servers=2 sync=0 cut=1 steps=8 uneven=2 snapshot=100 pull=3 full=server-0@finishing0+1.91 "
+    "older=server-1@1.987+0.6",
+    # A worker waited for one that computed for seconds after its server had come again.
+    "seed=8000014 pace=3.0 optimizer=sgd bits=1 keys=3 steps=8 snapshot=3 proceed=1 refused=1 "
+    "hang=server-0@4.365+56.23 kill=worker-1@3.745+9.02#1",
+    # What an error says of a worker ended in a comma.
+    "seed=8000008 pace=3.0 late=3.0 servers=2 sync=0 keys=3 steps=8 snapshot=0 proceed=1 staleness=2 "
+    "swap=server-0@3.362+1.31 kill=worker-0@1.874+60#2",
 ]
 
 

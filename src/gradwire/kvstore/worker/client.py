@@ -175,6 +175,16 @@ class Client:
         now = self._clock.now
         return [connection.endpoint for connection in self._connections if now - connection.heard > seconds]
 
+    def check_kept(self) -> None:
+        """Refuse to go on where a server has lost what it had acknowledged, though it is asked for nothing now.
+
+        Raises:
+            GroupError: a server was restarted without its snapshot, or with an older copy of it.
+        """
+        for connection in self._connections:
+            if connection.lost is not None:
+                raise connection.lost
+
     def hurry(self) -> None:
         """Wait less for answers from now on: as long as a server with a snapshot may be away, and a little longer."""
         away = [each.server_timeout for each in self._connections if each.snapshots]

@@ -78,6 +78,7 @@ class ServerConnection:
         unanswered: requests without an answer, by number.
         declared: requests that are sent again in each session.
         log: pushes that may have to be sent again, by topic and step.
+        lost: error of all requests from now on: what the server had acknowledged is gone.
         snapshots: number of the newest snapshot of which the server has told; 0: it keeps none; None: it has not said.
     """
 
@@ -117,7 +118,7 @@ class ServerConnection:
         self._server_timeout, self._warned, self._trouble = server_timeout, False, ""
         self.snapshots: int | None = None
         self.up, self.epoch, self.run = False, b"", b""
-        self._lost: Exception | None = None
+        self.lost: Exception | None = None
         self._hello_due = False
         self._refused: tuple[float, float] | None = None
         self._busy = ""
@@ -135,8 +136,8 @@ class ServerConnection:
 
     def add(self, request: Request) -> None:
         """Take a request, and send it as soon as the connection is up."""
-        if self._lost is not None:
-            self._finish(request, error=self._lost)
+        if self.lost is not None:
+            self._finish(request, error=self.lost)
             return
         self.unanswered[request.seq] = request
         if request.declare:
@@ -312,7 +313,7 @@ class ServerConnection:
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}
         # By number, so that pushes of a key come in the order of their steps, and declarations before what names them.
-        for _, request in sorted((again | self.unanswered).items()) if self._lost is None else ():
+        for _, request in sorted((again | self.unanswered).items()) if self.lost is None else ():
             self.unanswered[request.seq] = request
             self._queue(request)
 
@@ -385,7 +386,7 @@ class ServerConnection:
                 return
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
         # A server that has lost its values refuses later requests, too: the first error says why.
-        error = self._lost or kinds.get(kind, GroupError)(f"{self.title}: {text}")
+        error = self.lost or kinds.get(kind, GroupError)(f"{self.title}: {text}")
         request = self.unanswered.pop(seq, None)
         if not seq and not self.up and kind in kinds:
             # An introduction is refused: what is asked for from now on is, too, until there is another connection.
@@ -408,9 +409,9 @@ class ServerConnection:
 
     def _lose(self, error: Exception) -> None:
         """Fail all requests from now on, because what the server had acknowledged is lost."""
-        self._lost = self._lost or error
-        log.error("%s", self._lost)
-        self.fail(self._lost)
+        self.lost = self.lost or error
+        log.error("%s", self.lost)
+        self.fail(self.lost)
 
     def _pong(self, rest: list[memoryview], dead: list[int], trouble: str) -> None:
         self.dead = set(dead)

@@ -386,6 +386,8 @@ class DistStore(KVStore):
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         """Send the same request to all servers, and wait for the answers."""
         self._ask([(server, Request(op, fields, declare=declare)) for server in range(len(self.place.servers))], what)
+        # One server may have been restarted after it had answered, while another had not.
+        self._client.check_kept()
 
     def _ask(self, requests: Sequence[tuple[int, Request]], what: str, after: Sequence[PushProgress] = ()) -> list[int]:
         """Send requests to servers, and wait for the answers.

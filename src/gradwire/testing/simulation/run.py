@@ -324,15 +324,20 @@ class StoreSimulation(Simulation):
             return told and servers[int(index)].absent(now) >= least
 
         def unanswered(_: str) -> bool:
-            # Others may have been away before the server was: together it is as long as the worker waited.
-            down = any(each.absent(now) >= DISCONNECT for each in servers)
-            return any(each.error for each in servers) or (down and self._away(now - TIMEOUT, now) >= TIMEOUT - 3.0)
+            # Others may have been away before the server was: together it is as long as the worker waited,
+            # but for the time in which somebody computes.
+            down, limit = any(each.absent(now) >= DISCONNECT for each in servers), TIMEOUT - 3.0 - self.work.pace
+            return any(each.error for each in servers) or (down and self._away(now - TIMEOUT, now) >= limit)
 
         causes: dict[str, Callable[[str], bool]] = {
             r"workers? ([\d, ]+) (?:has|have) not been heard of for": lambda ranks: all(
-                workers[int(each)].absent(now) >= DEATH for each in ranks.split(", ")
+                workers[int(each)].absent(now) >= DEATH for each in re.findall(r"\d+", ranks)
             ),
             r"server (\d+) at \S+ (?:has not been heard|is connected|never answered)": unanswered,
+            # The server stood still before it ended: a request waited for both.
+            r"not answered within \d+ s: server (\d+) at \S+ has been away": lambda index: (
+                unanswered("") or away(index)
+            ),
             r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
             r"restarted (without) a snapshot": lambda _: not snapshot,
             r"restarted (without) its snapshot": lambda _: self._has("older", "swap"),
@@ -342,7 +347,7 @@ class StoreSimulation(Simulation):
                 unanswered("")
                 # A server that was restarted twice no longer knows that the first time its file was an older one.
                 or (self._has("older") and any(each.starts > 2 for each in servers))
-                or all(workers[int(each)].absent(now) >= TIMEOUT - 3.0 for each in ranks.split(", "))
+                or all(workers[int(each)].absent(now) >= TIMEOUT - 3.0 for each in re.findall(r"\d+", ranks))
             ),
             r"with an (older) copy": lambda _: self._has("older"),
             r"this server (continues) server": lambda _: self._has("swap"),
