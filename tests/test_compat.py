@@ -14,11 +14,11 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
-from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.signs.signsgd import SignSGD
-from gradwire.compressors.sparse.threshold import Threshold
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.signs.onebit_sgd import OneBitSGD
+from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.errors import ConfigError
 from gradwire.exchange.settings import Settings
 from gradwire.memory.none import NoMemory

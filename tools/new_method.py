@@ -12,7 +12,8 @@ golden bytes, which ``python tests/golden/freeze.py NAME`` makes of the finished
     docs/methods.md                               its section
     CHANGELOG.md                                  its line
 
-A family that is not there yet gets its folder.
+A family that is not there yet gets its folder. With ``--contrib`` the method is one of the second tier: its files are
+in ``src/gradwire/contrib/compressors``, and no kernel for a GPU is among them.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _MARK = re.compile(r"# --- what follows is .*\n")
 _ALL = re.compile(r"^__all__ = \[(.*?)\](  # fmt: skip)?\n", re.DOTALL | re.MULTILINE)
 
 
-def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
+def new_method(name: str, family: str, root: Path = ROOT, *, contrib: bool = False) -> list[Path]:
     """Write the skeleton of a method into a tree of this project.
 
     Args:
         name: name of the method: lower-case letters, digits and underscores.
         family: the folder under ``compressors``.
         root: the tree.
+        contrib: true: it is a method of the second tier.
 
     Returns:
         The files that were written or changed.
@@ -53,13 +55,13 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
             raise ValueError(
                 f"{what} must be lower-case letters, digits and underscores, and no keyword, got {given!r}"
             )
-    compressors = root / "src" / "gradwire" / "compressors"
+    tiers = [root / "src" / "gradwire" / "compressors", root / "src" / "gradwire" / "contrib" / "compressors"]
+    compressors = tiers[contrib]
     folder = compressors / family
     tests = root / "tests" / "compressors" / f"test_{name}.py"
     taken = [
         *tests.parent.glob(tests.name),
-        *compressors.glob(f"*/{name}.py"),
-        *compressors.glob(f"{name}.py"),
+        *(file for tier in tiers for file in (*tier.glob(f"*/{name}.py"), *tier.glob(f"{name}.py"))),
         *folder.glob(f"{name}.cc"),
     ]
     if taken or (compressors / name).is_dir():
@@ -67,12 +69,16 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
     if (compressors / f"{family}.py").exists():
         raise ValueError(f"FAMILY must be a folder, and {family!r} is a method")
     operations = [f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")]
-    for file in [*(root / "src" / "gradwire" / "ops").glob("*.py"), *compressors.glob("*/ops.py")]:
+    for file in [
+        *(root / "src" / "gradwire" / "ops").glob("*.py"),
+        *(file for tier in tiers for file in tier.glob("*/ops.py")),
+    ]:
         known = set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
         if known & set(operations):
             raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known & set(operations)))}")
     title = "".join(part.capitalize() for part in name.split("_"))
-    words = {"name": name, "family": family, "title": title}
+    package = "gradwire.contrib.compressors" if contrib else "gradwire.compressors"
+    words = {"name": name, "family": family, "title": title, "package": package}
     texts = {} if folder.is_dir() else {folder / "__init__.py": f'"""{family.capitalize()}."""\n'}
     # All of them before any is written: a place that is missing leaves the tree as it was.
     methods, changes = root / "docs" / "methods.md", root / "CHANGELOG.md"
@@ -85,6 +91,8 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
         methods: _inserted(methods, r"^## Convergence", _filled("section", words)),
         changes: _inserted(changes, r"(?<=^### Added\n\n)", _filled("line", words)),
     }
+    if contrib:
+        del texts[folder / "triton.py"]
     made = not folder.is_dir()
     before = {path: path.read_bytes() if path.exists() else None for path in texts}
     try:
@@ -98,6 +106,19 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
             folder.rmdir()
         raise
     return list(texts)
+
+
+def _check_operations(name: str, files: list[Path]) -> None:
+    """Refuse a name whose operations exist.
+
+    Raises:
+        ValueError: one of the files has them.
+    """
+    operations = {f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")}
+    for file in files:
+        known = operations & set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
+        if known:
+            raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known))}")
 
 
 def _tidy(files: list[Path], root: Path) -> None:
@@ -154,9 +175,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--family", required=True, metavar="FAMILY", help="the folder under src/gradwire/compressors")
+    parser.add_argument("--contrib", action="store_true", help="a method of the second tier")
     given = parser.parse_args()
     try:
-        files = new_method(given.name, given.family)
+        files = new_method(given.name, given.family, contrib=given.contrib)
     except ValueError as error:
         sys.exit(str(error))
     print("\n".join(str(file.relative_to(ROOT)) for file in files))

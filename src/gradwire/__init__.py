@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradwire.compressors.base import Compressor, MultiRound
     from gradwire.compressors.simple import SimpleCompressor
     from gradwire.compressors.wrappers.compose import compose
+    from gradwire.contrib.fsdp1 import compress_fsdp1
     from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
     from gradwire.exchange.checkpoint import merge_states
     from gradwire.exchange.exchange import Exchange
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from gradwire.integrations.checkpoint import read_checkpoint
     from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
     from gradwire.integrations.fsdp import compress_fsdp
-    from gradwire.integrations.fsdp1 import compress_fsdp1
     from gradwire.integrations.optimizer import compress_optimizer
     from gradwire.integrations.process_group import wrap_group
     from gradwire.meeting import Meeting
@@ -76,7 +76,7 @@ _HOMES = {
     "SimpleCompressor": "compressors.simple",
     "compose": "compressors.wrappers.compose",
     "compress_fsdp": "integrations.fsdp",
-    "compress_fsdp1": "integrations.fsdp1",
+    "compress_fsdp1": "contrib.fsdp1",
     "compress_optimizer": "integrations.optimizer",
     "compressor": "exchange.settings",
     "from_params": "compat",

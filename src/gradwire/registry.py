@@ -1,10 +1,11 @@
 """Registry of methods, memories and strategies, which is the folder itself: a module there is registered.
 
-Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, defines exactly one public
-class with ``name = "<name>"``. Adding a method is adding that file; no list is edited anywhere. Files that hold shared
-machinery (``base``, ``simple``; ``ops`` and ``triton`` of a family) and files whose name starts with an underscore
-define no ``name`` of their own and are skipped. Other packages register theirs as entry points of the group
-``gradwire.<kind>``; they are imported when they are asked for, and never take the place of ours.
+Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, or one of these in
+``gradwire/contrib``, defines exactly one public class with ``name = "<name>"``. Adding a method is adding that file; no
+list is edited anywhere. Files that hold shared machinery (``base``, ``simple``; ``ops`` and ``triton`` of a family) and
+files whose name starts with an underscore define no ``name`` of their own and are skipped. Other packages register
+theirs as entry points of the group ``gradwire.<kind>``; they are imported when they are asked for, and never take the
+place of ours.
 """
 
 import dataclasses
@@ -32,10 +33,16 @@ __all__ = [
     "names",
     "names_in",
     "places",
+    "tier",
     "to_config",
 ]
 
-_MACHINERY = frozenset({"base", "ops", "rounding", "simple", "triton"})
+_MACHINERY = frozenset(
+    {
+        *("around", "auto_threshold", "base", "blocks", "exact_topk", "ops", "products", "rounding", "simple"),
+        *("sparsifier", "streams", "triton", "votes"),
+    }
+)
 """Modules of the folders that register nothing: what their methods, and those of other families, are made of."""
 
 _DEPTH = 3
@@ -43,19 +50,33 @@ _DEPTH = 3
 
 @cache
 def places(kind: str) -> dict[str, str]:
-    """Map each name registered under a folder, and in the folders of its families, to its module.
+    """Map each name registered under a folder, in the folders of its families, and in those of the second tier, to its
+    module.
 
-    >>> places("compressors")["twobit"]
-    'gradwire.compressors.ternary.twobit'
+    >>> places("compressors")["twobit"], places("compressors")["randomk"]
+    ('gradwire.compressors.ternary.twobit', 'gradwire.contrib.compressors.sparse.randomk')
     """
-    package = importlib.import_module(f"gradwire.{kind}")
     found: dict[str, str] = {}
-    folders = [f"{package.__name__}.{name}" for name in folders_in(package.__path__)]
-    for folder in (package, *map(importlib.import_module, folders)):
-        for name in names_in(folder.__path__):
-            if name not in _MACHINERY and f"{folder.__name__}.{name}" not in folders:
-                found[name] = f"{folder.__name__}.{name}"
+    for top in (f"gradwire.{kind}", f"gradwire.contrib.{kind}"):
+        package = importlib.import_module(top)
+        families = [f"{top}.{name}" for name in folders_in(package.__path__)]
+        for folder in (package, *map(importlib.import_module, families)):
+            for name in names_in(folder.__path__):
+                if name not in _MACHINERY and f"{folder.__name__}.{name}" not in families:
+                    found[name] = f"{folder.__name__}.{name}"
     return found
+
+
+def tier(kind: str, name: str) -> str:
+    """The tier of a name: "first", "second" (``gradwire.contrib`` says what that promises), or "outside" where another
+    package registers it.
+
+    >>> tier("compressors", "twobit"), tier("compressors", "randomk")
+    ('first', 'second')
+    """
+    if name not in places(kind):
+        return "outside"
+    return "second" if places(kind)[name].startswith("gradwire.contrib.") else "first"
 
 
 def names_in(path: Iterable[str]) -> tuple[str, ...]:

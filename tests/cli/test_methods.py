@@ -60,7 +60,7 @@ def test_a_method_of_another_package_is_described_wherever_it_is(place, tmp_path
     module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     monkeypatch.syspath_prepend(tmp_path)
     told = foreign(EntryPoint("mine", f"{module}:Mine", "gradwire.compressors"), "elsewhere")
-    assert told == DescribedMethod("mine", "elsewhere", "Send nothing.", {"share": "0.5"})
+    assert told == DescribedMethod("mine", "elsewhere", summary="Send nothing.", parameters={"share": "0.5"})
     assert module not in sys.modules
 
 

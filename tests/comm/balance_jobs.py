@@ -17,18 +17,18 @@ from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
-from gradwire.compressors.sparse.oktopk import OkTopk
-from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
+from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.contrib.memory.momentum import Momentum
+from gradwire.contrib.memory.variance import VarianceMemory
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21Memory
-from gradwire.memory.momentum import Momentum
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.memory.variance import VarianceMemory
 from tests.comm.jobs import gradient
 
 SHAPES: list[Named] = [("a", (40, 33)), ("b", (40, 25))]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gradwire.compressors.sketches.sketchml import SketchML
-from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
-from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
 from gradwire.compressors.sparse.dgc import DGC
-from gradwire.compressors.sparse.sidco import SIDCo
-from gradwire.compressors.sparse.variance import Variance
+from gradwire.contrib.compressors.sketches.sketchml import SketchML
+from gradwire.contrib.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.contrib.compressors.sparse.adaptive_threshold import AdaptiveThreshold
+from gradwire.contrib.compressors.sparse.sidco import SIDCo
+from gradwire.contrib.compressors.sparse.variance import Variance
 from gradwire.testing.processes import run_ranks
 from tests.comm.methods import run_method
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from gradwire.compressors.sparse.threshold import Threshold
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.sparse.threshold import Threshold
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.testing.processes import run_ranks
 from gradwire.types import align
 from tests.comm.auto_jobs import agree, own_gradient

@@ -14,8 +14,8 @@ from torch import Tensor
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory

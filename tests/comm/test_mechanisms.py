@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.memory.base import default_memory

@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 
-from gradwire.comm._sparse import PlacedValues, pack, unpack
-from gradwire.comm.oktopk import OkTopkStrategy
 from gradwire.compressors.sparse.dgc import DGC
-from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.comm._sparse import PlacedValues, pack, unpack
+from gradwire.contrib.comm.oktopk import OkTopkStrategy
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gradwire.compressors.sparse.sidco import SIDCo
+from gradwire.contrib.compressors.sparse.sidco import SIDCo
 from gradwire.types import Key
 
 RATIOS, SIZES = (0.1, 0.01, 0.001), (1 << 12, 1 << 15)

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.lowrank.acp_sgd import ACPSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
+from gradwire.contrib.compressors.lowrank.acp_sgd import ACPSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.contrib.compressors.sparse.adaptive_sparse import AdaptiveSparse
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.types import Key

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
+from gradwire.contrib.compressors.sparse.adaptive_threshold import AdaptiveThreshold
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

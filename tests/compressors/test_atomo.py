@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.lowrank.atomo import Atomo, _chances, _directions
+from gradwire.contrib.compressors.lowrank.atomo import Atomo, _chances, _directions
 from gradwire.errors import ConfigError, WireError
 from gradwire.types import Key
 from tests.cases import together

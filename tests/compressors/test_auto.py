@@ -9,12 +9,12 @@ import torch
 
 from gradwire import ops
 from gradwire.compressors.signs.onebit import OneBit
-from gradwire.compressors.sparse.threshold import Threshold
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.wrappers.compose import compose
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.contrib.compressors.sparse.threshold import Threshold
+from gradwire.contrib.compressors.ternary.strom import Strom
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy

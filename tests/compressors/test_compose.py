@@ -9,21 +9,21 @@ from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.lowrank.acp_sgd import ACPSGD
-from gradwire.compressors.lowrank.atomo import Atomo
-from gradwire.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.signs.signsgd import SignSGD
-from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
-from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
-from gradwire.compressors.sparse.randomk import RandomK
-from gradwire.compressors.sparse.sidco import SIDCo
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.transforms.demo import DeMo
-from gradwire.compressors.wrappers import _rank_groups
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.compressors.wrappers import around
+from gradwire.contrib.compressors.lowrank.acp_sgd import ACPSGD
+from gradwire.contrib.compressors.lowrank.atomo import Atomo
+from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
+from gradwire.contrib.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.contrib.compressors.sparse.adaptive_threshold import AdaptiveThreshold
+from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.contrib.compressors.sparse.sidco import SIDCo
+from gradwire.contrib.compressors.transforms.demo import DeMo
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian
@@ -167,7 +167,7 @@ def test_what_the_values_take_is_declared():
 @pytest.mark.parametrize("room", [1, 700, 10**6])
 @pytest.mark.parametrize("outer", [TopK(0.1), TopK(0.1, indices="rice"), RandomK(0.2)], ids=repr)
 def test_ranks_are_opened_a_few_at_a_time(monkeypatch, outer, room):
-    monkeypatch.setattr(_rank_groups, "ROOM", room)
+    monkeypatch.setattr(around, "ROOM", room)
     code, n, ranks = gradwire.compose(outer, QSGD(bits=4, block=16)), 800, 5
     layout = code.layout((n,))
     rows = torch.stack([code.compress(gaussian(n, seed=rank), key=Key(step=rank)) for rank in range(ranks)])

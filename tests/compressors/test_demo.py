@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compressors.transforms.demo import DeMo
+from gradwire.contrib.compressors.transforms.demo import DeMo
+from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
-from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.residual import Residual
 from gradwire.ops import Pieces, Places
 from gradwire.testing.inputs import gaussian

@@ -11,9 +11,9 @@ from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.transforms.demo import DeMo
 from gradwire.compressors.wrappers.ef21 import EF21
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.contrib.compressors.transforms.demo import DeMo
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing.inputs import gaussian

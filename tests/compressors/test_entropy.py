@@ -9,9 +9,9 @@ from gradwire.compressors.base import MultiRound
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.wrappers import _rank_groups
-from gradwire.compressors.wrappers._coders import CODERS
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.compressors.wrappers import around
+from gradwire.contrib.compressors.wrappers._coders import CODERS
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
@@ -188,7 +188,7 @@ def test_ranks_get_the_same_mean_for_fewer_bytes(inner):
 
 @pytest.mark.parametrize("room", [1, 900, 10**6])
 def test_ranks_are_opened_a_few_at_a_time(monkeypatch, room):
-    monkeypatch.setattr(_rank_groups, "ROOM", room)
+    monkeypatch.setattr(around, "ROOM", room)
     code, n = Entropy(), 700
     layout = code.layout((n,))
     rows = torch.zeros(5, align(layout.nbytes), dtype=torch.uint8)

@@ -4,8 +4,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.levels.global_qsgd import GlobalQSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
+from gradwire.contrib.compressors.levels.global_qsgd import GlobalQSGD
 from gradwire.errors import ConfigError
 from gradwire.testing._expect import decode
 from gradwire.testing.inputs import gaussian

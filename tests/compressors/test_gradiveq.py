@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.compressors.lowrank.gradiveq import GradiVeQ
+from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.lowrank.acp_sgd import ACPSGD
-from gradwire.compressors.lowrank.gradzip import GradZip
+from gradwire.contrib.compressors.lowrank.acp_sgd import ACPSGD
+from gradwire.contrib.compressors.lowrank.gradzip import GradZip
 from gradwire.errors import ConfigError
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors.casts.inceptionn import Inceptionn
+from gradwire.contrib.compressors.casts.inceptionn import Inceptionn
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients

@@ -4,8 +4,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.contrib.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.types import Key

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.levels.nuqsgd import NUQSGD
+from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sparse.oktopk import OkTopk
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
-from gradwire.compressors.signs.onebit_sgd import OneBitSGD
+from gradwire.contrib.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients

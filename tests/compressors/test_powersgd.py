@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from gradwire.compressors.lowrank._products import (
+from gradwire.compressors.lowrank.powersgd import PowerSGD
+from gradwire.compressors.lowrank.products import (
     add_products,
     batch_of,
     evenly_spaced,
@@ -17,7 +18,6 @@ from gradwire.compressors.lowrank._products import (
     solve_left,
     solve_right,
 )
-from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import gaussian

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors.sparse.randomk import RandomK
+from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

@@ -4,9 +4,9 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sparse._measure import measure
-from gradwire.compressors.sparse._tails import STAGE_RATIO, fit, sum_of_logs, threshold
-from gradwire.compressors.sparse.sidco import SIDCo
+from gradwire.contrib.compressors.sparse._measure import measure
+from gradwire.contrib.compressors.sparse._tails import STAGE_RATIO, fit, sum_of_logs, threshold
+from gradwire.contrib.compressors.sparse.sidco import SIDCo
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from gradwire.compressors.signs.signsgd import SignSGD
-from gradwire.compressors.signs.signum import Signum
+from gradwire.contrib.compressors.signs.signum import Signum
+from gradwire.contrib.memory.momentum import Momentum
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
-from gradwire.memory.momentum import Momentum
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key
 from tests.comm.jobs import SHAPES, gradient, numel

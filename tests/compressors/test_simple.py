@@ -14,7 +14,7 @@ from gradwire.compressors._adapted import Adapted
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing import contract, inputs

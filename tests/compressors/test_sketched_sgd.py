@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sketches.sketched_sgd import SketchedSGD
+from gradwire.contrib.compressors.sketches.sketched_sgd import SketchedSGD
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks

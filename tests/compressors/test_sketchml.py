@@ -4,8 +4,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sketches import _minmax
-from gradwire.compressors.sketches.sketchml import SketchML
+from gradwire.contrib.compressors.sketches import _minmax
+from gradwire.contrib.compressors.sketches.sketchml import SketchML
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

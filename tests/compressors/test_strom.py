@@ -4,8 +4,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.transforms.thc import THC
+from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
 from gradwire.testing._expect import payload_for
 from gradwire.testing.inputs import SPECIAL, gaussian

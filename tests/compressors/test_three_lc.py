@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.ternary.three_lc import ThreeLC
+from gradwire.contrib.compressors.ternary.three_lc import ThreeLC
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from tests.cases import together

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sparse.threshold import Threshold
+from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.sparse.variance import Variance
+from gradwire.contrib.compressors.sparse.variance import Variance
 from gradwire.errors import WireError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.levels.lpc_svrg import LpcSvrg
-from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.lowrank.atomo import Atomo
-from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.transforms.eden import EDEN
 from gradwire.compressors.wrappers.compose import Compose
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.contrib.compressors.levels.lpc_svrg import LpcSvrg
+from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
+from gradwire.contrib.compressors.lowrank.atomo import Atomo
+from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory

@@ -11,9 +11,9 @@ from gradwire.compressors.base import MultiRound
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
-from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.testing import bounds, contract, feedback, ranks
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Field, Layout

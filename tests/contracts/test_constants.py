@@ -19,20 +19,20 @@ from gradwire.compressors.casts.blockwise8 import Blockwise8
 from gradwire.compressors.casts.dynamic8 import Dynamic8
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.natural import Natural
-from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
-from gradwire.compressors.signs.onebit_sgd import OneBitSGD
-from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
-from gradwire.compressors.sparse.oktopk import OkTopk
-from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
-from gradwire.compressors.ternary.three_lc import ThreeLC
-from gradwire.compressors.transforms.demo import DeMo, _cosines
 from gradwire.compressors.wrappers.compose import Compose
+from gradwire.contrib.compressors.levels.lpc_svrg import LpcSvrg
+from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
+from gradwire.contrib.compressors.signs.onebit_sgd import OneBitSGD
+from gradwire.contrib.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
+from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.contrib.compressors.ternary.three_lc import ThreeLC
+from gradwire.contrib.compressors.transforms.demo import DeMo, _cosines
 from gradwire.testing._expect import decode, encode
 from gradwire.types import Key
 

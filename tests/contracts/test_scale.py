@@ -14,11 +14,11 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.fp16 import FP16
-from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
-from gradwire.compressors.transforms.thc import THC
+from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
+from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.memory.base import default_memory
 from gradwire.testing import golden
 from gradwire.testing._expect import decode, encode

@@ -18,7 +18,7 @@ from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.part import Piece, Unit
-from gradwire.integrations._resharding import Sharded, of_shard, recut, repadded
+from gradwire.integrations.resharding import Sharded, of_shard, recut, repadded
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.residual import Residual
 from gradwire.ops.stored import read, stored_like, write

@@ -9,12 +9,12 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, Named, default_strategy
 from gradwire.exchange.policy import Policy

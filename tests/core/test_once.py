@@ -26,11 +26,11 @@ CPU = torch.device("cpu")
 FIRST: dict[str, tuple[Any, ...]] = {
     "gradwire.auto.choices.from_config_of": ("qsgd:bits=4", "allgather"),
     "gradwire.compressors.casts.ops.codebook": ("dynamic", CPU),
-    "gradwire.compressors.ternary.ops._weights": (CPU,),
     "gradwire.compressors.transforms._eden.lookup": (2, 1, CPU),
     "gradwire.compressors.transforms._eden.quantiser": (3, CPU),
     "gradwire.compressors.transforms._eden.table": (4, 32),
     "gradwire.compressors.transforms._eden.words": (64, CPU),
+    "gradwire.contrib.compressors.ternary.ops._weights": (CPU,),
     "gradwire.integrations._traced.watch_optimizers": (),
     "gradwire.integrations.adaptive.listen": (),
     "gradwire.ops.native.warn_without_kernels": (),

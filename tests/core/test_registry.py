@@ -17,12 +17,13 @@ from gradwire.memory.residual import Residual
 
 @pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])
 def test_every_file_is_registered_under_its_name(kind: str) -> None:
-    folder = Path(gradwire.compressors.__path__[0]).parent / kind
-    families = {path.stem for path in folder.glob("*/[!_]*.py")} - {"ops", "rounding", "triton"}
-    files = {path.stem for path in folder.glob("[!_]*.py")} - {"base", "simple"} | families
-    assert set(registry.names(kind)) == files
-    for name in files:
-        assert registry.find(kind, name).name == name
+    package = Path(gradwire.compressors.__path__[0]).parent
+    for tier, folder in (("first", package / kind), ("second", package / "contrib" / kind)):
+        files = [*folder.glob("[!_]*.py"), *folder.glob("*/[!_]*.py")]
+        named = {path.stem for path in files if f'\n    name = "{path.stem}"\n' in path.read_text(encoding="utf-8")}
+        assert {name for name in registry.names(kind) if registry.tier(kind, name) == tier} == named
+        for name in named:
+            assert registry.find(kind, name).name == name
 
 
 def test_an_unknown_name_names_the_nearest() -> None:

@@ -41,10 +41,10 @@ def compressors() -> Iterator[Compressor]:
         yield registry.build("compressors", name)
 
 
-def methods_short() -> Iterator[str]:
+def methods_short(tier: str) -> Iterator[str]:
     yield "| method | bits an element | error feedback | what it does |"
     yield "|---|---|---|---|"
-    for each in compressors():
+    for each in (each for each in compressors() if registry.tier("compressors", each.name) == tier):
         bits = catalogue.shown_bits(catalogue.describe(each))
         yield f"| [`{each.name}`](#{each.name}) | {bits} | {each.feedback} | {summary(type(each))} |"
 
@@ -99,7 +99,8 @@ def strategies() -> Iterator[str]:
 
 
 TABLES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
-    ("docs/methods.md", "overview"): methods_short,
+    ("docs/methods.md", "overview"): partial(methods_short, "first"),
+    ("docs/methods.md", "second tier"): partial(methods_short, "second"),
     ("docs/methods.md", "methods"): methods_costs,
     ("docs/methods.md", "promises"): methods_declared,
     ("docs/methods.md", "memories"): memories,

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from gradwire import registry
 from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
@@ -15,11 +16,14 @@ LAYERS = (
     ("helpers",),
     ("compressors",),
     ("compressors.casts", "compressors.levels", "compressors.lowrank", "compressors.sparse"),
-    ("compressors.sketches", "compressors.ternary", "compressors.transforms", "compressors.wrappers"),
+    ("compressors.ternary", "compressors.transforms", "compressors.wrappers"),
     ("compressors.signs",),
     ("memory",),
+    ("contrib", "contrib.compressors"),
+    ("contrib.memory",),
     ("adaptive", "group"),
     ("comm",),
+    ("contrib.comm",),
     (
         "compat",
         "exchange",
@@ -34,14 +38,16 @@ LAYERS = (
     ("exchange.settings",),
     ("auto",),
     ("integrations",),
+    ("contrib.fsdp1",),
     ("jax", "tensorflow"),
     ("optim", "kvstore._packages", "kvstore.system"),
     ("kvstore.protocol",),
     ("kvstore.local", "kvstore.server", "kvstore.worker"),
     ("kvstore.launch",),
     ("kvstore._create",),
-    ("kvstore.mxnet",),
+    ("kvstore.trainer",),
     ("kvstore",),
+    ("contrib.mxnet",),
     ("rounds",),
     ("",),
     ("testing",),
@@ -81,6 +87,8 @@ VARIANTS = (
     "gradwire.compressors",
     "gradwire.memory",
     "gradwire.comm",
+    "gradwire.contrib.memory",
+    "gradwire.contrib.comm",
     "gradwire.integrations",
     "gradwire.optim",
     "gradwire.cli.commands",
@@ -96,6 +104,7 @@ VARIANTS = (
 MACHINERY = {
     *("arguments", "base", "simple", "native", "ddp", "fsdp"),
     *("adaptive", "exchanged", "local", "ownership", "setup"),
+    *("auto_threshold", "resharding", "sharded", "sparsifier", "state_units", "uncompressed", "variance_correction"),
 }
 """Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
 with DDP or FSDP2 attach its hook."""
@@ -182,7 +191,8 @@ def test_a_private_module_stays_in_its_package(module: str) -> None:
         ("gradwire_lab.bench.storegroup", "gradwire_lab.bench.peers._process", True),
         ("gradwire_lab.benchmark", "gradwire_lab.bench._process", True),
         ("gradwire.compressors.levels.qsgd", "gradwire.compressors.levels._rounding", False),
-        ("gradwire.compressors.levels.qsgd", "gradwire.compressors._entries", False),
+        ("gradwire.compressors.levels.qsgd", "gradwire.contrib.compressors._entries", True),
+        ("gradwire.contrib.compressors.sparse.sidco", "gradwire.contrib.compressors._entries", False),
         ("gradwire_lab.bench", "gradwire_lab.bench._process", False),
         ("gradwire.compressors.wrappers", "gradwire._extras.signs", False),
         ("gradwire_lab.report._page", "gradwire._files", False),
@@ -191,6 +201,41 @@ def test_a_private_module_stays_in_its_package(module: str) -> None:
 )
 def test_a_private_module_of_another_package_is_found(module: str, other: str, outside: bool) -> None:
     assert is_outside(module, holder(other) or "") == outside
+
+
+DOORS = {"gradwire", "gradwire.kvstore"}
+"""Packages that offer names of the second tier, and import them when they are first used."""
+
+
+def test_nothing_outside_the_second_tier_imports_it() -> None:
+    first = [
+        module
+        for module in modules()
+        if not module.startswith(("gradwire.contrib", "gradwire.testing", "gradwire_lab"))
+    ]
+    imports = {module: {each for each in imported(module) if each.startswith("gradwire.contrib")} for module in first}
+    assert {module: found for module, found in imports.items() if found} == {}
+    named = {module for module in first if "gradwire.contrib" in modules()[module].read_text(encoding="utf-8")}
+    told = {"gradwire.registry", "gradwire.kvstore.protocol.lr_scheduler", "gradwire.kvstore.protocol.updater"}
+    assert named <= DOORS | told
+
+
+METHODS = {module for kind in ("compressors", "memory", "comm") for module in registry.places(kind).values()}
+CONTRACT = (
+    *("_once", "errors", "types", "modes", "registry", "helpers", "ops", "group", "compressors", "memory.base"),
+    "comm.base",
+    "contrib",
+)
+"""Modules and folders that a method of the second tier may import, as one of another package may; in ``compressors``
+what several methods are made of."""
+
+
+@pytest.mark.parametrize("module", sorted(METHODS - {each for each in METHODS if "contrib" not in each}))
+def test_a_method_of_the_second_tier_shares_the_contract_alone(module: str) -> None:
+    inside = {each.removeprefix("gradwire.") for each in imported(module) - {"gradwire"}}
+    wrong = {each for each in inside if not f"{each}.".startswith(tuple(f"{allowed}." for allowed in CONTRACT))}
+    wrong |= {each for each in inside if f"gradwire.{each}" in METHODS}
+    assert not wrong, f"{module} imports {wrong}: no part of the contract"
 
 
 def test_the_library_never_imports_its_laboratory() -> None:

@@ -45,6 +45,7 @@ TO_WRITE = (f"NotImplementedError: write the reference of {NAME}_", f"run: pytho
 
 TOUCHED = (
     "src/gradwire/compressors",
+    "src/gradwire/contrib/compressors",
     "src/gradwire/ops",
     "tests/compressors",
     "docs",
@@ -142,6 +143,20 @@ def test_every_family_takes_a_method(small: Path, family: str) -> None:
     assert _differing(small) == {str(file.relative_to(small)) for file in files}
     assert len(files) + len({f"tests/golden/{NAME}.json"}) <= MOST
     _ruff(small, "check", *(str(file) for file in files if file.suffix == ".py"))
+
+
+def test_a_method_of_the_second_tier_has_no_gpu_kernel(small: Path) -> None:
+    files = new_method(NAME, "levels", small, contrib=True)
+    assert _differing(small) == {str(file.relative_to(small)) for file in files}
+    folder = small / "src/gradwire/contrib/compressors/levels"
+    assert {file.name for file in files if file.parent == folder} == {f"{NAME}.py", f"{NAME}.cc", "ops.py"}
+    assert "from gradwire.contrib.compressors.levels import ops" in (folder / f"{NAME}.py").read_text(encoding="utf-8")
+    _ruff(small, "check", *(str(file) for file in files if file.suffix == ".py"))
+
+
+def test_a_name_of_the_second_tier_is_taken(small: Path) -> None:
+    with pytest.raises(ValueError, match=r"NAME must be new, and there is .*randomk"):
+        new_method("randomk", "levels", small)
 
 
 def _ruff(tree: Path, *command: str) -> None:

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.contrib.fsdp1 import compress_fsdp1
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam
 from tests.integrations.fsdp_jobs import sharded

@@ -22,9 +22,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 import gradwire
+from gradwire.contrib.fsdp1 import compress_fsdp1
 from gradwire.integrations._wrapped import exchanged
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
-from gradwire.integrations.fsdp1 import compress_fsdp1
 from tests.heard import heard
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
 from tests.integrations.jobs import answers, asked_inside, batch, model_of

@@ -20,7 +20,7 @@ from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.transforms.thc import THC
+from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.integrations.optimizer import compress_optimizer

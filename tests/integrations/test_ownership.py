@@ -16,9 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import rounds
+from gradwire.contrib.fsdp1 import compress_fsdp1
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.testing.processes import run_ranks

@@ -23,9 +23,9 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
+from gradwire.contrib.fsdp1 import compress_fsdp1
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from tests.integrations.jobs import STREAMS, answers
 

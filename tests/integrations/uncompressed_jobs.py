@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.contrib.fsdp1 import compress_fsdp1
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from tests.heard import heard
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from gradwire.kvstore.mxnet.trainer import Trainer
 from gradwire.kvstore.protocol.small_keys import MAX_NAME, is_small
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.trainer import Trainer
 from tests.kvstore.talk import ask, hello, init, messages, pull, push, save
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gradwire import ConfigError
+from gradwire.contrib.mxnet import eval_metric
+from gradwire.contrib.mxnet.callback import Speedometer, do_checkpoint
 from gradwire.kvstore import Module
-from gradwire.kvstore.mxnet import eval_metric
-from gradwire.kvstore.mxnet.callback import Speedometer, do_checkpoint
 from gradwire.kvstore.protocol.lr_scheduler import MultiFactorScheduler
 from tests.kvstore.simulate import Simulated
 

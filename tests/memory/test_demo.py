@@ -10,8 +10,8 @@ import torch
 from gradwire import registry
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.errors import ConfigError
-from gradwire.memory.demo import DeMoMemory
 from gradwire.types import Key
 from tests.cases import together
 

@@ -7,9 +7,9 @@ import torch
 
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
-from gradwire.compressors.signs.signum import Signum
+from gradwire.contrib.compressors.signs.signum import Signum
+from gradwire.contrib.memory.momentum import Momentum
 from gradwire.errors import ConfigError
-from gradwire.memory.momentum import Momentum
 from gradwire.types import Key
 from tests.cases import together
 

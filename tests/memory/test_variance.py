@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.compressors.sparse.variance import Variance
+from gradwire.contrib.compressors.sparse.variance import Variance
+from gradwire.contrib.memory.variance import VarianceMemory
 from gradwire.errors import ConfigError
-from gradwire.memory.variance import VarianceMemory
 from gradwire.types import Key
 from tests.cases import together
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from gradwire.compressors.sparse.ops import capacity, threshold_encode
-from gradwire.compressors.sparse.ops import threshold_encode_feedback as encode_feedback
 from gradwire.compressors.ternary.ops import dithered_encode, dithered_encode_feedback
+from gradwire.contrib.compressors.sparse.ops import capacity, threshold_encode
+from gradwire.contrib.compressors.sparse.ops import threshold_encode_feedback as encode_feedback
 from gradwire.ops import auto_threshold
 from gradwire.ops.codes import code_bytes, unpack
 from gradwire.ops.dither import SAMPLE, dither, sampled_places

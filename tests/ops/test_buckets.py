@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.sketches.ops import bucket_add_decoded, bucket_encode
+from gradwire.contrib.compressors.sketches.ops import bucket_add_decoded, bucket_encode
 from gradwire.errors import ConfigError
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compressors.wrappers._coders import elias, frequencies, huffman
-from gradwire.compressors.wrappers.ops import (
+from gradwire.contrib.compressors.wrappers._coders import elias, frequencies, huffman
+from gradwire.contrib.compressors.wrappers.ops import (
     CHUNK,
     byte_counts,
     chunk_count,

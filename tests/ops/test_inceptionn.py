@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.casts.ops import (
+from gradwire.contrib.compressors.casts.ops import (
     capacity,
     inceptionn_add_decoded,
     inceptionn_encode,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.sparse.ops import (
+from gradwire.contrib.compressors.sparse.ops import (
     mark_beyond,
     mark_drawn,
     tail_moments,

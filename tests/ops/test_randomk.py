@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compressors.sparse._draws import draws
-from gradwire.compressors.sparse.ops import randomk_add_decoded, randomk_encode
+from gradwire.contrib.compressors.sparse._draws import draws
+from gradwire.contrib.compressors.sparse.ops import randomk_add_decoded, randomk_encode
 from tests.cases import pairwise
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient
 

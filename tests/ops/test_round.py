@@ -12,11 +12,9 @@ from gradwire.compressors.levels.ops import (
     qsgd_encode_feedback,
     round_encode,
     round_keep,
-    sum_words,
-    sums_add_decoded,
-    sums_encode,
 )
-from gradwire.compressors.transforms.ops import block_norms
+from gradwire.contrib.compressors.levels.ops import sum_words, sums_add_decoded, sums_encode
+from gradwire.contrib.compressors.transforms.ops import block_norms
 from gradwire.errors import ConfigError
 from tests.cases import pairwise, together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep

@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from gradwire.compressors.signs.ops import (
-    sign_add_decoded,
-    sign_bytes,
-    sign_encode,
-    sign_encode_feedback,
-    sign_vote,
-    signum_encode,
-)
+from gradwire.compressors.signs.ops import sign_add_decoded, sign_bytes, sign_encode, sign_encode_feedback, sign_vote
+from gradwire.contrib.compressors.signs.ops import signum_encode
 from gradwire.errors import ConfigError
 from gradwire.ops import momentum_update
 from tests.cases import together

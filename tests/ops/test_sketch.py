@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.sketches.ops import places, sketch_add, sketch_estimate
+from gradwire.contrib.compressors.sketches.ops import places, sketch_add, sketch_estimate
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

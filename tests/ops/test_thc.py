@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire.compressors.transforms._thc import coordinates
-from gradwire.compressors.transforms.ops import block_norms, thc_add_decoded, thc_encode
+from gradwire.contrib.compressors.transforms._thc import coordinates
+from gradwire.contrib.compressors.transforms.ops import block_norms, thc_add_decoded, thc_encode
 from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 FORMS = ((16, 1, 2.0), (32, 15, 2.154), (128, 85, 3.0), (1024, 15, 2.154), (16384, 255, 4.0))

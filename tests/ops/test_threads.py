@@ -12,12 +12,13 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.sparse.ops import threshold_encode, topk_encode
-from gradwire.compressors.sparse.threshold import Threshold
+from gradwire.compressors.sparse.ops import topk_encode
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.ops import twobit_encode
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.sparse.ops import threshold_encode
+from gradwire.contrib.compressors.sparse.threshold import Threshold
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.ops.native import kernels
 from gradwire_lab.bench.steps import STEPS
 from tests.ops.harness import torch_threads

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.ternary.ops import three_lc_add_decoded, three_lc_encode, three_lc_encode_feedback
+from gradwire.contrib.compressors.ternary.ops import three_lc_add_decoded, three_lc_encode, three_lc_encode_feedback
 from tests.cases import pairwise, together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 

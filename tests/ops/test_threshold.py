@@ -4,7 +4,12 @@ bytes."""
 import pytest
 import torch
 
-from gradwire.compressors.sparse.ops import capacity, threshold_add_decoded, threshold_encode, threshold_encode_feedback
+from gradwire.contrib.compressors.sparse.ops import (
+    capacity,
+    threshold_add_decoded,
+    threshold_encode,
+    threshold_encode_feedback,
+)
 from tests.cases import pairwise, together
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, random_bytes, sweep
 

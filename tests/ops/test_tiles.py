@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compressors.sparse.ops import tile_topk
-from gradwire.compressors.transforms.ops import waves_add_decoded
+from gradwire.contrib.compressors.transforms.ops import waves_add_decoded
 from tests.cases import pairwise
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradwire.compressors.lowrank.powersgd import PowerSGD
-from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
+from gradwire.contrib.compressors.sparse.adaptive_threshold import AdaptiveThreshold
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 from tests.optim.jobs import all_poisoned_in_one

@@ -15,12 +15,12 @@ from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
-from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.wrappers.compose import compose
-from gradwire.compressors.wrappers.entropy import Entropy
+from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.contrib.compressors.ternary.strom import Strom
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

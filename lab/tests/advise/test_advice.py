@@ -18,7 +18,7 @@ from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.transforms.thc import THC
+from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
 from gradwire_lab.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire_lab.advise.cluster import Cluster, worlds

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.auto.codec import WARM_UP, measure
 from gradwire.auto.profile import BucketProfile
 from gradwire.auto.wire import PAYLOAD_SHARE
-from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.errors import ConfigError
 from gradwire_lab.advise.examples import example
 from gradwire_lab.advise.gauge import Alphas, _model, _replayed, _wire

@@ -15,7 +15,7 @@ from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.wire import Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.transforms.thc import THC
+from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
 from gradwire_lab.advise import consult
 from gradwire_lab.advise.advice import MARGIN, Candidate, advise, plausible, reachable

@@ -15,10 +15,10 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.lowrank.powersgd import PowerSGD
-from gradwire.compressors.sparse.oktopk import OkTopk
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.eden import EDEN
+from gradwire.contrib.compressors.sparse.oktopk import OkTopk
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Named
 from gradwire.exchange.policy import Policy

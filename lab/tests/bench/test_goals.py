@@ -2,12 +2,12 @@ import pytest
 
 from gradwire import registry
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.lowrank.atomo import Atomo
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.lowrank.atomo import Atomo
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire_lab.bench.goals import judged, least_ratio, misses, nanoseconds
 from gradwire_lab.bench.steps import STEPS
 

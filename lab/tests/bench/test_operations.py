@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.casts.ops import cast_add_decoded
-from gradwire.compressors.sketches.ops import sketch_estimate
 from gradwire.compressors.ternary.ops import twobit_encode
+from gradwire.contrib.compressors.sketches.ops import sketch_estimate
 from gradwire.ops import Pieces, Places
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
 

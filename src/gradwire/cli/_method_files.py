@@ -22,6 +22,7 @@ class DescribedMethod:
     Args:
         name: registered name.
         family: folder of the method; of another package's method, the name of the package.
+        tier: "first", "second", or "outside" where it is another package's.
         summary: first line of the class's docstring.
         parameters: source text of each parameter's default, empty where it has none.
         reference: publication.
@@ -29,6 +30,7 @@ class DescribedMethod:
 
     name: str
     family: str
+    tier: str = "outside"
     summary: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     reference: str = ""
@@ -43,14 +45,15 @@ def described_methods() -> list[DescribedMethod]:
     for name, module in registry.places("compressors").items():
         spec = find_spec(module)
         assert spec is not None
-        found[name] = described(Path(str(spec.origin)), name, module.split(".")[-2])
+        tier = registry.tier("compressors", name)
+        found[name] = described(Path(str(spec.origin)), name, module.split(".")[-2], tier)
     for point in entry_points(group="gradwire.compressors"):
         package = point.dist.name if point.dist is not None else point.module.partition(".")[0]
         found.setdefault(point.name, foreign(point, package))
     return [found[name] for name in sorted(found)]
 
 
-def described(file: Path, name: str, family: str) -> DescribedMethod:
+def described(file: Path, name: str, family: str, tier: str = "outside") -> DescribedMethod:
     """Describe a method by the class of its name in a file."""
     text = file.read_text(encoding="utf-8")
     # What is told stands before the first method of the class; to parse only that takes a third of the time.
@@ -60,21 +63,22 @@ def described(file: Path, name: str, family: str) -> DescribedMethod:
             for node in tree.body:
                 if isinstance(node, ast.ClassDef) and constant(node, "name") == name:
                     summary = (ast.get_docstring(node) or "").partition("\n")[0]
-                    return DescribedMethod(name, family, summary, parameters(tree, node), constant(node, "reference"))
-    return DescribedMethod(name, family)
+                    source = constant(node, "reference")
+                    return DescribedMethod(name, family, tier, summary, parameters(tree, node), source)
+    return DescribedMethod(name, family, tier)
 
 
 def parameters(tree: ast.Module, node: ast.ClassDef) -> dict[str, str]:
-    """Map the fields of a dataclass to the source text of their defaults, those of its private bases first."""
+    """Map the fields of a dataclass to the source text of their defaults, those that a family shares first."""
     found: dict[str, str] = {}
-    private = {ast.unparse(base) for base in node.bases}
+    bases = {ast.unparse(base) for base in node.bases}
     for each in tree.body:
-        if isinstance(each, ast.ImportFrom) and each.module and each.module.rpartition(".")[2].startswith("_"):
-            spec = find_spec(each.module) if private & {alias.name for alias in each.names} else None
+        if isinstance(each, ast.ImportFrom) and each.module and not each.module.endswith(".base"):
+            spec = find_spec(each.module) if bases & {alias.name for alias in each.names} else None
             if spec is not None and spec.origin:
                 inside = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
                 for other in inside.body:
-                    if isinstance(other, ast.ClassDef) and other.name in private:
+                    if isinstance(other, ast.ClassDef) and other.name in bases:
                         found |= parameters(inside, other)
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):

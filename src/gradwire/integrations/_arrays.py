@@ -20,11 +20,11 @@ from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.integrations._buckets import BucketState, buckets_of
-from gradwire.integrations._state import Units
-from gradwire.integrations._variance import check_noise
 from gradwire.integrations.adaptive import AdaptiveWatch
 from gradwire.integrations.ownership import Caller
 from gradwire.integrations.setup import prepare_named, share_start
+from gradwire.integrations.state_units import Units
+from gradwire.integrations.variance_correction import check_noise
 
 __all__ = ["ArrayState", "Spec", "share_arrays"]
 

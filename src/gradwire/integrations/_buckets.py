@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import USED, Named
-from gradwire.integrations._state import ExchangeState
 from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import Prepared, in_memory, memory_order
+from gradwire.integrations.state_units import ExchangeState
 from gradwire.modes import ordinary_modes
 from gradwire.worker import Worker
 

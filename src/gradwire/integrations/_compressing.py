@@ -30,8 +30,8 @@ from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.integrations._background import Started
 from gradwire.integrations._scatter import ScatterSession
-from gradwire.integrations._sharded import multiplier
-from gradwire.integrations._state import Scratch
+from gradwire.integrations.sharded import multiplier
+from gradwire.integrations.state_units import Scratch
 from gradwire.memory.none import NoMemory
 from gradwire.modes import has_memory, ordinary, ordinary_modes
 from gradwire.types import Key, State, tensor_id

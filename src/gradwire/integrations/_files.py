@@ -11,7 +11,7 @@ import torch
 from gradwire.errors import require
 from gradwire.exchange.checkpoint import OnResize, merge_states
 from gradwire.group.agree import agree
-from gradwire.integrations._state import ExchangeState
+from gradwire.integrations.state_units import ExchangeState
 
 __all__ = ["load_rank", "save_rank"]
 

@@ -12,7 +12,7 @@ from gradwire.errors import GroupError
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
-from gradwire.integrations._state import ExchangeState
+from gradwire.integrations.state_units import ExchangeState
 from gradwire.metrics import Metrics
 
 __all__ = ["gathered"]

@@ -21,8 +21,8 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.integrations._meshes import ranks_of
-from gradwire.integrations._resharding import Sharded
 from gradwire.integrations.ownership import release
+from gradwire.integrations.resharding import Sharded
 from gradwire.integrations.setup import backend_of
 from gradwire.metrics import Metrics
 

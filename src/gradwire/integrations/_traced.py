@@ -21,8 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gradwire._once import once
 from gradwire.errors import ConfigError
 from gradwire.integrations._buckets import Bucket, BucketState, buckets_of
-from gradwire.integrations._state import Units, parameters_of
 from gradwire.integrations.setup import Prepared
+from gradwire.integrations.state_units import Units, parameters_of
 from gradwire.worker import Worker
 
 __all__ = ["Arrivals"]

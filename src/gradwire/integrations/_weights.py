@@ -29,9 +29,9 @@ from gradwire.exchange.settings import build_compressor
 from gradwire.group.channel import Channel
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.integrations._background import Started
-from gradwire.integrations._resharding import Sharded
-from gradwire.integrations._state import Scratch
+from gradwire.integrations.resharding import Sharded
 from gradwire.integrations.setup import private_group
+from gradwire.integrations.state_units import Scratch
 from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary, ordinary_modes

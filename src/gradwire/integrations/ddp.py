@@ -33,11 +33,8 @@ from gradwire.group.part import nonfinite
 from gradwire.integrations._dropped import DroppedGradients
 from gradwire.integrations._model_copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._regroup import Regroup
-from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
-from gradwire.integrations._uncompressed import reduced_by_ddp
 from gradwire.integrations._unused import exchange_used
-from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
 from gradwire.integrations.setup import (
@@ -49,6 +46,9 @@ from gradwire.integrations.setup import (
     refuse_steps_in_backward,
     uncompiled,
 )
+from gradwire.integrations.state_units import ExchangeState, Reading, Scratch, Units
+from gradwire.integrations.uncompressed import reduced_by_ddp
+from gradwire.integrations.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 from gradwire.worker import Worker
 

@@ -35,15 +35,15 @@ from gradwire.integrations._gather_waits import GatherWaits
 from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._module_group import ModuleGroupBackward
 from gradwire.integrations._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
-from gradwire.integrations._resharding import Sharded
-from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
-from gradwire.integrations._state import Units
-from gradwire.integrations._uncompressed import refuse_sparse, sparse_in
-from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import DifferenceGather, WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
+from gradwire.integrations.resharding import Sharded
 from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
+from gradwire.integrations.sharded import ReduceScatter, ShardedState, check_scatter, check_size
+from gradwire.integrations.state_units import Units
+from gradwire.integrations.uncompressed import refuse_sparse, sparse_in
+from gradwire.integrations.variance_correction import VarianceCorrection
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary_modes
 

@@ -17,12 +17,12 @@ from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import BucketState, buckets_of
 from gradwire.integrations._model_copies import note_copies_of_optimizer
-from gradwire.integrations._state import Units, parameters_of
-from gradwire.integrations._uncompressed import sparse_in
-from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
 from gradwire.integrations.ownership import Caller, owners_of
 from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled, warn_of_statistics
+from gradwire.integrations.state_units import Units, parameters_of
+from gradwire.integrations.uncompressed import sparse_in
+from gradwire.integrations.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 
 __all__ = ["OptimizerState", "compress_optimizer"]

@@ -25,8 +25,8 @@ from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.group.failures import named, roll_call, timeout_of
 from gradwire.group.pool import Lease, lease
-from gradwire.integrations._uncompressed import DTYPES, announce_uncompressed, kinds_of
 from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
+from gradwire.integrations.uncompressed import DTYPES, announce_uncompressed, kinds_of
 from gradwire.metrics import Metrics
 
 __all__ = [

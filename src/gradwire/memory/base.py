@@ -99,6 +99,9 @@ class Memory(Configuration, ABC):
     takes_dtype: ClassVar[bool] = False
     """True: the memory has a parameter ``dtype``, in which it stores what it keeps."""
 
+    residual_is_momentum: ClassVar[bool] = False
+    """True: what is kept in ``residual`` is a momentum, and no part of the parameters' change."""
+
     beta_is_momentum: ClassVar[bool] = False
     """True: the parameter ``beta`` is what other libraries call momentum."""
 

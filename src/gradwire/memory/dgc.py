@@ -59,6 +59,7 @@ class DGCMemory(Memory):
     name = "dgc"
     takes_back = True
     late = True
+    residual_is_momentum = True
     buffers = ("residual", "momentum", "undo", "sent")
     transient = ("undo", "sent")
     one_round = True

@@ -39,8 +39,6 @@ from gradwire.integrations.ownership import release
 from gradwire.integrations.setup import is_auto
 from gradwire.meeting.meeting import Meeting
 from gradwire.memory.base import Memory
-from gradwire.memory.demo import DeMoMemory
-from gradwire.memory.dgc import DGCMemory
 from gradwire.modes import ordinary_modes
 from gradwire.optim._flight import Flight
 from gradwire.optim._local_noise import LocalNoise
@@ -234,7 +232,7 @@ class CompressedStep(LocalSteps):
         waits = "residual" in self.exchange.buffers("buffers")
         if not waits:
             why = "where nothing waits"
-        elif isinstance(memory, DGCMemory | DeMoMemory):
+        elif memory.residual_is_momentum:
             why = "whose residual is a momentum"
         elif memory.form.block:
             why = "whose residual is stored in codes"

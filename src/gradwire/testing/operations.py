@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 import gradwire.compressors
+import gradwire.contrib.compressors
 import gradwire.ops
 from gradwire import registry
 from gradwire.ops.arguments import Flat, Names, Rows, Where
@@ -195,7 +197,12 @@ def modules() -> tuple[str, ...]:
     kernels = registry.folders_in(gradwire.ops.__path__)
     return (
         *(f"gradwire.ops.{name}" for name in registry.names_in(gradwire.ops.__path__) if name not in kernels),
-        *(f"gradwire.compressors.{family}.ops" for family in registry.folders_in(gradwire.compressors.__path__)),
+        *(
+            f"{tier.__name__}.{family}.ops"
+            for tier in (gradwire.compressors, gradwire.contrib.compressors)
+            for family in registry.folders_in(tier.__path__)
+            if find_spec(f"{tier.__name__}.{family}.ops")
+        ),
     )
 
 

@@ -26,16 +26,14 @@ VARIANTS = {
     "qsgd_add_decoded": [WIDE, LONG, WHOLE, WHOLE | {"grid": "powers"}],
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG],
-    "randomk_encode": [{"run": 1}],
     "scaled_sign_encode_feedback": [{"block": 2048}],
     "tile_topk": [{"x": torch.ones(8192), "size": 8192}],
     "two_means_encode_feedback": [{"block": 2048}],
-    "waves_add_decoded": [{"a": 64, "b": 64}],
 }
 
 
-# Made of other kernels, which have their own rows.
-COMPOSED = {"inceptionn_encode_feedback", "parts_add_decoded", "take_beyond", "take_drawn"}
+# Made of another kernel, which has its own row.
+COMPOSED = {"parts_add_decoded"}
 
 
 def on_one(*names):
@@ -63,7 +61,7 @@ def test_every_operation_is_rounded_as_written(compilers, name, capability):
         assert INEXACT.findall(kernel.ptx) == []
 
 
-@on_one("mark_drawn", "philox", "qsgd_encode", "qsgd_encode_feedback")
+@on_one("philox", "qsgd_encode", "qsgd_encode_feedback")
 def test_another_step_compiles_nothing(compilers, name, capability):
     streams = ((0, 0), (2**40, 1), (-7, 16), (2**31, 2**62))
     _compile(compilers(capability), name, [{}])

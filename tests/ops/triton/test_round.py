@@ -9,9 +9,6 @@ from gradwire.compressors.levels.ops import (
     qsgd_add_decoded,
     round_encode,
     round_keep,
-    sum_words,
-    sums_add_decoded,
-    sums_encode,
 )
 from tests.cases import together
 from tests.ops.harness import Case, gradient, random_bytes
@@ -100,15 +97,3 @@ def test_more_segments_than_are_added_at_once(on):
     check(Case(moments_norm, {"table": rows.view(-1)}, {"norm": ((1,), torch.float32)}, arguments), on)
     arguments["kind"] = "length"
     check(Case(moments_norm, {"table": rows.view(-1)}, {"norm": ((1,), torch.float32)}, arguments), on)
-
-
-@sizes
-@pytest.mark.parametrize(("levels", "world"), [(7, 3), (127, 1), (7, 19), (1, 0), (3, -1)])
-def test_sums_of_levels(on, n, levels, world):
-    codes = ((sum_words(n),), torch.int32)
-    check(Case(sums_encode, {"own": random_bytes((n,), 5)}, {"codes": codes}, {"levels": levels}), on, n % 3)
-    words = random_bytes((4 * sum_words(n),), 5).view(torch.int32)
-    words[-1:] = world
-    inputs = {"norm": torch.full((min(n, 1),), 2.5), "codes": words}
-    arguments = {"levels": levels, "scale": -1 / 3}
-    check(Case(sums_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), on, n % 3)

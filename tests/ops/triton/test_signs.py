@@ -1,14 +1,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.signs.ops import (
-    sign_add_decoded,
-    sign_bytes,
-    sign_encode,
-    sign_encode_feedback,
-    sign_vote,
-    signum_encode,
-)
+from gradwire.compressors.signs.ops import sign_add_decoded, sign_bytes, sign_encode, sign_encode_feedback, sign_vote
 from gradwire.ops import momentum_update
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
@@ -54,5 +47,3 @@ def test_momentum(on, n, finite, watched):
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
     check(Case(momentum_update, {}, outputs, {"beta": 0.9}), on, n % 3)
-    outputs["codes"] = ((sign_bytes(n),), torch.uint8)
-    check(Case(signum_encode, {}, outputs, {"beta": 0.9}), on, n % 3)

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from gradwire.compressors.sparse.ops import tile_topk
-from gradwire.compressors.transforms.ops import waves_add_decoded
 from tests.cases import pairwise
-from tests.ops.harness import Case, gradient, random_bytes
+from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check
 
 TILES = 5
@@ -34,18 +33,3 @@ def test_the_largest_magnitudes_of_all(on, bits):
 def test_no_tiles_choose_nothing(on):
     outputs = {"values": torch.empty(0), "places": torch.empty(0, dtype=torch.int16)}
     check(Case(tile_topk, {"x": torch.empty(0)}, outputs, {"size": 4}), on)
-
-
-@pairwise
-@pytest.mark.parametrize(("a", "b", "k"), [(1, 1, 1), (3, 5, 2), (64, 64, 4), (17, 100, 4), (5, 16, 80)])
-def test_waves(on, a, b, k):
-    down, across, pitch = 2, 3, 3 * b + 1
-    n = (down * a - 1) * pitch + across * b
-    places = random_bytes((2, down * across * k * 2), 4).view(torch.int16)
-    places[0] = (places[0].int() & 0xFFFF).remainder(a * b).to(torch.int16)
-    values = gradient(2 * down * across * k, 2).view(2, -1)
-    inputs = {"values": values, "places": places, "tall": gradient(a * a, 5), "wide": gradient(b * b, 6)}
-    sizes = {"a": a, "b": b, "down": down, "across": across, "pitch": pitch, "scale": 0.3}
-    for ranks in (0, 1, 2):
-        rows = inputs | {"values": values[:ranks], "places": places[:ranks]}
-        check(Case(waves_add_decoded, rows, {"out": gradient(n, 1)}, sizes, pitch=8), on, n % 3)

@@ -38,10 +38,10 @@ def command(declared: bool, json_to: str | None) -> None:
 
 
 def _described(methods: list[DescribedMethod]) -> RenderableType:
-    table = _grid("method", "family", "what it does", "parameters", "source")
+    table = _grid("method", "family", "tier", "what it does", "parameters", "source")
     for each in methods:
         given = (f"{name}={value}" if value else name for name, value in each.parameters.items())
-        table.add_row(each.name, each.family, each.summary, ", ".join(given), each.reference)
+        table.add_row(each.name, each.family, each.tier, each.summary, ", ".join(given), each.reference)
     return table
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
-from gradwire.compressors._entries import pieces
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts._float_cast import Cast
 from gradwire.errors import require
+from gradwire.ops.segments import cache_pieces
 from gradwire.types import Key, Payload, State
 
 __all__ = ["BF16"]
@@ -93,7 +93,7 @@ class BF16(Cast):
         if not self.random:
             super().encode(x, payload, state, key)
             return
-        for begin, piece in pieces(x.view(-1)):
+        for begin, piece in cache_pieces(x.view(-1)):
             values = payload[0][begin : begin + piece.numel()]
             words = torch.empty(-(-piece.numel() // 2), dtype=torch.int32, device=x.device)
             ops.philox(words, key.stream(), key.step, begin // 8)

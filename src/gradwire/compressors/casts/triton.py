@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.compressors.casts import ops
 from gradwire.compressors.casts.ops import KINDS, codebook
-from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.launch import BLOCK, ScratchMemory, launch, scratch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.levels import elements as elements_of
@@ -27,7 +25,6 @@ __all__ = [
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
-    "inceptionn_encode_feedback",
 ]
 
 _LINEAR = tl.constexpr(0)
@@ -473,13 +470,3 @@ def eightbit_add_decoded(
     part = tile(block) | {"FRESH": fresh, "KIND": KINDS.index(kind)}
     grid = (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
     launch(_eightbit_sum, grid, *rows, out, book, n, count, float32(scale), **part)
-
-
-def inceptionn_encode_feedback(
-    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, bound: int, status: Tensor | None = None
-) -> None:
-    """The operation on a GPU: compensate, encode, and subtract the decoded values."""
-    add_residual(grad, residual, status)
-    ops.inceptionn_encode(residual, used, stream, bound)
-    if residual.numel():
-        ops.inceptionn_add_decoded(stream[None], residual, bound, -1.0)

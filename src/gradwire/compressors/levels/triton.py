@@ -34,8 +34,6 @@ __all__ = [
     "qsgd_encode_feedback",
     "round_encode",
     "round_keep",
-    "sums_add_decoded",
-    "sums_encode",
 ]
 
 _UNIT = tl.constexpr(2.0**-16)
@@ -460,60 +458,6 @@ def round_keep(
     """The operation on a GPU."""
     n, programs, form = residual.numel(), _rounding(residual), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
     launch(_round_kept, programs, residual, norm, codes, n, codes.numel(), key, step, float32(shrink), **form)
-
-
-@triton.jit(do_not_specialize=["levels"])
-def _sums_encode(
-    own: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    words: tl.tensor,
-    levels: tl.int32,
-    WORDS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    word, slot = number(program) * WORDS + tl.arange(0, WORDS), tl.arange(0, 4)[None, :]
-    i = word[:, None] * 4 + slot
-    level = tl.load(own + i, mask=i < n, other=0).to(tl.int32) + levels
-    byte = tl.where(i < n, level & 0xFF, 0).to(tl.int64)
-    found = tl.where(word == words - 1, 1, tl.sum(byte << slot * 8, axis=1))
-    tl.store(codes + word, found.to(tl.int32), mask=word < words)
-
-
-@mergeable
-def sums_encode(own: Tensor, codes: Tensor, levels: int) -> None:
-    """The operation on a GPU; the last word counts the ranks."""
-    words, span = codes.numel(), BLOCK // 4
-    launch(_sums_encode, (triton.cdiv(words, span),), own, codes, own.numel(), words, levels, WORDS=span)
-
-
-@triton.jit(do_not_specialize=["levels"])
-def _sums_add(
-    norm: tl.tensor,
-    codes: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    words: tl.tensor,
-    levels: tl.int32,
-    scale: tl.float32,
-    BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    i, one = number(program) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 1)
-    ranks = tl.load(codes + words - 1 + one)
-    fits = (ranks > 0) & (ranks <= 255 // (2 * levels))
-    bias = tl.where(fits, levels * ranks, 1)
-    step = tl.where(fits, tl.div_rn(tl.load(norm + one), bias.to(tl.float32)), float("nan")) * scale
-    byte = (tl.load(codes + i // 4, mask=i < n, other=0) >> (i % 4 * 8).to(tl.int32)) & 0xFF
-    total = tl.load(out + i, mask=i < n) + step * (byte - bias).to(tl.float32)
-    tl.store(out + i, total, mask=i < n)
-
-
-@mergeable
-def sums_add_decoded(norm: Tensor, codes: Tensor, out: Tensor, levels: int, scale: float) -> None:
-    """The operation on a GPU."""
-    n, numbers = out.numel(), (codes.numel(), levels, float32(scale))
-    launch(_sums_add, (triton.cdiv(n, BLOCK),), norm, codes, out, n, *numbers, BLOCK=BLOCK)
 
 
 @mergeable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Feedback, MultiRound
-from gradwire.compressors.lowrank._products import (
+from gradwire.compressors.lowrank.products import (
     add_factors,
     grouped,
     keep_usable_each,

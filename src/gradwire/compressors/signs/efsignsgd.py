@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.compressors.signs import ops
-from gradwire.compressors.signs._blocks import BlockSigns
+from gradwire.compressors.signs.blocks import BlockSigns
 
 __all__ = ["EFSignSGD"]
 

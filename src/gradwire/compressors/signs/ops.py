@@ -21,7 +21,6 @@ from gradwire.ops.bits import pack_bits, unpack_bits
 from gradwire.ops.codes import pack, unpack
 from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import spread
-from gradwire.ops.momentum import advance
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 from gradwire.ops.validation import float32
 
@@ -38,7 +37,6 @@ __all__ = [
     "sign_encode",
     "sign_encode_feedback",
     "sign_vote",
-    "signum_encode",
     "two_means_add_decoded",
     "two_means_encode",
     "two_means_encode_feedback",
@@ -57,7 +55,6 @@ def sign_bytes(n: int) -> int:
 Signs = Annotated[Tensor, Flat(torch.uint8, "sign_bytes(n)", written=True)]
 SignsOfRanks = Annotated[Tensor, Rows(torch.uint8, "sign_bytes(n)")]
 Tie = Annotated[float, Where("tie in (-1.0, 0.0, 1.0)", "-1, 0 or 1")]
-Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
 
 _TIE = 2.0**-12
 
@@ -163,31 +160,6 @@ def sign_vote(mean: Written, tie: Tie) -> None:
     tied = mean.abs() <= _TIE
     sign = torch.where(mean.isnan(), mean, mean.sign())
     mean.copy_(sign.masked_fill_(tied, tie))
-
-
-@declared
-def signum_encode(grad: Written, momentum: Written, codes: Signs, beta: Beta, status: Status = None) -> None:
-    """``momentum_update``, then ``sign_encode`` of the new momentum, in one pass over memory.
-
-    Args:
-        grad: float32, n elements. Written only where ``status`` is given: it then receives the old momentum.
-        momentum: float32, n elements.
-        codes: uint8, ceil(n / 8) bytes, as ``sign_encode`` writes them.
-        beta: weight of the old momentum, in [0, 1).
-        status: int32, 1 element, or None: bit 0 is set where the new momentum is not finite.
-
-    Raises:
-        ConfigError: a tensor is not of this form, or beta is outside its range.
-
-    >>> grad, momentum, codes = torch.tensor([4.0, -5.0]), torch.tensor([-1.0, 1.0]), torch.empty(1, dtype=torch.uint8)
-    >>> signum_encode(grad, momentum, codes, 0.5)
-    >>> momentum, codes.item()
-    (tensor([ 1.5000, -2.0000]), 1)
-
-    Source: as ``momentum_update``.
-    """
-    advance(grad, momentum, beta, status)
-    pack_bits(momentum >= 0, codes)
 
 
 Block = Annotated[int, Where("32 <= block <= 65536 and block % 32 == 0", "a multiple of 32 from 32 to 65536")]

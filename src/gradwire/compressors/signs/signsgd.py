@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.compressors.signs._votes import SignCode
+from gradwire.compressors.signs.votes import SignCode
 
 __all__ = ["SignSGD"]
 

@@ -13,7 +13,6 @@ from gradwire.ops.sums import SUM_BLOCK, mean_of_sums
 from gradwire.ops.triton.codes import pack, places, unpack
 from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.many import mergeable
-from gradwire.ops.triton.momentum import advance
 from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
 from gradwire.ops.triton.status import compensate, flag_nonfinite
 from gradwire.ops.triton.tile import elements
@@ -31,7 +30,6 @@ __all__ = [
     "sign_encode",
     "sign_encode_feedback",
     "sign_vote",
-    "signum_encode",
     "two_means_add_decoded",
     "two_means_encode",
     "two_means_encode_feedback",
@@ -143,31 +141,6 @@ def sign_vote(mean: Tensor, tie: float) -> None:
     """The operation on a GPU."""
     n = mean.numel()
     launch(_vote, (triton.cdiv(n, BLOCK),), mean, n, float(tie), BLOCK=BLOCK)
-
-
-@triton.jit
-def _signum(
-    grad: tl.tensor,
-    momentum: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    beta: tl.float32,
-    rest: tl.float32,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    byte, i = places(BYTES, 1, program)
-    positive = advance(grad, momentum, status, i, n, beta, rest) >= 0.0
-    tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
-
-
-@mergeable
-def signum_encode(grad: Tensor, momentum: Tensor, codes: Tensor, beta: float, status: Tensor | None = None) -> None:
-    """The operation on a GPU."""
-    n, size, factors = grad.numel(), codes.numel(), (float32(beta), float32(1 - beta))
-    launch(_signum, _grid(size), grad, momentum, codes, status, n, size, *factors, BYTES=BYTES)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.compressors.sparse._exact_topk import ExactTopK
+from gradwire.compressors.sparse.exact_topk import ExactTopK
 
 __all__ = ["DGC"]
 

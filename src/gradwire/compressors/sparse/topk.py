@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors._sparse import Sparsifier, rows_of
 from gradwire.compressors.base import Feedback
 from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._places import FORMS, Form, smallest
+from gradwire.compressors.sparsifier import Sparsifier, rows_of
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
 from gradwire.ops import nonfinite

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import _auto
-from gradwire.compressors._auto import AUTO
+from gradwire.compressors import auto_threshold
+from gradwire.compressors.auto_threshold import AUTO
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.ternary import ops
-from gradwire.compressors.ternary._streams import (
+from gradwire.compressors.ternary.streams import (
     add_streams,
     check_stream,
     codes_for,
@@ -77,9 +77,9 @@ class TwoBit(Compressor):
     reference = "Apache MXNet gradient compression, 2017; N. Strom, INTERSPEECH 2015"
 
     def __post_init__(self) -> None:
-        _auto.require_threshold("TwoBit.threshold", self.threshold, above=True)
+        auto_threshold.require_threshold("TwoBit.threshold", self.threshold, above=True)
         require(self.wire in ("dense", "adaptive"), "TwoBit.wire", "'dense' or 'adaptive'", self.wire)
-        _auto.require_target("TwoBit.target", self.target)
+        auto_threshold.require_target("TwoBit.target", self.target)
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
@@ -88,7 +88,7 @@ class TwoBit(Compressor):
 
     @property
     def advice(self) -> int:  # type: ignore[override]
-        return _auto.WISHES if self.threshold == AUTO else 0
+        return auto_threshold.WISHES if self.threshold == AUTO else 0
 
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
@@ -109,13 +109,13 @@ class TwoBit(Compressor):
         return 16
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        n, own = math.prod(shape), _auto.fields_of(self.threshold)
+        n, own = math.prod(shape), auto_threshold.fields_of(self.threshold)
         if not self.fixed_size:
             return stream_layout(n, *own)
         return Layout((*own, Field("codes", torch.uint8, 4 * -(-n // 16))))
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        return _auto.state_of(self.threshold, device)
+        return auto_threshold.state_of(self.threshold, device)
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         codes = payload[-1] if self.fixed_size else codes_for(x)
@@ -150,7 +150,7 @@ class TwoBit(Compressor):
             super().decode_many(payloads, out, scale)
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, fresh: bool = False) -> None:
-        threshold, steps = _auto.steps_of(self.threshold, payloads)
+        threshold, steps = auto_threshold.steps_of(self.threshold, payloads)
         if self.fixed_size:
             ops.twobit_add_decoded(payloads[-1], out, threshold, scale, steps, fresh)
         else:
@@ -163,6 +163,6 @@ class TwoBit(Compressor):
             WireError: the stream is empty, damaged or not in the form of the encoder, or its threshold is negative or
                 not finite. Every dense payload of a fixed threshold is accepted.
         """
-        _auto.check_carried(self.name, self.threshold, payload)
+        auto_threshold.check_carried(self.name, self.threshold, payload)
         if not self.fixed_size:
             check_stream(self.name, payload, shape)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
-from gradwire.compressors.wrappers._declared import declare_as
-from gradwire.compressors.wrappers._rank_groups import groups
+from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered, rows_of
+from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.errors import require
 from gradwire.ops import Each, Pieces
 from gradwire.types import Field, Key, Layout, Payload, State, tensor_id

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
-from gradwire.compressors.wrappers._declared import declare_as
+from gradwire.compressors.wrappers.around import declare_as
 from gradwire.errors import require
 from gradwire.types import Key, Layout, Payload, State
 

@@ -213,7 +213,7 @@ def scheduler_of(schedule: Any, base_lr: float | None = None) -> LRScheduler:
     name = config.get("name") if isinstance(config, Mapping) else config
     if not isinstance(config, Mapping) or not isinstance(name, str) or name not in SCHEDULERS:
         raise ConfigError(
-            f"lr_scheduler must be one of {', '.join(SCHEDULERS)} (gradwire.kvstore.mxnet.lr_scheduler), which travel "
+            f"lr_scheduler must be one of {', '.join(SCHEDULERS)} (gradwire.contrib.mxnet.lr_scheduler), which travel "
             f"as names and numbers, got {name!r}: for another function, Module takes it as it is, and with a Trainer "
             "call set_learning_rate(...) before each step"
         )

@@ -156,7 +156,7 @@ class OptimizerConfig:
             (default 1; that of "test" may be negative) and ``clip_gradient`` > 0 then limits each element to [-c, c]
             (default: no limit); ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside
             them; ``lazy_update=True`` of "sgd" and "adam" leaves the rows alone that a row-sparse gradient does not
-            name; ``lr_scheduler`` is one of ``gradwire.kvstore.mxnet.lr_scheduler``, whose rate takes the place of the
+            name; ``lr_scheduler`` is one of ``gradwire.contrib.mxnet.lr_scheduler``, whose rate takes the place of the
             learning rate in the n-th update of each key. "signum" is MXNet's, with ``wd_lh``.
 
     Raises:

@@ -1,0 +1,36 @@
+"""Functions for methods with another method inside: its declared properties, and groups of ranks decoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradwire.compressors.base import Compressor
+
+__all__ = ["declare_as", "groups"]
+
+ROOM = 24 << 20
+"""Bytes. Above 32 MiB the GNU allocator gets every block from the system and gives it back, and pages that are new take
+longer to come than to be filled."""
+
+
+def groups(ranks: int, nbytes: int) -> Iterator[range]:
+    """Divide the ranks in order into groups for which ``nbytes`` each fit into a buffer, with one rank at least.
+
+    >>> list(groups(5, 12 << 20))
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    size = max(1, ROOM // max(1, nbytes))
+    for first in range(0, ranks, size):
+        yield range(first, min(first + size, ranks))
+
+
+def declare_as(inner: Compressor, code: Compressor, *names: str) -> None:
+    """Set the declared properties of ``code``, a frozen instance that is being made, to those of ``inner``.
+
+    Args:
+        inner: the method inside.
+        code: around it.
+        names: names of class attributes of ``Compressor``.
+    """
+    for name in names:
+        object.__setattr__(code, name, getattr(inner, name))

@@ -1,0 +1,1 @@
+"""Exchange strategies of methods of the second tier."""

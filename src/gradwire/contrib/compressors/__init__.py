@@ -1,0 +1,1 @@
+"""Compressors of the second tier, by family."""

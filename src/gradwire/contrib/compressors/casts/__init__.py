@@ -1,0 +1,1 @@
+"""INCEPTIONN, which tags each element with the form of its code."""

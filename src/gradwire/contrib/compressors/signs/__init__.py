@@ -1,0 +1,1 @@
+"""Methods with signs: those of a momentum, and those with two means a block."""

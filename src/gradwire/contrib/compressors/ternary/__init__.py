@@ -1,0 +1,1 @@
+"""Ternary methods: a fixed threshold, and run lengths of groups of five."""

@@ -1,0 +1,1 @@
+"""Memories of methods of the second tier."""
