@@ -9,7 +9,7 @@ PYTEST ?=
 BIN := .venv/bin
 # With TORCH another version than that of constraints.txt is installed, and the Triton that belongs to it.
 PINS := $(if $(TORCH),sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d',cat) constraints.txt > .venv/constraints.txt
-PIP := $(PINS) && $(BIN)/pip install --disable-pip-version-check -c .venv/constraints.txt
+PIP := $(PINS) && $(BIN)/python tools/install.py --disable-pip-version-check -c .venv/constraints.txt
 SOURCES := pyproject.toml lab/pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f; find src -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help

@@ -51,6 +51,18 @@ struct Kernel {
   void name(const Args& args, std::int64_t begin, std::int64_t end); \
   }
 
+// The same in a file that is not compiled for AVX-512, of those that CMakeLists.txt names as the second tier.
+#if defined(__x86_64__)
+#define GRADWIRE_KERNEL_SECOND(name, Args)                                             \
+  GRADWIRE_DECLARE_(avx2, name, Args)                                                  \
+  GRADWIRE_DECLARE_(scalar, name, Args)                                                \
+  namespace kernels {                                                                  \
+  constexpr Kernel<Args> name = {{&avx2::name, &avx2::name, &scalar::name}};           \
+  }
+#else
+#define GRADWIRE_KERNEL_SECOND(name, Args) GRADWIRE_KERNEL(name, Args)
+#endif
+
 #if defined(__x86_64__)
 #define GRADWIRE_KERNEL(name, Args)                                                    \
   GRADWIRE_DECLARE_(avx512, name, Args)                                                \

@@ -26,11 +26,6 @@
 
 #include "dispatch.h"
 
-#if !defined(GRADWIRE_SELFTEST)
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/vector.h>
-#endif
-
 namespace gradwire::operations {
 
 using Size = std::int64_t;
@@ -42,7 +37,7 @@ struct Maybe {
 
 template <class T>
 struct Several {
-  std::vector<std::uintptr_t> addresses;
+  const std::vector<Size>& addresses;
 
   std::size_t size() const { return addresses.size(); }
   T* at(std::size_t i) const { return reinterpret_cast<T*>(addresses[i]); }
@@ -70,182 +65,148 @@ inline float value_or(Maybe<const float> address, float other) {
 
 namespace gradwire::operations {
 
-namespace nb = nanobind;
+// What Python gives. Of a list the elements are addresses or sizes.
+enum class Kind : char { kAddress, kSize, kInt, kBool, kDouble, kList };
 
-template <class... T>
-struct Types {};
+union Value {
+  std::uintptr_t address;
+  Size size;
+  int number;
+  bool flag;
+  double real;
+  const std::vector<Size>* list;
+};
 
-template <class... A, class... B>
-Types<A..., B...> operator+(Types<A...>, Types<B...>);
-
-// How a parameter is made of what Python gives: `Given`, from place `at` of a tuple on.
+// How a parameter is made of what Python gives: values of `kinds`, the first of them at `from`. Of n elements.
 template <class P>
-struct Take {
-  using Given = Types<P>;
-  template <std::size_t at, class All>
-  static P from(const All& all, Size) {
-    return std::get<at>(all);
-  }
+struct Take;
+
+template <Kind kind>
+struct One {
+  static constexpr std::array<Kind, 1> kinds{kind};
+};
+
+template <>
+struct Take<Size> : One<Kind::kSize> {
+  static Size of(const Value* from, Size) { return from->size; }
+};
+
+template <>
+struct Take<int> : One<Kind::kInt> {
+  static int of(const Value* from, Size) { return from->number; }
+};
+
+template <>
+struct Take<bool> : One<Kind::kBool> {
+  static bool of(const Value* from, Size) { return from->flag; }
+};
+
+template <>
+struct Take<double> : One<Kind::kDouble> {
+  static double of(const Value* from, Size) { return from->real; }
+};
+
+// Throws where it is null and there are elements.
+void* address_of(const Value* from, Size n);
+
+template <class T>
+struct Take<T*> : One<Kind::kAddress> {
+  static T* of(const Value* from, Size n) { return static_cast<T*>(address_of(from, n)); }
 };
 
 template <class T>
-struct Take<T*> {
-  using Given = Types<std::uintptr_t>;
-  template <std::size_t at, class All>
-  static T* from(const All& all, Size n) {
-    const std::uintptr_t address = std::get<at>(all);
-    if (n > 0 && address == 0) throw std::invalid_argument("an address must not be null where there are elements");
-    return reinterpret_cast<T*>(address);
-  }
+struct Take<Maybe<T>> : One<Kind::kAddress> {
+  static Maybe<T> of(const Value* from, Size) { return {reinterpret_cast<T*>(from->address)}; }
 };
 
 template <class T>
-struct Take<Maybe<T>> {
-  using Given = Types<std::uintptr_t>;
-  template <std::size_t at, class All>
-  static Maybe<T> from(const All& all, Size) {
-    return {reinterpret_cast<T*>(std::get<at>(all))};
-  }
+struct Take<Several<T>> : One<Kind::kList> {
+  static Several<T> of(const Value* from, Size) { return {*from->list}; }
 };
 
-template <class T>
-struct Take<Several<T>> {
-  using Given = Types<std::vector<std::uintptr_t>>;
-  template <std::size_t at, class All>
-  static Several<T> from(const All& all, Size) {
-    return {std::get<at>(all)};
-  }
+template <>
+struct Take<std::vector<Size>> : One<Kind::kList> {
+  static const std::vector<Size>& of(const Value* from, Size) { return *from->list; }
 };
 
 template <>
 struct Take<Column> {
-  using Given = Types<std::uintptr_t, Size>;
-  template <std::size_t at, class All>
-  static Column from(const All& all, Size) {
-    return {reinterpret_cast<const std::uint8_t*>(std::get<at>(all)), std::get<at + 1>(all)};
+  static constexpr std::array<Kind, 2> kinds{Kind::kAddress, Kind::kSize};
+  static Column of(const Value* from, Size) {
+    return {reinterpret_cast<const std::uint8_t*>(from[0].address), from[1].size};
   }
 };
 
-template <class... T>
-constexpr std::size_t count_of(Types<T...>) {
-  return sizeof...(T);
-}
-
-// Where what belongs to each parameter begins.
+// All that the parameters of a function are given, and where what belongs to each of them begins.
 template <class... P>
-constexpr std::array<std::size_t, sizeof...(P) + 1> places_of() {
-  std::array<std::size_t, sizeof...(P) + 1> places{};
-  const std::size_t counts[] = {count_of(typename Take<P>::Given{})...};
-  for (std::size_t i = 0; i < sizeof...(P); ++i) places[i + 1] = places[i] + counts[i];
-  return places;
-}
+struct Given {
+  static constexpr std::size_t count = (std::size_t{0} + ... + Take<P>::kinds.size());
 
-template <class... P, class All, std::size_t... i>
-void call(void (*function)(P...), const All& all, Size n, std::index_sequence<i...>) {
-  constexpr auto places = places_of<P...>();
-  function(Take<P>::template from<places[i]>(all, n)...);
-}
-
-template <class... P, class... Given>
-void define(nb::module_& m, const char* name, void (*function)(P...), Types<Given...>) {
-  const auto run = [function](Given... given) {
-    using All = std::tuple<Given...>;
-    constexpr std::size_t last = sizeof...(Given) - 1;
-    constexpr bool threads = std::is_same_v<std::tuple_element_t<last, All>, int>;
-    const All all(given...);
-    const Size n = std::get<threads ? last - 1 : last>(all);
-    if (n < 0) throw std::invalid_argument("a size must not be negative");
-    call(function, all, n, std::index_sequence_for<P...>());
-  };
-  m.def(name, run, nb::call_guard<nb::gil_scoped_release>());
-}
-
-// What a row of a table adds to what is given to all of its rows: an offset to an address, a value of its own to 0.
-inline std::uintptr_t added(std::uintptr_t given, Size own) { return given + std::uintptr_t(own); }
-inline Size added(Size given, Size own) { return given + own; }
-inline int added(int given, Size own) { return given + int(own); }
-inline bool added(bool given, Size own) { return given || own != 0; }
-inline double added(double given, Size own) {
-  double value;
-  std::memcpy(&value, &own, sizeof value);
-  return own == 0 ? given : given + value;
-}
-
-template <class All, std::size_t... i>
-All row_of(const All& given, const Size* own, std::index_sequence<i...>) {
-  return All(added(std::get<i>(given), own[i])...);
-}
-
-// The same operation on many pieces in one call. A row of the table has a number for each of the arguments but the
-// threads. A large piece is worked on by all threads; the others are handed out, so that they cost no region each.
-template <class... P, class... Given>
-void define_each(nb::module_& m, const char* name, void (*function)(P...), Types<Given...>) {
-  using All = std::tuple<Given...>;
-  constexpr std::size_t last = sizeof...(Given) - 1;
-  constexpr bool shares = std::is_same_v<std::tuple_element_t<last, All>, int>;
-  constexpr std::size_t columns = shares ? last : last + 1;
-  const auto run = [function](std::uintptr_t table, Size rows, int threads, Given... given) {
-    const auto each = [&](Size row, int helpers) {
-      const Size* own = reinterpret_cast<const Size*>(table) + row * Size(columns);
-      All all = [&] {
-        if constexpr (shares) {
-          // The threads are no column: a row of zeros and its own numbers.
-          Size numbers[columns + 1] = {};
-          std::copy_n(own, columns, numbers);
-          return row_of(All(given...), numbers, std::index_sequence_for<Given...>());
-        } else {
-          return row_of(All(given...), own, std::index_sequence_for<Given...>());
-        }
-      }();
-      if constexpr (shares) std::get<last>(all) = helpers;
-      const Size n = std::get<columns - 1>(all);
-      if (n < 0) throw std::invalid_argument("a size must not be negative");
-      call(function, all, n, std::index_sequence_for<P...>());
+  static constexpr std::array<Kind, count> make_kinds() {
+    std::array<Kind, count> all{};
+    std::size_t i = 0;
+    const auto add = [&](const auto& some) {
+      for (const Kind kind : some) all[i++] = kind;
     };
-    const auto elements = [&](Size row) {
-      return reinterpret_cast<const Size*>(table)[row * Size(columns) + Size(columns) - 1];
-    };
-    std::vector<Size> small;
-    Size sum = 0;
-    for (Size row = 0; row < rows; ++row) {
-      if (shares && threads > 1 && elements(row) >= kAlone) {
-        each(row, threads);
-      } else {
-        small.push_back(row), sum += elements(row);
-      }
-    }
-    parallel_each(Size(small.size()), sum, threads, [&](Size i) { each(small[std::size_t(i)], 1); });
-  };
-  m.def(name, run, nb::call_guard<nb::gil_scoped_release>());
-}
+    (add(Take<P>::kinds), ...);
+    return all;
+  }
 
-// Whether a table can say all that an operation is given.
-template <class... Given>
-constexpr bool in_a_table(Types<Given...>) {
-  return sizeof...(Given) > 0 && !(std::is_same_v<Given, std::vector<std::uintptr_t>> || ...) &&
-         !(std::is_same_v<Given, std::vector<Size>> || ...);
-}
+  static constexpr std::array<std::size_t, sizeof...(P)> make_places() {
+    const std::size_t sizes[] = {Take<P>::kinds.size()...};
+    std::array<std::size_t, sizeof...(P)> all{};
+    for (std::size_t i = 1; i < sizeof...(P); ++i) all[i] = all[i - 1] + sizes[i - 1];
+    return all;
+  }
 
-// The operations of all families: a list that is made while the library is loaded.
+  static constexpr std::array<Kind, count> kinds = make_kinds();
+  static constexpr std::array<std::size_t, sizeof...(P)> places = make_places();
+  // The number of threads comes last, if there is one, and the number of elements before it.
+  static constexpr bool shares = kinds[count - 1] == Kind::kInt;
+  static_assert(kinds[count - 1 - shares] == Kind::kSize, "the last parameter, or the last but the threads, is n");
+};
+
+// An operation of any family, without its types: all are called by the same code, in calls.cc, because a function of
+// its own for each signature takes seconds to compile. They are a list that is made while the library is loaded.
 struct Operation {
-  void (*define)(nb::module_& m);
+  using Function = void (*)();
+
+  const char* name;
+  Function function;
+  void (*call)(Function function, const Value* given, Size n);
+  const Kind* kinds;
+  std::size_t count;
+  bool shares;  // has a number of threads
   const Operation* next;
 
   static inline const Operation* first = nullptr;
-  explicit Operation(void (*define)(nb::module_& m)) : define(define), next(first) { first = this; }
-};
 
-template <class... P>
-void define_in(nb::module_& m, const char* name, void (*function)(P...)) {
-  using Given = decltype((Types<>{} + ... + typename Take<P>::Given{}));
-  define(m, name, function, Given{});
-  if constexpr (in_a_table(Given{})) define_each(m, (std::string(name) + "_each").c_str(), function, Given{});
-}
+  template <class... P>
+  Operation(const char* name, void (*function)(P...))
+      : name(name),
+        function(reinterpret_cast<Function>(function)),
+        call(&call_of<P...>),
+        kinds(Given<P...>::kinds.data()),
+        count(Given<P...>::count),
+        shares(Given<P...>::shares),
+        next(first) {
+    first = this;
+  }
+
+ private:
+  template <class... P>
+  static void call_of(Function function, const Value* given, Size n) {
+    call_with<P...>(reinterpret_cast<void (*)(P...)>(function), given, n, std::index_sequence_for<P...>());
+  }
+
+  template <class... P, std::size_t... i>
+  static void call_with(void (*function)(P...), const Value* given, Size n, std::index_sequence<i...>) {
+    function(Take<P>::of(given + Given<P...>::places[i], n)...);
+  }
+};
 
 }  // namespace gradwire::operations
 
-#define GRADWIRE_OPERATION(name)                                                       \
-  static const ::gradwire::operations::Operation registered_##name(                    \
-      [](::nanobind::module_& m) { ::gradwire::operations::define_in(m, #name, &name); });
+#define GRADWIRE_OPERATION(name) static const ::gradwire::operations::Operation registered_##name(#name, &name);
 
 #endif

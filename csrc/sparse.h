@@ -23,7 +23,7 @@ struct MarkBeyond : Marks {
   const float* x;
   float high, low;
 };
-GRADWIRE_KERNEL(mark_beyond, MarkBeyond)
+GRADWIRE_KERNEL_SECOND(mark_beyond, MarkBeyond)
 
 // Entries of one rank: k indices of 16 bits, the count of each segment, and k floats, or, where there are levels, a bit
 // for each entry that says which of the two it is.

@@ -6,8 +6,6 @@
 
 namespace gradwire {
 
-namespace nb = nanobind;
-
 namespace {
 
 // As dlpack.h of DLPack 1.3 declares them.
@@ -159,39 +157,55 @@ PyObject* read(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return all;
 }
 
-PyMethodDef read_method = {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&read)), METH_FASTCALL,
-                           "The numbers of tensors; None where a call must go through torch's dispatcher."};
-
-void read_with(nb::capsule api, nb::type_object type, nb::tuple watchers, nb::object is_grad_enabled, nb::object is_neg,
-               nb::module_ profiler) {
-  const auto* found = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(api.ptr(), "dlpack_exchange_api"));
-  if (found == nullptr) throw nb::python_error();
+PyObject* read_with(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 6 || !PyType_Check(given[1]) || !PyTuple_Check(given[2])) {
+    PyErr_SetString(PyExc_TypeError, "read_with() takes a capsule, a type, a tuple of functions, two functions, a module");
+    return nullptr;
+  }
+  const auto* found = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(given[0], "dlpack_exchange_api"));
+  if (found == nullptr) return nullptr;
   while (found != nullptr && found->major != kMajor) found = found->previous;
-  if (found == nullptr || found->describe == nullptr) throw std::invalid_argument("an unknown version of DLPack");
+  if (found == nullptr || found->describe == nullptr) {
+    PyErr_SetString(PyExc_ValueError, "an unknown version of DLPack");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) Py_INCREF(given[i]);
   torch = {found,
-           reinterpret_cast<PyTypeObject*>(type.release().ptr()),
-           watchers.release().ptr(),
-           is_grad_enabled.release().ptr(),
-           is_neg.release().ptr(),
-           profiler.release().ptr(),
+           reinterpret_cast<PyTypeObject*>(given[1]),
+           given[2],
+           given[3],
+           given[4],
+           given[5],
            PyUnicode_InternFromString("requires_grad"),
            PyUnicode_InternFromString("_is_profiler_enabled")};
-  api.release();
+  Py_RETURN_NONE;
 }
 
-nb::bytes dtype_code(nb::handle tensor) {
+PyObject* dtype_code(PyObject*, PyObject* tensor) {
   Described x;
-  if (torch.api == nullptr || torch.api->describe(tensor.ptr(), &x) != 0) throw nb::python_error();
+  if (torch.api == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "dtype_code() takes a tensor, after read_with()");
+    return nullptr;
+  }
+  if (torch.api->describe(tensor, &x) != 0) return nullptr;
   const char code[] = {char(x.type_code), char(x.type_bits)};
-  return nb::bytes(code, sizeof code);
+  return PyBytes_FromStringAndSize(code, sizeof code);
 }
+
+using Fast = PyObject*(PyObject*, PyObject* const*, Py_ssize_t);
+
+PyCFunction plain(Fast* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); }
+
+PyMethodDef methods[] = {
+    {"read_with", plain(&read_with), METH_FASTCALL, "Says whose tensors read() reads, and how."},
+    {"dtype_code", dtype_code, METH_O, "The bytes that stand for a tensor's dtype."},
+    {"read", plain(&read), METH_FASTCALL,
+     "The numbers of tensors; None where a call must go through torch's dispatcher."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 }  // namespace
 
-void define_tensors(nb::module_& m) {
-  m.def("read_with", &read_with);
-  m.def("dtype_code", &dtype_code);
-  m.attr("read") = nb::steal(PyCFunction_NewEx(&read_method, nullptr, nullptr));
-}
+bool define_tensors(PyObject* module) { return PyModule_AddFunctions(module, methods) == 0; }
 
 }  // namespace gradwire

@@ -2,7 +2,7 @@
 // that the type of the tensors carries, DLPack's exchange API, which is the same for every build of torch since 2.10.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include <Python.h>
 
 namespace gradwire {
 
@@ -27,6 +27,8 @@ namespace gradwire {
 //   F S R the same, or None: zeros
 //
 // Where there are several dtypes the place of the tensor's own among them follows.
-void define_tensors(nanobind::module_& m);
+//
+// Returns whether that has worked; otherwise an exception is set.
+bool define_tensors(PyObject* module);
 
 }  // namespace gradwire

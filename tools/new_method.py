@@ -59,23 +59,7 @@ def new_method(name: str, family: str, root: Path = ROOT, *, contrib: bool = Fal
     compressors = tiers[contrib]
     folder = compressors / family
     tests = root / "tests" / "compressors" / f"test_{name}.py"
-    taken = [
-        *tests.parent.glob(tests.name),
-        *(file for tier in tiers for file in (*tier.glob(f"*/{name}.py"), *tier.glob(f"{name}.py"))),
-        *folder.glob(f"{name}.cc"),
-    ]
-    if taken or (compressors / name).is_dir():
-        raise ValueError(f"NAME must be new, and there is {taken[0] if taken else compressors / name}")
-    if (compressors / f"{family}.py").exists():
-        raise ValueError(f"FAMILY must be a folder, and {family!r} is a method")
-    operations = [f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")]
-    for file in [
-        *(root / "src" / "gradwire" / "ops").glob("*.py"),
-        *(file for tier in tiers for file in tier.glob("*/ops.py")),
-    ]:
-        known = set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
-        if known & set(operations):
-            raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known & set(operations)))}")
+    _check_new(name, family, [tests, folder / f"{name}.cc"], tiers, folder.parent)
     title = "".join(part.capitalize() for part in name.split("_"))
     package = "gradwire.contrib.compressors" if contrib else "gradwire.compressors"
     words = {"name": name, "family": family, "title": title, "package": package}
@@ -116,6 +100,25 @@ def _check_operations(name: str, files: list[Path]) -> None:
     """
     operations = {f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")}
     for file in files:
+        known = operations & set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
+        if known:
+            raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known))}")
+
+
+def _check_new(name: str, family: str, files: list[Path], tiers: list[Path], compressors: Path) -> None:
+    """Refuse a name or a family that is something else already.
+
+    Raises:
+        ValueError: the message says what there is.
+    """
+    methods = [file for tier in tiers for file in (*tier.glob(f"*/{name}.py"), *tier.glob(f"{name}.py"))]
+    taken = [file for file in (*files, *methods, compressors / name) if file.exists()]
+    if taken:
+        raise ValueError(f"NAME must be new, and there is {taken[0]}")
+    if (compressors / f"{family}.py").exists():
+        raise ValueError(f"FAMILY must be a folder, and {family!r} is a method")
+    operations = {f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")}
+    for file in (*(file for tier in tiers for file in tier.glob("*/ops.py")), *tiers[0].parent.glob("ops/*.py")):
         known = operations & set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
         if known:
             raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known))}")

@@ -122,4 +122,37 @@ GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p, int count) {
   return load_levels<kBits>(whole);
 }
 
+// The first `count` levels of bytes, of which there are whole sixteens; what the last bytes hold beyond them is 0 too
+// where those bytes are.
+template <int kBits>
+static void pack_levels(std::uint8_t* p, const std::uint8_t* bytes, int count) {
+  if constexpr (kBits == 8) {
+    std::memcpy(p, bytes, std::size_t(count));
+  } else {
+    const auto packed = [&](int i) GRADWIRE_LAMBDA {
+      std::uint64_t eight;
+      std::memcpy(&eight, bytes + i, sizeof eight);
+#if defined(GRADWIRE_FAST_BITS)
+      return gather_bits(eight, repeat((std::uint64_t{1} << kBits) - 1, 8));
+#else
+      return squeeze<kBits>(eight);
+#endif
+    };
+    int i = 0;
+    for (; count - i >= 8; i += 8, p += kBits) {
+      const std::uint64_t word = packed(i);
+      std::memcpy(p, &word, kBits);
+    }
+    if (i == count) return;
+    const std::uint64_t word = packed(i);
+    std::memcpy(p, &word, level_bytes(count - i, kBits));
+  }
+}
+
+using PackLevels = void(std::uint8_t* p, const std::uint8_t* bytes, int count);
+
+// By the number of bits.
+constexpr PackLevels* kPackLevels[] = {nullptr,        nullptr,        pack_levels<2>, pack_levels<3>, pack_levels<4>,
+                                       pack_levels<5>, pack_levels<6>, pack_levels<7>, pack_levels<8>};
+
 }  // namespace gradwire::GRADWIRE_TARGET

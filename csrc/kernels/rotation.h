@@ -23,17 +23,17 @@ template <int kStages, bool kLast>
 GRADWIRE_INLINE void stages(float* x, int distance) {
   constexpr int kVectors = 1 << kStages;
   F32 v[kVectors];
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
   for (int i = 0; i < kVectors; ++i) v[i] = load(x + i * distance);
-#pragma GCC unroll 3
+GRADWIRE_UNROLL(3)
   for (int half = kVectors / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
     for (int i = 0; i < kVectors; ++i)
       if (!(i & half)) {
         const F32 a = v[i], b = v[i + half];
         v[i] = a + b, v[i + half] = a - b;
       }
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
   for (int i = 0; i < kVectors; ++i) store(x + i * distance, kLast ? hadamard16(v[i]) : v[i]);
 }
 

@@ -3,6 +3,8 @@
 
 namespace gradwire::avx2 {
 
+constexpr bool kFewRegisters = false;
+
 struct F32 { __m256 lo, hi; };
 struct U32 { __m256i lo, hi; };
 struct Mask { __m256i lo, hi; };

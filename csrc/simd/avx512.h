@@ -3,6 +3,8 @@
 
 namespace gradwire::avx512 {
 
+constexpr bool kFewRegisters = false;
+
 struct F32 { __m512 v; };
 struct U32 { __m512i v; };
 struct Mask { __mmask16 v; };

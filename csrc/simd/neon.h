@@ -3,6 +3,8 @@
 
 namespace gradwire::neon {
 
+constexpr bool kFewRegisters = false;
+
 struct F32 { float32x4_t v[4]; };
 struct U32 { uint32x4_t v[4]; };
 struct Mask { uint32x4_t v[4]; };

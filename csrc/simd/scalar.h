@@ -4,6 +4,8 @@
 
 namespace gradwire::scalar {
 
+constexpr bool kFewRegisters = true;
+
 using F32x4 = float __attribute__((vector_size(16)));
 using I32x4 = std::int32_t __attribute__((vector_size(16)));
 using U32x4 = std::uint32_t __attribute__((vector_size(16)));
@@ -12,9 +14,17 @@ struct F32 { F32x4 v[4]; };
 struct U32 { U32x4 v[4]; };
 struct Mask { U32x4 v[4]; };  // all ones or all zeros a lane
 
-#define GRADWIRE_PARTS_(Type, expression)             \
-  Type r;                                             \
-  for (int i = 0; i < 4; ++i) r.v[i] = (expression);  \
+// Written out: as loops they would lie in memory until the compiler unrolls them, after the passes that take structs
+// apart, and every later pass would have to find out what is stored where.
+#define GRADWIRE_PART_(place, expression)  \
+  {                                        \
+    constexpr int i = place;               \
+    r.v[i] = (expression);                 \
+  }
+#define GRADWIRE_PARTS_(Type, expression)                            \
+  Type r;                                                            \
+  GRADWIRE_PART_(0, expression) GRADWIRE_PART_(1, expression)        \
+  GRADWIRE_PART_(2, expression) GRADWIRE_PART_(3, expression)        \
   return r;
 // One lane after the other.
 #define GRADWIRE_LANES_(Type, Element, expression)              \
@@ -28,8 +38,21 @@ GRADWIRE_INLINE F32x4 splat_(float x) { return F32x4{x, x, x, x}; }
 GRADWIRE_INLINE U32x4 splat_(std::uint32_t x) { return U32x4{x, x, x, x}; }
 GRADWIRE_INLINE U32x4 choose_(U32x4 m, U32x4 yes, U32x4 no) { return (m & yes) | (~m & no); }
 
-GRADWIRE_INLINE F32 load(const float* p) { F32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
-GRADWIRE_INLINE void store(float* p, F32 x) { std::memcpy(p, x.v, sizeof x.v); }
+template <class Part>
+GRADWIRE_INLINE Part load_part_(const void* p, int i) {
+  Part r;
+  std::memcpy(&r, static_cast<const char*>(p) + sizeof r * std::size_t(i), sizeof r);
+  return r;
+}
+template <class Vector>
+GRADWIRE_INLINE void store_parts_(void* p, const Vector& x) {
+  char* const q = static_cast<char*>(p);
+  std::memcpy(q, &x.v[0], 16), std::memcpy(q + 16, &x.v[1], 16);
+  std::memcpy(q + 32, &x.v[2], 16), std::memcpy(q + 48, &x.v[3], 16);
+}
+
+GRADWIRE_INLINE F32 load(const float* p) { GRADWIRE_PARTS_(F32, load_part_<F32x4>(p, i)) }
+GRADWIRE_INLINE void store(float* p, F32 x) { store_parts_(p, x); }
 GRADWIRE_INLINE void store_past_cache(float* p, F32 x) { store(p, x); }
 GRADWIRE_INLINE void finish_stores() {}
 GRADWIRE_INLINE F32 set(float x) { GRADWIRE_PARTS_(F32, splat_(x)) }
@@ -37,26 +60,40 @@ GRADWIRE_INLINE F32 operator+(F32 a, F32 b) { GRADWIRE_PARTS_(F32, a.v[i] + b.v[
 GRADWIRE_INLINE F32 operator-(F32 a, F32 b) { GRADWIRE_PARTS_(F32, a.v[i] - b.v[i]) }
 GRADWIRE_INLINE F32 operator*(F32 a, F32 b) { GRADWIRE_PARTS_(F32, a.v[i] * b.v[i]) }
 GRADWIRE_INLINE F32 operator/(F32 a, F32 b) { GRADWIRE_PARTS_(F32, a.v[i] / b.v[i]) }
-GRADWIRE_INLINE F32 sqrt(F32 x) { GRADWIRE_LANES_(F32, float, __builtin_sqrtf(x.v[i / 4][i % 4])) }
-GRADWIRE_INLINE F32 floor(F32 x) { GRADWIRE_LANES_(F32, float, __builtin_floorf(x.v[i / 4][i % 4])) }
+GRADWIRE_INLINE F32x4 sqrt_(F32x4 x) {
+  return F32x4{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3])};
+}
+GRADWIRE_INLINE F32x4 floor_(F32x4 x) {
+  return F32x4{__builtin_floorf(x[0]), __builtin_floorf(x[1]), __builtin_floorf(x[2]), __builtin_floorf(x[3])};
+}
+GRADWIRE_INLINE F32 sqrt(F32 x) { GRADWIRE_PARTS_(F32, sqrt_(x.v[i])) }
+GRADWIRE_INLINE F32 floor(F32 x) { GRADWIRE_PARTS_(F32, floor_(x.v[i])) }
 GRADWIRE_INLINE Mask ge(F32 a, F32 b) { GRADWIRE_PARTS_(Mask, (U32x4)(a.v[i] >= b.v[i])) }
 GRADWIRE_INLINE Mask gt(F32 a, F32 b) { GRADWIRE_PARTS_(Mask, (U32x4)(a.v[i] > b.v[i])) }
 GRADWIRE_INLINE Mask le(F32 a, F32 b) { return ge(b, a); }
 GRADWIRE_INLINE Mask lt(F32 a, F32 b) { return gt(b, a); }
 
 template <int kDistance>
-GRADWIRE_INLINE F32 swap_lanes(F32 x) { GRADWIRE_LANES_(F32, float, x.v[(i ^ kDistance) / 4][(i ^ kDistance) % 4]) }
+GRADWIRE_INLINE F32x4 swap_within_(F32x4 x) {
+  return F32x4{x[0 ^ kDistance], x[1 ^ kDistance], x[2 ^ kDistance], x[3 ^ kDistance]};
+}
+template <int kDistance>
+GRADWIRE_INLINE F32 swap_lanes(F32 x) {
+  if constexpr (kDistance >= 4) {
+    GRADWIRE_PARTS_(F32, x.v[i ^ (kDistance / 4)])
+  } else {
+    GRADWIRE_PARTS_(F32, swap_within_<kDistance>(x.v[i]))
+  }
+}
 
 GRADWIRE_INLINE std::uint16_t bits(Mask m) {
-  U32x4 r = {};
-  for (std::uint32_t i = 0; i < 4; ++i) r |= m.v[i] & (U32x4{1, 2, 4, 8} << splat_(4 * i));
+  const U32x4 one = {1, 2, 4, 8};
+  const U32x4 r = (m.v[0] & one) | (m.v[1] & one << 4) | (m.v[2] & one << 8) | (m.v[3] & one << 12);
   return std::uint16_t(r[0] | r[1] | r[2] | r[3]);
 }
 GRADWIRE_INLINE Mask mask_of(std::uint16_t bits) {
-  Mask r;
-  for (std::uint32_t i = 0; i < 4; ++i)
-    r.v[i] = (U32x4)((splat_(std::uint32_t(bits)) & (U32x4{1, 2, 4, 8} << splat_(4 * i))) != splat_(0u));
-  return r;
+  const U32x4 all = splat_(std::uint32_t(bits)), one = {1, 2, 4, 8};
+  GRADWIRE_PARTS_(Mask, (U32x4)((all & one << 4 * i) != splat_(0u)))
 }
 GRADWIRE_INLINE Mask operator&(Mask a, Mask b) { GRADWIRE_PARTS_(Mask, a.v[i] & b.v[i]) }
 GRADWIRE_INLINE Mask and_not(Mask a, Mask b) { GRADWIRE_PARTS_(Mask, a.v[i] & ~b.v[i]) }
@@ -68,7 +105,7 @@ GRADWIRE_INLINE F32 from_i32(U32 x) { GRADWIRE_PARTS_(F32, __builtin_convertvect
 
 GRADWIRE_INLINE U32 set_u32(std::uint32_t x) { GRADWIRE_PARTS_(U32, splat_(x)) }
 GRADWIRE_INLINE U32 iota() { GRADWIRE_PARTS_(U32, (U32x4{0, 1, 2, 3} + splat_(4 * std::uint32_t(i)))) }
-GRADWIRE_INLINE U32 load_u32(const void* p) { U32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
+GRADWIRE_INLINE U32 load_u32(const void* p) { GRADWIRE_PARTS_(U32, load_part_<U32x4>(p, i)) }
 GRADWIRE_INLINE U32 load_u16(const void* p) {
   std::uint16_t narrow[kLanes];
   std::memcpy(narrow, p, sizeof narrow);
@@ -84,7 +121,7 @@ GRADWIRE_INLINE U32 load_i8(const void* p) {
   std::memcpy(narrow, p, sizeof narrow);
   GRADWIRE_LANES_(U32, std::uint32_t, std::uint32_t(narrow[i]))
 }
-GRADWIRE_INLINE void store_u32(void* p, U32 x) { std::memcpy(p, x.v, sizeof x.v); }
+GRADWIRE_INLINE void store_u32(void* p, U32 x) { store_parts_(p, x); }
 GRADWIRE_INLINE void store_u16(void* p, U32 x) {
   std::uint16_t narrow[kLanes];
   for (int i = 0; i < kLanes; ++i) narrow[i] = std::uint16_t(x.v[i / 4][i % 4]);
@@ -145,9 +182,10 @@ GRADWIRE_INLINE F32 min(F32 a, F32 b) { return select(lt(a, b), a, b); }
 GRADWIRE_INLINE U32 max_u32(U32 a, U32 b) { return select(gt(a, b), a, b); }
 GRADWIRE_INLINE U32 min_u32(U32 a, U32 b) { return select(gt(a, b), b, a); }
 GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) {
-  std::uint32_t r = 0;
-  for (int i = 0; i < kLanes; ++i) r = x.v[i / 4][i % 4] > r ? x.v[i / 4][i % 4] : r;
-  return r;
+  const auto larger = [](U32x4 a, U32x4 b) GRADWIRE_LAMBDA { return choose_((U32x4)(a > b), a, b); };
+  const U32x4 y = larger(larger(x.v[0], x.v[1]), larger(x.v[2], x.v[3]));
+  const std::uint32_t a = y[0] > y[1] ? y[0] : y[1], b = y[2] > y[3] ? y[2] : y[3];
+  return a > b ? a : b;
 }
 
 GRADWIRE_INLINE void mul_wide(U32 a, U32 b, U32& high, U32& low) {
@@ -243,9 +281,12 @@ GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const s
 
 struct U64 { std::uint64_t v[8]; };
 
-#define GRADWIRE_WORDS_(expression)                     \
-  U64 r;                                                \
-  for (int i = 0; i < 8; ++i) r.v[i] = (expression);    \
+#define GRADWIRE_WORDS_(expression)                              \
+  U64 r;                                                         \
+  GRADWIRE_PART_(0, expression) GRADWIRE_PART_(1, expression)    \
+  GRADWIRE_PART_(2, expression) GRADWIRE_PART_(3, expression)    \
+  GRADWIRE_PART_(4, expression) GRADWIRE_PART_(5, expression)    \
+  GRADWIRE_PART_(6, expression) GRADWIRE_PART_(7, expression)    \
   return r;
 
 constexpr int kPhiloxBatches = 1;
@@ -268,5 +309,6 @@ GRADWIRE_INLINE void store_low_halves(std::uint32_t* p, U64 a, U64 b, U64 c, U64
 
 #undef GRADWIRE_LANES_
 #undef GRADWIRE_PARTS_
+#undef GRADWIRE_PART_
 
 }  // namespace gradwire::scalar

@@ -25,6 +25,10 @@ constexpr int kLanes = 16;
 
 #include GRADWIRE_TARGET_HEADER
 
+// A loop over vectors that stay in registers, written out where there are as many: elsewhere that takes long to compile
+// and gains nothing. kFewRegisters is a constant of the target.
+#define GRADWIRE_UNROLL(count) GRADWIRE_PRAGMA(GCC unroll kFewRegisters ? 1 : count)
+
 namespace gradwire::GRADWIRE_TARGET {
 
 // Where a table does not fit into registers its values are read one by one: a gather takes longer.

@@ -8,7 +8,7 @@
 #define GRADWIRE_STRING(x) GRADWIRE_STRING_(x)
 #define GRADWIRE_PRAGMA(x) _Pragma(#x)
 
-#include "targets/intrinsics.h"
+#include "targets/standard.h"
 
 #include GRADWIRE_STRING(targets/GRADWIRE_TARGET.h)
 

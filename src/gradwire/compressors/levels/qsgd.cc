@@ -166,14 +166,22 @@ GRADWIRE_INLINE const std::uint32_t* random_tile(RandomTiles& r, std::int64_t ti
   return words;
 }
 
+// With this number of bits, levels become bytes first, which a function for any number packs when a part of a tile is
+// complete: a variant of all that follows for each number would take long to compile, and gain something only for 2, 4
+// and 8 bits, which vector instructions pack.
+constexpr int kAnyBits = 0;
+
 // Where a run of elements lies in each array.
 template <int kBits>
 struct Run {
   const float* x;
   float* residual;
   std::uint8_t* codes;
+  int bits;
 
-  Run at(std::int64_t i) const { return {x + i, residual + i, codes + i / 8 * kBits}; }
+  Run at(std::int64_t i) const {
+    return {x + i, residual + i, codes + i / 8 * (kBits == kAnyBits ? bits : kBits), bits};
+  }
 };
 
 // A whole tile, and meanwhile the random numbers of the next: one of the two alone would wait for its own results.
@@ -183,6 +191,7 @@ GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t
   const std::uint32_t* const random = random_tile(r, tile);
   PhiloxState<kPhiloxBatches> next;
   philox_start(next, r.stream, counter_of(r, tile + 1));
+  alignas(64) std::uint8_t bytes[kBits == kAnyBits ? kTile : 1];
   U32 levels[4];
 #pragma GCC unroll 8
   for (int round = 0; round < kPhiloxLater; ++round) {
@@ -191,24 +200,33 @@ GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t
     for (int s = round * kSteps / kPhiloxLater; s < (round + 1) * kSteps / kPhiloxLater; ++s) {
       const int i = s * kLanes;
       levels[s % 4] = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
-      if (s % 4 == 3) store_levels<kBits>(run.codes + 2 * kBits * (s - 3), levels);
+      if (s % 4 != 3) continue;
+      if constexpr (kBits == kAnyBits)
+        store_i8(bytes + kLanes * (s - 3), levels[0], levels[1], levels[2], levels[3]);
+      else
+        store_levels<kBits>(run.codes + 2 * kBits * (s - 3), levels);
     }
   }
   philox_finish(next, r.stream, counter_of(r, tile + 1), r.words[(tile + 1) % 2]);
   r.ready[(tile + 1) % 2] = tile + 1;
+  if constexpr (kBits == kAnyBits) kPackLevels[run.bits](run.codes, bytes, kTile);
 }
 
 // A part of a tile, with the random numbers that begin at `random`.
 template <int kBits, bool kKeep, bool kPowers>
 GRADWIRE_INLINE void write_part(const Quantiser& q, const std::uint32_t* random, Run<kBits> run, int count) {
+  std::uint8_t bytes[kBits == kAnyBits ? kTile : 1];
+  const auto step = [&](int i, int lanes) GRADWIRE_LAMBDA {
+    const U32 level = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, lanes);
+    if constexpr (kBits == kAnyBits)
+      store_u8(bytes + i, level);
+    else
+      store_levels<kBits>(run.codes + i / 8 * kBits, level, lanes);
+  };
   int i = 0;
-  for (; count - i >= kLanes; i += kLanes) {
-    const U32 level = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
-    store_levels<kBits>(run.codes + i / 8 * kBits, level);
-  }
-  if (i == count) return;
-  const U32 level = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, count - i);
-  store_levels<kBits>(run.codes + i / 8 * kBits, level, count - i);
+  for (; count - i >= kLanes; i += kLanes) step(i, kLanes);
+  if (i < count) step(i, count - i);
+  if constexpr (kBits == kAnyBits) kPackLevels[run.bits](run.codes, bytes, count);
 }
 
 // A block: the elements [first, first + count) of the tensor, the first of which is at x.
@@ -216,7 +234,7 @@ template <int kBits, bool kKeep, bool kPowers>
 static void write_levels(const Levels& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
                          std::int64_t count, float norm) {
   const Quantiser q = quantiser<kPowers>(norm, k.top, k.shrink);
-  const Run<kBits> block = {x, residual, k.codes + first / 8 * kBits};
+  const Run<kBits> block = {x, residual, k.codes + first / 8 * k.bits, k.bits};
   for (std::int64_t i = 0; i < count;) {
     const std::int64_t tile = (first + i - r.begin) / kTile, place = (first + i - r.begin) % kTile;
     const int size = int(count - i < kTile - place ? count - i : kTile - place);
@@ -240,18 +258,12 @@ static void write_zeros(const Levels& k, RandomTiles&, const float* x, float* re
 template <bool kKeep, bool kPowers>
 static void write_codes(const Levels& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
                         std::int64_t count, float norm) {
+  constexpr auto any = write_levels<kAnyBits, kKeep, kPowers>;
+  constexpr auto two = write_levels<kFewRegisters ? kAnyBits : 2, kKeep, kPowers>;
+  constexpr auto four = write_levels<kFewRegisters ? kAnyBits : 4, kKeep, kPowers>;
+  constexpr auto eight = write_levels<kFewRegisters ? kAnyBits : 8, kKeep, kPowers>;
   // By the number of bits.
-  constexpr decltype(&write_zeros<kKeep>) write[] = {
-      nullptr,
-      nullptr,
-      write_levels<2, kKeep, kPowers>,
-      write_levels<3, kKeep, kPowers>,
-      write_levels<4, kKeep, kPowers>,
-      write_levels<5, kKeep, kPowers>,
-      write_levels<6, kKeep, kPowers>,
-      write_levels<7, kKeep, kPowers>,
-      write_levels<8, kKeep, kPowers>,
-  };
+  constexpr decltype(&write_zeros<kKeep>) write[] = {nullptr, nullptr, two, any, four, any, any, any, eight};
   (usable(norm) ? write[k.bits] : write_zeros<kKeep>)(k, r, x, residual, first, count, norm);
 }
 

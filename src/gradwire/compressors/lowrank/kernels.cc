@@ -51,8 +51,8 @@ namespace gradwire::GRADWIRE_TARGET {
 
 // A range of all kernels here are tiles of the matrix, from left to right and then down.
 
-constexpr int kRankGroup = 4;  // rows of a factor whose sums stay in registers
-constexpr int kRowsAtOnce = 4;  // of the matrix, for each of which there are such sums
+constexpr int kRankGroup = kFewRegisters ? 2 : 4;  // rows of a factor whose sums stay in registers
+constexpr int kRowsAtOnce = kFewRegisters ? 2 : 4;  // of the matrix, for each of which there are such sums
 
 struct MatrixTile {
   std::int64_t row, rows, column, columns;
@@ -83,6 +83,14 @@ GRADWIRE_INLINE F32 matrix_values(const Thin& a, std::int64_t i, int lanes, std:
   return sum;
 }
 
+// The gradient is added to one row of a tile beforehand: such rows are few, and a form of their products that adds it
+// would take as long to compile as that of many rows.
+GRADWIRE_INLINE void add_to_row(const Thin& a, std::int64_t first, std::int64_t count, U32& worst) {
+  std::int64_t j = 0;
+  for (; count - j >= kLanes; j += kLanes) matrix_values<true>(a, first + j, kLanes, a.columns, worst);
+  if (j < count) matrix_values<true>(a, first + j, int(count - j), a.columns, worst);
+}
+
 // The sum of the lanes, as a tree.
 GRADWIRE_INLINE float tree_sum(F32 x) {
   x = x + swap_lanes<8>(x), x = x + swap_lanes<4>(x), x = x + swap_lanes<2>(x), x = x + swap_lanes<1>(x);
@@ -101,8 +109,10 @@ template <class Step>
 GRADWIRE_INLINE void each_rank_group(std::int64_t rank, const Step& step) {
   std::int64_t k = 0;
   for (; rank - k >= kRankGroup; k += kRankGroup) step(Rank<kRankGroup>{}, k);
-  if (rank - k == 3) step(Rank<3>{}, k);
-  if (rank - k == 2) step(Rank<2>{}, k);
+  if constexpr (kRankGroup > 2) {
+    if (rank - k == 3) step(Rank<3>{}, k);
+    if (rank - k == 2) step(Rank<2>{}, k);
+  }
   if (rank - k == 1) step(Rank<1>{}, k);
 }
 
@@ -138,11 +148,12 @@ template <int kRows>
 GRADWIRE_INLINE void left_rows(const LowrankLeft& a, const MatrixTile& tile, std::int64_t row, U32& worst) {
   const std::int64_t first = row * a.columns + tile.column;
   float* const part = a.parts + tile.column / kTileColumns * a.rank * a.rows + row;
+  if (kRows == 1 && a.feedback.grad) add_to_row(a, first, tile.columns, worst);
   each_rank_group(a.rank, [&](auto group, std::int64_t k) GRADWIRE_LAMBDA {
     constexpr int kRank = decltype(group)::value;
     const float* const right = a.right + k * a.columns + tile.column;
-    if (k == 0 && a.feedback.grad)
-      left_products<true, kRows, kRank>(a, right, first, tile.columns, part, worst);
+    if (kRows > 1 && k == 0 && a.feedback.grad)
+      left_products<(kRows > 1), kRows, kRank>(a, right, first, tile.columns, part, worst);
     else
       left_products<false, kRows, kRank>(a, right, first, tile.columns, part + k * a.rows, worst);
   });
@@ -163,7 +174,7 @@ void lowrank_left(const LowrankLeft& args, std::int64_t begin, std::int64_t end)
 // The right factor that belongs to a left one: sums of the matrix's rows, which are read once, into a part of the
 // factor that stays in a cache.
 
-constexpr int kRowsAdded = 8;  // at once
+constexpr int kRowsAdded = kFewRegisters ? 2 : 8;  // at once
 
 template <bool kSum, int kRows, int kRank>
 GRADWIRE_INLINE void right_step(const LowrankRight& a, const float (&factors)[kRows][kRank], float* out, std::int64_t i,
@@ -194,11 +205,12 @@ template <int kRows>
 GRADWIRE_INLINE void right_rows(const LowrankRight& a, const MatrixTile& tile, std::int64_t row, float* part,
                                 U32& worst) {
   const std::int64_t first = row * a.columns + tile.column;
+  if (kRows == 1 && a.feedback.grad) add_to_row(a, first, tile.columns, worst);
   each_rank_group(a.rank, [&](auto group, std::int64_t k) GRADWIRE_LAMBDA {
     constexpr int kRank = decltype(group)::value;
     const float* const left = a.left + k * a.rows + row;
-    if (k == 0 && a.feedback.grad)
-      right_products<true, kRows, kRank>(a, left, first, tile.columns, part, worst);
+    if (kRows > 1 && k == 0 && a.feedback.grad)
+      right_products<(kRows > 1), kRows, kRank>(a, left, first, tile.columns, part, worst);
     else
       right_products<false, kRows, kRank>(a, left, first, tile.columns, part + k * a.columns, worst);
   });

@@ -209,7 +209,7 @@ template <int kDistance>
 GRADWIRE_INLINE void transpose_pairs(F32 (&x)[kLanes]) {
   const U32 distance = set_u32(kDistance);
   const Mask upper = eq(iota() & distance, distance);
-#pragma GCC unroll 16
+GRADWIRE_UNROLL(16)
   for (int i = 0; i < kLanes; ++i)
     if (!(i & kDistance)) {
       const F32 a = x[i], b = x[i + kDistance];
@@ -222,10 +222,10 @@ template <int kVectors>
 GRADWIRE_INLINE void transpose_groups(float* columns, const float* y) {
   for (int v = 0; v < kVectors; ++v) {
     F32 x[kLanes];
-#pragma GCC unroll 16
+GRADWIRE_UNROLL(16)
     for (int i = 0; i < kLanes; ++i) x[i] = load(y + (i * kVectors + v) * kLanes);
     transpose_pairs<8>(x), transpose_pairs<4>(x), transpose_pairs<2>(x), transpose_pairs<1>(x);
-#pragma GCC unroll 16
+GRADWIRE_UNROLL(16)
     for (int i = 0; i < kLanes; ++i) store(columns + (v * kLanes + i) * kLanes, x[i]);
   }
 }
@@ -236,24 +236,24 @@ template <int kGroup, class Signed, class Visit>
 GRADWIRE_INLINE void products_of_form(const Signed& signed_at, const Visit& visit) {
   constexpr int kRows = kGroup / 8;
   F32 x[kGroup];
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
   for (int j = 0; j < 8; ++j) {
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
     for (int i = 0; i < kRows; ++i) x[8 * i + j] = signed_at(8 * i + j);
-#pragma GCC unroll 3
+GRADWIRE_UNROLL(3)
     for (int half = kRows / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
       for (int i = 0; i < kRows; ++i)
         if (!(i & half)) {
           const F32 a = x[8 * i + j], b = x[8 * (i + half) + j];
           x[8 * i + j] = a + b, x[8 * (i + half) + j] = a - b;
         }
   }
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
   for (int i = 0; i < kGroup; i += 8) {
-#pragma GCC unroll 3
+GRADWIRE_UNROLL(3)
     for (int half = 4; half > 0; half /= 2)
-#pragma GCC unroll 8
+GRADWIRE_UNROLL(8)
       for (int j = 0; j < 8; ++j)
         if (!(j & half)) {
           const F32 a = x[i + j], b = x[i + j + half];

@@ -12,7 +12,7 @@ struct InceptionnTags {
   std::int64_t* bytes;
   Feedback feedback;  // without one its residual is null; with one, that becomes x
 };
-GRADWIRE_KERNEL(inceptionn_tags, InceptionnTags)
+GRADWIRE_KERNEL_SECOND(inceptionn_tags, InceptionnTags)
 
 // The codes of a range begin at `codes` and end before `end`.
 struct InceptionnCodes {
@@ -22,13 +22,13 @@ struct InceptionnCodes {
   int bound;
   float* left;  // x itself, to be what the codes do not say, or null
 };
-GRADWIRE_KERNEL(inceptionn_codes, InceptionnCodes)
+GRADWIRE_KERNEL_SECOND(inceptionn_codes, InceptionnCodes)
 
 struct InceptionnSizes {
   const std::uint8_t* tags;
   std::int64_t* bytes;
 };
-GRADWIRE_KERNEL(inceptionn_sizes, InceptionnSizes)
+GRADWIRE_KERNEL_SECOND(inceptionn_sizes, InceptionnSizes)
 
 // Without tags every code is a float32.
 struct InceptionnStream {
@@ -44,7 +44,7 @@ struct InceptionnAddDecoded {
   int bound;
   float scale;
 };
-GRADWIRE_KERNEL(inceptionn_add_decoded, InceptionnAddDecoded)
+GRADWIRE_KERNEL_SECOND(inceptionn_add_decoded, InceptionnAddDecoded)
 
 }  // namespace gradwire
 

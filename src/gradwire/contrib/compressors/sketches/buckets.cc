@@ -11,7 +11,7 @@ struct AddBuckets {
   const float* addends;
   float* out;
 };
-GRADWIRE_KERNEL(add_buckets, AddBuckets)
+GRADWIRE_KERNEL_SECOND(add_buckets, AddBuckets)
 
 }  // namespace gradwire
 

@@ -12,7 +12,7 @@ struct SketchAdd {
   std::uint64_t key, step;
   std::int64_t n;
 };
-GRADWIRE_KERNEL(sketch_add, SketchAdd)
+GRADWIRE_KERNEL_SECOND(sketch_add, SketchAdd)
 
 struct SketchEstimate {
   const float* table;
@@ -21,7 +21,7 @@ struct SketchEstimate {
   std::int64_t columns;
   std::uint64_t key, step;
 };
-GRADWIRE_KERNEL(sketch_estimate, SketchEstimate)
+GRADWIRE_KERNEL_SECOND(sketch_estimate, SketchEstimate)
 
 constexpr std::int64_t kSketchGroup = 256;  // elements: 16 blocks, of which each row takes one batch of words
 

@@ -13,7 +13,7 @@ struct ExponentCodes {
   std::uint8_t* edges;
   std::int32_t top;
 };
-GRADWIRE_KERNEL(exponent_codes, ExponentCodes)
+GRADWIRE_KERNEL_SECOND(exponent_codes, ExponentCodes)
 
 // One rank's; `place`: how many codes there are before the range, and then before what follows it.
 struct ExponentRank {
@@ -28,7 +28,7 @@ struct ExponentAddDecoded {
   float* out;
   std::int64_t n;
 };
-GRADWIRE_KERNEL(exponent_add_decoded, ExponentAddDecoded)
+GRADWIRE_KERNEL_SECOND(exponent_add_decoded, ExponentAddDecoded)
 
 }  // namespace gradwire
 

@@ -10,7 +10,7 @@ struct MarkDrawn : Marks {
   float s;
   std::uint64_t key, step;
 };
-GRADWIRE_KERNEL(mark_drawn, MarkDrawn)
+GRADWIRE_KERNEL_SECOND(mark_drawn, MarkDrawn)
 
 // `starts`: how many marks there are before each segment, and in the end how many in all.
 struct TakeMarked {
@@ -21,7 +21,7 @@ struct TakeMarked {
   std::uint16_t* indices;  // or null
   float* left;             // x itself, to be 0 where it was taken, or null
 };
-GRADWIRE_KERNEL(take_marked, TakeMarked)
+GRADWIRE_KERNEL_SECOND(take_marked, TakeMarked)
 
 // Where marked elements of one segment go: from slot `count` on, which grows. There is room for 16 more than there are.
 struct Taken {
@@ -36,7 +36,7 @@ struct TakeBeyond {
   float high, low;
   Taken taken;
 };
-GRADWIRE_KERNEL(take_beyond, TakeBeyond)
+GRADWIRE_KERNEL_SECOND(take_beyond, TakeBeyond)
 
 // As of MarkDrawn, within one segment.
 struct TakeDrawn {
@@ -45,7 +45,7 @@ struct TakeDrawn {
   std::uint64_t key, step;
   Taken whole, drawn;
 };
-GRADWIRE_KERNEL(take_drawn, TakeDrawn)
+GRADWIRE_KERNEL_SECOND(take_drawn, TakeDrawn)
 
 // All elements: 0 where they are not marked.
 struct SpreadMarked {
@@ -54,7 +54,7 @@ struct SpreadMarked {
   float* values;
   float* left;  // as of TakeMarked
 };
-GRADWIRE_KERNEL(spread_marked, SpreadMarked)
+GRADWIRE_KERNEL_SECOND(spread_marked, SpreadMarked)
 
 // What exceeds a threshold in a range of whole segments.
 struct ThresholdScan : Feedback {  // without feedback grad and residual are null
@@ -64,7 +64,7 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   std::uint8_t* bitmap;
   std::int32_t* counts;            // of each segment
 };
-GRADWIRE_KERNEL(threshold_scan, ThresholdScan)
+GRADWIRE_KERNEL_SECOND(threshold_scan, ThresholdScan)
 
 }  // namespace gradwire
 

@@ -12,7 +12,7 @@ struct TailMoments {
   float* table;
   float low, high, unit;
 };
-GRADWIRE_KERNEL(tail_moments, TailMoments)
+GRADWIRE_KERNEL_SECOND(tail_moments, TailMoments)
 
 }  // namespace gradwire
 

@@ -14,10 +14,10 @@ struct ThreeLc {
 struct ThreeLcEncode : ThreeLc {
   const float* x;
 };
-GRADWIRE_KERNEL(three_lc_encode, ThreeLcEncode)
+GRADWIRE_KERNEL_SECOND(three_lc_encode, ThreeLcEncode)
 
 struct ThreeLcEncodeFeedback : Feedback, ThreeLc {};
-GRADWIRE_KERNEL(three_lc_encode_feedback, ThreeLcEncodeFeedback)
+GRADWIRE_KERNEL_SECOND(three_lc_encode_feedback, ThreeLcEncodeFeedback)
 
 // Here the blocks lie side by side in the `bytes` of a stream.
 struct ThreeLcAddDecoded {
@@ -27,7 +27,7 @@ struct ThreeLcAddDecoded {
   std::int64_t block;
   float scale;
 };
-GRADWIRE_KERNEL(three_lc_add_decoded, ThreeLcAddDecoded)
+GRADWIRE_KERNEL_SECOND(three_lc_add_decoded, ThreeLcAddDecoded)
 
 }  // namespace gradwire
 

@@ -8,7 +8,7 @@ struct BlockNorms {
   float* norms;
   std::int64_t block;
 };
-GRADWIRE_KERNEL(block_norms, BlockNorms)
+GRADWIRE_KERNEL_SECOND(block_norms, BlockNorms)
 
 // `codes` are a byte for each coordinate; the last block is padded to a power of two.
 struct ThcEncode {
@@ -20,7 +20,7 @@ struct ThcEncode {
   float levels, factor;  // factor: levels / (2 clip)
   std::uint64_t key, step;
 };
-GRADWIRE_KERNEL(thc_encode, ThcEncode)
+GRADWIRE_KERNEL_SECOND(thc_encode, ThcEncode)
 
 struct ThcAddDecoded {
   const float* norms;
@@ -31,7 +31,7 @@ struct ThcAddDecoded {
   float step;  // 2 / (levels * ranks)
   float clip, scale;
 };
-GRADWIRE_KERNEL(thc_add_decoded, ThcAddDecoded)
+GRADWIRE_KERNEL_SECOND(thc_add_decoded, ThcAddDecoded)
 
 // The size to which a block of `count` elements is padded.
 inline std::int64_t thc_padded(std::int64_t count) {

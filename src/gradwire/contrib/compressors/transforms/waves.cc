@@ -12,7 +12,7 @@ struct AddWaves {
   std::int64_t stride;
   float scale;
 };
-GRADWIRE_KERNEL(add_waves, AddWaves)
+GRADWIRE_KERNEL_SECOND(add_waves, AddWaves)
 
 }  // namespace gradwire
 

@@ -30,7 +30,7 @@ struct RansDecode {
   const std::uint32_t* slots;
   RansChunk* chunks;
 };
-GRADWIRE_KERNEL(rans_decode, RansDecode)
+GRADWIRE_KERNEL_SECOND(rans_decode, RansDecode)
 
 }  // namespace gradwire
 
