@@ -198,6 +198,7 @@ const char* name_of(Kind kind) {
 // The number `at` of what is given, which is of this kind. Sets an exception where it is not.
 bool take(const Operation& op, std::size_t at, Kind kind, PyObject* given, Value& value, Lists& lists) {
   if (read_value(kind, given, value, lists)) return true;
+  PyErr_Clear();
   PyErr_Format(PyExc_TypeError, "%s: argument %zu must be %s, got %R", op.name, at + 1, name_of(kind), given);
   return false;
 }
