@@ -121,8 +121,8 @@ def test_a_setting_of_the_distant_future_is_refused():
 def test_a_first_setting_of_the_distant_future_is_refused_too():
     core, a, b = pair()
     assert setting(core, a, 2**31, 0.5) == (
-        "optimizer setting 2147483648 is not the next one, 1: where the server was restarted without a snapshot, the "
-        "ones before are lost with its values"
+        "optimizer setting 2147483648 is not the next one, 1: where the server was restarted without a snapshot, or "
+        "with an older copy of it, the ones before are lost with its values"
     )
     assert setting(core, b, 1, 0.5) == 1
 

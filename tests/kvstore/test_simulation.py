@@ -83,6 +83,9 @@ FOUND = [
     # What an error says of a worker ended in a comma.
     "seed=8000008 pace=3.0 late=3.0 servers=2 sync=0 keys=3 steps=8 snapshot=0 proceed=1 staleness=2 "
     "swap=server-0@3.362+1.31 kill=worker-0@1.874+60#2",
+    # A setting that an older copy does not have was said to be lost for want of a snapshot.
+    "seed=9000017 workers=3 pace=3.0 late=3.0 servers=2 settings=1 steps=8 snapshot=10 proceed=1 "
+    "older=server-0@3.344+0.62 kill=worker-0@0.986+10.21#5",
 ]
 
 

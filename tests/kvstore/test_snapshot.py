@@ -665,8 +665,8 @@ def test_settings_go_on_after_a_restart(tmp_path):
         assert [(op, fields.get("version")) for _, op, fields, _ in told] == [("done", number)]
     (told,) = messages(ask(core, b, "optimizer", 40, number=8, name="sgd", numbers={"lr": 1.0}))
     assert told[2]["text"] == (
-        "optimizer setting 8 is not the next one, 7: where the server was restarted without a snapshot, the ones "
-        "before are lost with its values"
+        "optimizer setting 8 is not the next one, 7: where the server was restarted without a snapshot, or "
+        "with an older copy of it, the ones before are lost with its values"
     )
 
 

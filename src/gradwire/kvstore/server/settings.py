@@ -61,7 +61,10 @@ class OptimizerSettings:
             number = self._joined_number(config)
         elif number > self._newest + 1:
             # Those of all others would be forgotten at once.
-            lost = "where the server was restarted without a snapshot, the ones before are lost with its values"
+            lost = (
+                "where the server was restarted without a snapshot, or with an older copy of it, the ones before are "
+                "lost with its values"
+            )
             raise WireError(f"optimizer setting {number} is not the next one, {self._newest + 1}: {lost}")
         known = self.updaters.get(number)
         if known is not None and known.config != config:

@@ -339,6 +339,7 @@ class StoreSimulation(Simulation):
                 unanswered("") or away(index)
             ),
             r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
+            r"without a snapshot, or with an (older) copy": lambda _: not snapshot or self._has("older"),
             r"restarted (without) a snapshot": lambda _: not snapshot,
             r"restarted (without) its snapshot": lambda _: self._has("older", "swap"),
             r"made (without) worker \d+": lambda _: self.work.proceed and member.absent(now) >= DEATH,
