@@ -729,7 +729,9 @@ class SlowGather(DefaultAllGather):
         return super().__call__(*given, **named)
 
 
-def sharded(rank: int, version: str, rate: float, pause: float = 0.0, gather: float = 0.0) -> dict[str, Any]:
+def sharded(
+    rank: int, version: str, rate: float, pause: float = 0.0, gather: float = 0.0, steps: int = 40
+) -> dict[str, Any]:
     """A model under FSDP, each of whose layers takes so long in the backward pass, and so long to be gathered."""
     torch.set_num_threads(1)
     shard, compress = SHARDED[version]
@@ -743,7 +745,7 @@ def sharded(rank: int, version: str, rate: float, pause: float = 0.0, gather: fl
     for module in (each for each in model.modules() if isinstance(each, FSDPModule) and gather):
         module.set_custom_all_gather(SlowGather(lambda: link.compute(gather)))
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
-    for _ in range(60):
+    for _ in range(steps):
         before = state.metrics()["bytes_sent"]
         optimizer.zero_grad()
         loss = loss_of(model, examples(data))

@@ -299,7 +299,7 @@ def test_a_plain_loop_decides_too() -> None:
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_sharded_gradients_are_decided_for_too(version: str) -> None:
-    one, other = run_ranks(2, jobs.sharded, version, jobs.SLOW / 4)
+    one, other = run_ranks(2, jobs.sharded, version, jobs.SLOW / 4, 0.0, 0.0, 60)
     assert one["auto"]["decisions"] == other["auto"]["decisions"]
     assert compressed(one["auto"])
     assert one["sent"][-1] < 0.6 * one["sent"][3]
