@@ -173,7 +173,7 @@ def test_ranks_in_different_rounds_hear_of_it_though_only_one_of_them_measures()
         assert "step is" in text
 
 
-STEPS = 200
+STEPS = 100
 
 
 def _noisy(rank: int, cases: list[dict[str, Any]]) -> list[float]:
