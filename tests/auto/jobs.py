@@ -32,7 +32,7 @@ from gradwire.group.channel import Channel
 from gradwire.integrations.ddp import nothing
 from tests.heard import heard
 
-FAST, SLOW = 1e12, 2e7
+FAST, SLOW = 1e12, 5e6
 """Bytes a second."""
 
 
@@ -186,10 +186,19 @@ def slow(exchange: Exchange, rate: float) -> LinkClock:
     return link
 
 
-def network(width: int = 384) -> nn.Module:
+WIDTH, WIDE = 192, 384
+"""Widths of the layers: buckets of wide ones take four times as long."""
+
+
+def network(width: int = WIDTH) -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Linear(width, width) for _ in range(6)]
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *layers, nn.Linear(width, 16))
+
+
+def replicated(net: nn.Module, width: int = WIDTH) -> DistributedDataParallel:
+    """DDP with two layers of this width in most buckets."""
+    return DistributedDataParallel(net, bucket_cap_mb=(width / WIDE) ** 2)  # type: ignore[arg-type]
 
 
 def examples(data: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -211,12 +220,14 @@ def digest(model: nn.Module) -> str:
 class Training:
     """A model under DDP with auto on a link whose rate can be set."""
 
-    def __init__(self, rank: int, optimizer: str = "AdamW", pause: float = 1e-3, **options: Any) -> None:
+    def __init__(
+        self, rank: int, optimizer: str = "AdamW", pause: float = 1e-3, width: int = WIDTH, **options: Any
+    ) -> None:
         torch.set_num_threads(1)
-        net = network()
+        net = network(width)
         for layer in net.children():
             layer.register_full_backward_hook(lambda *_: self.link.compute(pause))
-        self.model = DistributedDataParallel(net, bucket_cap_mb=1)
+        self.model = replicated(net, width)
         self.state = gradwire.compress_ddp(self.model, "auto", **options)
         self.link = slow(self.state.exchange, FAST)
         self.optimizer = getattr(torch.optim, optimizer)(self.model.parameters(), lr=1e-3)
@@ -277,7 +288,7 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
     """A fast link, and a backward pass that takes long."""
     training = Training(rank, pause=0.03)
     training.run(25, FAST)
-    plain = DistributedDataParallel(network(), bucket_cap_mb=1)
+    plain = replicated(network())
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     data = torch.Generator().manual_seed(rank + 1)
     for _ in range(25):
@@ -302,10 +313,10 @@ def warming_up(rank: int) -> dict[str, Any]:
 def resting(rank: int) -> dict[str, Any]:
     """A fast link for a hundred steps, where next to nothing happens at last; then a slow one for fifty."""
     said = heard()
-    training = Training(rank, pause=0.03)
+    training = Training(rank, pause=0.03, width=WIDE)
     counters, pilot = training.state.exchange.counters, training.state.exchange.pilot
     assert isinstance(pilot, AutoPilot)
-    plain = DistributedDataParallel(network(), bucket_cap_mb=1)
+    plain = replicated(network(WIDE), WIDE)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     data = torch.Generator().manual_seed(rank + 1)
     timed, sent, compared = [], [], []
@@ -426,7 +437,7 @@ class Reader(nn.Module):
 def with_embeddings(rank: int) -> dict[str, float]:
     """The bits an element of each matrix on a very slow link."""
     torch.set_num_threads(1)
-    model = DistributedDataParallel(Reader(), bucket_cap_mb=1)
+    model = DistributedDataParallel(Reader(), bucket_cap_mb=0.5)
     state = gradwire.compress_ddp(model, "auto", budget="small")
     link = slow(state.exchange, SLOW / 20)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -447,7 +458,7 @@ def with_embeddings(rank: int) -> dict[str, float]:
 def not_finite(rank: int) -> dict[str, Any]:
     """Steps where nothing is to be gained, in which a gradient of one rank is not finite: of each whether its times are
     noted, and how many were counted before and in it; and what was counted when ranks have told each other."""
-    training = Training(rank, pause=0.03)
+    training = Training(rank, pause=0.03, width=WIDE)
     pilot = training.state.exchange.pilot
     assert isinstance(pilot, AutoPilot)
     training.run(60, FAST)
@@ -488,7 +499,7 @@ def sixteen_bits(rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     digests, phases, said = [], set(), heard()
     for steered in (True, False):
-        model, link, state = DistributedDataParallel(network().bfloat16(), bucket_cap_mb=1), LinkClock(), None
+        model, link, state = replicated(network().bfloat16()), LinkClock(), None
         if steered:
             state = gradwire.compress_ddp(model, "auto", budget="exact")
             link = slow(state.exchange, SLOW)
@@ -679,7 +690,7 @@ def plain_loop(rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    state = gradwire.compress_optimizer(optimizer, model, "auto", bucket_mb=1)
+    state = gradwire.compress_optimizer(optimizer, model, "auto", bucket_mb=0.25)
     slow(state.exchange, SLOW)
     data = torch.Generator().manual_seed(rank + 1)
     for _ in range(50):
@@ -718,7 +729,9 @@ class SlowGather(DefaultAllGather):
         return super().__call__(*given, **named)
 
 
-def sharded(rank: int, version: str, rate: float, pause: float = 0.0, gather: float = 0.0) -> dict[str, Any]:
+def sharded(
+    rank: int, version: str, rate: float, pause: float = 0.0, gather: float = 0.0, steps: int = 40
+) -> dict[str, Any]:
     """A model under FSDP, each of whose layers takes so long in the backward pass, and so long to be gathered."""
     torch.set_num_threads(1)
     shard, compress = SHARDED[version]
@@ -732,7 +745,7 @@ def sharded(rank: int, version: str, rate: float, pause: float = 0.0, gather: fl
     for module in (each for each in model.modules() if isinstance(each, FSDPModule) and gather):
         module.set_custom_all_gather(SlowGather(lambda: link.compute(gather)))
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
-    for _ in range(60):
+    for _ in range(steps):
         before = state.metrics()["bytes_sent"]
         optimizer.zero_grad()
         loss = loss_of(model, examples(data))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.optim import CompressedStep
-from tests.auto.jobs import FAST, SLOW, SlowChannel, digest, examples, loss_of, network, slow
+from tests.auto.jobs import FAST, SLOW, WIDE, WIDTH, SlowChannel, digest, examples, loss_of, network, slow
 
 COMPUTE, CODE = 5e-3, 2e-2
 """Seconds of a step without its exchange, and of encoding and decoding."""
@@ -28,9 +28,9 @@ class CodedChannel(SlowChannel):
 class StepTraining:
     """A model whose optimizer exchanges its steps as auto decides, on a link whose rate can be set."""
 
-    def __init__(self, rank: int, **options: Any) -> None:
+    def __init__(self, rank: int, width: int = WIDTH, **options: Any) -> None:
         torch.set_num_threads(1)
-        self.model = network()
+        self.model = network(width)
         inner = torch.optim.AdamW(self.model.named_parameters(), lr=1e-3, weight_decay=0.1)
         self.optimizer = CompressedStep(inner, "auto", **options)
         self.link = slow(self.optimizer.exchange, FAST)
@@ -61,9 +61,9 @@ class StepTraining:
         return kept
 
 
-def decided(rank: int, options: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+def decided(rank: int, options: dict[str, Any], rates: Sequence[float], width: int = WIDTH) -> dict[str, Any]:
     """Sixty rounds at each rate: what was chosen, what was sent and what waited at the end of each."""
-    training, parts = StepTraining(rank, **options), []
+    training, parts = StepTraining(rank, width, **options), []
     every = options.get("every", 1)
     for rate in rates:
         training.run(60 * every, rate)
@@ -103,8 +103,8 @@ def made_again(rank: int) -> dict[str, Any]:
 
 def spoilt(rank: int) -> dict[str, Any]:
     """A gradient of one rank is not finite in a step in which a part is kept back."""
-    training = StepTraining(rank, budget="small")
-    training.run(50, SLOW)
+    training = StepTraining(rank, WIDE, budget="small")
+    training.run(50, 4 * SLOW)
     kept, before = training.kept, digest(training.model)
     training.optimizer.zero_grad()
     loss_of(training.model, examples(training.data)).backward()

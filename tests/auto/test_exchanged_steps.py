@@ -32,7 +32,7 @@ def test_steps_are_exchanged_with_what_keeps_a_part_back_although_adam_made_them
 
 
 def test_within_the_usual_budget_nothing_waits() -> None:
-    one, _ = run_ranks(2, step_jobs.decided, {}, (jobs.SLOW / 10,))
+    one, _ = run_ranks(2, step_jobs.decided, {}, (4 * jobs.SLOW / 10,), jobs.WIDE)
     ((choices, sent, waits),) = one["parts"]
     assert choices[0] != "dense"
     assert sent < one["dense"] / 2

@@ -7,6 +7,7 @@ import ast
 import pytest
 
 import gradwire
+from tests.cases import together
 from tests.house.source import defined, exported, from_imports, modules, public, tree
 
 OFFERING = [module for module in modules() if public(module) and exported(module) is not None]
@@ -24,6 +25,7 @@ def test_the_package_offers_exactly_what_it_finds() -> None:
     assert all(hasattr(gradwire, name) for name in gradwire.__all__)
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_every_module_says_what_it_is_and_offers(module: str) -> None:
     assert ast.get_docstring(tree(module)), f"{module} has no docstring"
@@ -31,6 +33,7 @@ def test_every_module_says_what_it_is_and_offers(module: str) -> None:
     assert not (public(module) and defines) or exported(module), f"{module} defines something and has no __all__"
 
 
+@together
 @pytest.mark.parametrize("module", OFFERING)
 def test_what_is_offered_is_there_and_documented(module: str) -> None:
     there = defined(module)
@@ -47,6 +50,7 @@ def is_kernel(module: str, name: str) -> bool:
     return operations in modules() and name in (exported(operations) or [])
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_a_module_takes_only_what_another_offers(module: str) -> None:
     for source, name in from_imports(module):

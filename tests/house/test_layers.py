@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from gradwire import registry
+from tests.cases import together
 from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
@@ -131,6 +132,7 @@ def test_every_part_of_the_package_has_one_layer() -> None:
     assert {part(module) for module in modules()} == set(LEVEL)
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_a_module_imports_from_below(module: str) -> None:
     wrong = [
@@ -177,6 +179,7 @@ def is_outside(module: str, package: str) -> bool:
     return not f"{module}.".startswith(tuple(f"{each}." for each in inside))
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_a_private_module_stays_in_its_package(module: str) -> None:
     held = {other: holder(other) for other in imported(module)}
@@ -280,6 +283,7 @@ def reached(module: str) -> dict[str, str]:
     return ways
 
 
+@together
 @pytest.mark.parametrize("module", PROTOCOL)
 def test_the_protocol_reaches_no_socket_and_no_process_group(module: str) -> None:
     wrong = {way: found for other, way in reached(module).items() if (found := connections(tree(other)))}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import together
 from tests.house.source import ROOT, modules, tree
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -138,6 +139,7 @@ def targets(statement: ast.stmt) -> Iterator[str]:
             yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_names_are_the_terms_of_the_field(module: str) -> None:
     assert module.rpartition(".")[2].strip("_") not in WORDPLAY
@@ -161,16 +163,19 @@ def test_wordplay_is_found(text: str, found: list[str]) -> None:
     assert list(wordplay(ast.parse(text))) == found
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_docstrings_are_no_fragments(module: str) -> None:
     assert list(fragments(tree(module))) == []
 
 
+@together
 @pytest.mark.parametrize("module", modules())
 def test_entries_and_strings_are_no_fragments(module: str) -> None:
     assert list(entry_fragments(tree(module))) == []
 
 
+@together
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_programs_and_tests_are_written_as_the_package_is(file: Path) -> None:
     parsed = ast.parse((ROOT / file).read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ def one(layout: str, code: str | None = CODE, dtype: torch.dtype | None = None, 
     model, outer = build(layout, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
     state = compress_fsdp(model, "none", weights=code, min_numel=64, replicate=outer, **options)
     first = errors(gathered(model), masters(model))
-    trained = train(model, layout, range(6))
+    trained = train(model, layout, range(3))
     before = masters(model)
     still = [gathered(model) for _ in range(STILL)]
     told = {

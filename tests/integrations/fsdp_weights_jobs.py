@@ -41,7 +41,7 @@ def one(layout: str, code: str | None, dtype: torch.dtype | None = None, **optio
     again = gathered(model)
     same = all(torch.equal(*pair) for pair in zip(exact, masters(model), strict=True))
     once = state.metrics().get("weights")
-    trained = train(model, layout, range(6))
+    trained = train(model, layout, range(3))
     loss = float(sum(loss_of(trained, seed) for seed in range(4)))
     state.close()
     return {

@@ -38,7 +38,7 @@ def test_the_first_gather_is_exact_and_what_a_difference_loses_is_in_the_next(ca
     for result in told():
         found = result[case]
         assert found["first"] == [0.0, 0.0, 0.0]
-        # Six steps have changed the weights; from then on each gather is nearer to them by more than half.
+        # Three steps have changed the weights; from then on each gather is nearer to them by more than half.
         for earlier, later in zip(found["errors"], found["errors"][1:], strict=False):
             assert all(after < before / 2 or after < 1e-7 for before, after in zip(earlier, later, strict=True))
         assert 0 < min(found["errors"][0]) <= max(found["errors"][0]) < 0.02

@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 from gradwire.optim import CompressedStep, DiLoCo, MicroAdam, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.optim.exchanged import Exchanged
 from gradwire.optim.local import LocalSteps
+from gradwire.testing.processes import run_ranks
+from tests.once import once
 
 Options = dict[str, Any]
 
@@ -98,6 +100,12 @@ def train_dense(rank: int, make_optimizer: Callable[[Any], Optimizer], steps: in
         optimizer.step()
         digests.append(parameters(model))
     return {"digests": digests, "loss": loss_of(model)}
+
+
+@once
+def dense_loss(make_optimizer: Callable[[Any], Optimizer], steps: int) -> float:
+    """The loss of two ranks after ``train_dense``."""
+    return float(run_ranks(2, train_dense, make_optimizer, steps)[0]["loss"])
 
 
 def adamw(params: Any) -> Optimizer:

@@ -18,7 +18,7 @@ from gradwire.optim._flat import FlatParameters
 from gradwire.optim.local import LocalSteps
 from gradwire.testing.processes import run_ranks
 from tests.once import once
-from tests.optim.jobs import adamw, digest, forward, loss_of, model_of, parameters, resume, train, train_dense
+from tests.optim.jobs import adamw, dense_loss, digest, forward, loss_of, model_of, parameters, resume, train
 
 SPARSE: dict[str, Any] = {"compressor": "topk", "ratio": 0.1, "min_numel": 0}
 
@@ -35,7 +35,7 @@ def _trained(rank: int, optimizer: LocalSteps, model: nn.Module, steps: int) -> 
 @pytest.mark.parametrize("options", [{}, {"keep": True}, {"late": True}, {"every": 4, "late": True, "moments": 5}])
 def test_under_adamw_one_element_in_ten_is_nearly_as_good_as_all(options: dict[str, Any]) -> None:
     results = run_ranks(2, train, "compressed_step", 160, {**SPARSE, **options})
-    dense = run_ranks(2, train_dense, adamw, 160)[0]["loss"]
+    dense = dense_loss(adamw, 160)
     assert results[0]["digests"] == results[1]["digests"]
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
 
@@ -43,7 +43,7 @@ def test_under_adamw_one_element_in_ten_is_nearly_as_good_as_all(options: dict[s
 @pytest.mark.parametrize("options", [{}, {"bits": 0.5}, {"bits": 0.5, "every": 5}])
 def test_under_adamw_the_noise_of_few_bits_costs_little_and_nothing_waits(options: dict[str, Any]) -> None:
     results = run_ranks(2, train, "compressed_step", 160, {"min_numel": 0, **options})
-    dense = run_ranks(2, train_dense, adamw, 160)[0]["loss"]
+    dense = dense_loss(adamw, 160)
     assert results[0]["digests"] == results[1]["digests"]
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
 

@@ -13,6 +13,7 @@ from gradwire.optim import DiLoCo
 from gradwire.testing.processes import run_ranks
 from tests.optim.jobs import (
     adamw,
+    dense_loss,
     forward,
     loss_of,
     make,
@@ -22,7 +23,6 @@ from tests.optim.jobs import (
     refused,
     resume,
     train,
-    train_dense,
 )
 
 FOUR_BITS = {"compressor": "qsgd", "bits": 4, "memory": "residual", "min_numel": 0, "every": 10, "momentum": 0.5}
@@ -30,7 +30,7 @@ FOUR_BITS = {"compressor": "qsgd", "bits": 4, "memory": "residual", "min_numel":
 
 def test_it_learns_nearly_like_its_inner_optimizer_with_a_fraction_of_the_bytes() -> None:
     results = run_ranks(2, train, "diloco", 160, FOUR_BITS)
-    dense = run_ranks(2, train_dense, adamw, 160)[0]["loss"]
+    dense = dense_loss(adamw, 160)
     assert results[0]["digests"] == results[1]["digests"]
     assert len(set(results[0]["digests"])) == 16
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0

@@ -15,6 +15,7 @@ from gradwire.optim import MicroAdam
 from gradwire.testing.processes import run_ranks
 from tests.optim.jobs import (
     adamw,
+    dense_loss,
     digest,
     forward,
     loss_of,
@@ -25,7 +26,6 @@ from tests.optim.jobs import (
     refused,
     resume,
     train,
-    train_dense,
 )
 
 SPARSE = {"ratio": 0.1, "min_numel": 0}
@@ -105,7 +105,7 @@ def test_a_window_by_hand() -> None:
 
 def test_ranks_are_bit_identical_and_what_is_sparse_learns() -> None:
     results = run_ranks(2, train, "micro_adam", 160, SPARSE)
-    dense = run_ranks(2, train_dense, adamw, 160)[0]["loss"]
+    dense = dense_loss(adamw, 160)
     assert results[0]["digests"] == results[1]["digests"]
     assert len(set(results[0]["digests"])) == 160
     assert results[0]["loss"] < dense + 0.5 < loss_of(model_of()) - 1.0

@@ -16,6 +16,7 @@ from tests.heard import heard
 from tests.optim.jobs import (
     adamw,
     batch,
+    dense_loss,
     forward,
     loss_of,
     make,
@@ -148,7 +149,7 @@ def test_every_step_is_the_papers(decoupled: bool, alone: None) -> None:
 
 def test_compressed_momentum_learns_like_adam_and_ranks_stay_identical() -> None:
     results = run_ranks(2, train, "onebit_adam", 100, SPARSE)
-    dense = run_ranks(2, train_dense, adamw, 100)[0]["loss"]
+    dense = dense_loss(adamw, 100)
     assert results[0]["digests"] == results[1]["digests"]
     assert len(set(results[0]["digests"])) == 100
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0

@@ -9,14 +9,14 @@ from torch import nn
 
 from gradwire.optim import QsparseLocal
 from gradwire.testing.processes import run_ranks
-from tests.optim.jobs import loss_of, model_of, poisoned, refused, resume, sgd, train, train_dense
+from tests.optim.jobs import dense_loss, loss_of, model_of, poisoned, refused, resume, sgd, train
 
 SPARSE = {"compressor": "topk", "ratio": 0.1, "min_numel": 0, "every": 4}
 
 
 def test_it_learns_nearly_like_sgd_and_ranks_meet_after_every_round() -> None:
     results = run_ranks(2, train, "qsparse_local", 160, SPARSE)
-    dense = run_ranks(2, train_dense, sgd, 160)[0]["loss"]
+    dense = dense_loss(sgd, 160)
     assert results[0]["digests"] == results[1]["digests"]
     assert len(set(results[0]["digests"])) == 40
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0

@@ -12,6 +12,7 @@ from gradwire.optim import ZeroOneAdam
 from gradwire.testing.processes import run_ranks
 from tests.optim.jobs import (
     adamw,
+    dense_loss,
     forward,
     loss_of,
     make,
@@ -21,7 +22,6 @@ from tests.optim.jobs import (
     refused,
     resume,
     train,
-    train_dense,
 )
 
 LOCAL = {
@@ -37,7 +37,7 @@ LOCAL = {
 
 def test_it_learns_nearly_like_adam_and_agrees_whenever_it_says_so() -> None:
     results = run_ranks(2, train, "zeroone_adam", 100, LOCAL)
-    dense = run_ranks(2, train_dense, adamw, 100)[0]["loss"]
+    dense = dense_loss(adamw, 100)
     assert results[0]["digests"] == results[1]["digests"]
     # 40 steps that learn v, 20 of distance 1, 10 of distance 2, 5 of distance 4.
     assert len(results[0]["digests"]) == 75

@@ -26,7 +26,7 @@ from tests.kvstore.jobs import mxnet_plan
 pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = Path(mxnet_rounds.__file__)
-PEERS = Path(__file__).parents[2] / ".peers"
+PEERS = Path(__file__).parents[3] / ".peers"
 VERSIONS = {
     "2bit": (peer.REQUIREMENTS, PEERS / "mxnet"),
     "1bit": (("mxnet==2.0.0b1", "numpy==1.23.5"), PEERS / "mxnet-2"),
