@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from gradwire.exchange.checkpoint import merge_states
     from gradwire.exchange.exchange import Exchange
     from gradwire.exchange.settings import compressor
-    from gradwire.integrations.checkpoint import read_checkpoint
     from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
     from gradwire.integrations.fsdp import compress_fsdp
     from gradwire.integrations.optimizer import compress_optimizer
     from gradwire.integrations.process_group import wrap_group
+    from gradwire.integrations.torch_checkpoint import read_checkpoint
     from gradwire.meeting import Meeting
     from gradwire.optim import CompressedStep, MicroAdam
     from gradwire.rounds import diloco, local_sgd
@@ -81,7 +81,7 @@ _HOMES = {
     "compressor": "exchange.settings",
     "from_params": "compat",
     "merge_states": "exchange.checkpoint",
-    "read_checkpoint": "integrations.checkpoint",
+    "read_checkpoint": "integrations.torch_checkpoint",
     "wrap_group": "integrations.process_group",
 }
 """The module of each name."""

@@ -17,7 +17,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.exchange.exchange import default_strategy
 from gradwire.memory.base import Memory, default_memory
-from gradwire.types import Key, State
+from gradwire.vocabulary import Key, State
 from gradwire.wire import sent_nbytes
 
 __all__ = ["FLAGS", "describe", "methods", "shown_bits", "shown_state", "state_bytes"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
-from gradwire.types import Layout, Payload, align
+from gradwire.vocabulary import Layout, Payload, align
 
 if TYPE_CHECKING:
     from gradwire.compressors.base import Compressor
@@ -36,7 +36,7 @@ class Packing:
         layouts: layouts of the payloads, in the order in which they travel.
 
     Example:
-        >>> from gradwire.types import Field
+        >>> from gradwire.vocabulary import Field
         >>> packing = Packing((Layout((Field("codes", torch.uint8, 5),)), Layout((Field("values", torch.half, 3),))))
         >>> packing.offsets, packing.nbytes
         ((8, 16), 24)

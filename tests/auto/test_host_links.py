@@ -9,8 +9,8 @@ import torch
 
 from gradwire.auto.choices import from_config_of
 from gradwire.auto.host_links import HostWire
+from gradwire.auto.link_cost import Round, Wire
 from gradwire.auto.traffic import dense_traffic, shared, traffic, traffic_of_host_scatter, traffic_of_hosts
-from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.exchange.exchange import Named
 from gradwire.testing.processes import run_ranks

@@ -16,7 +16,7 @@ from gradwire.errors import require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
-from gradwire.types import Field, Layout
+from gradwire.vocabulary import Field, Layout
 from tests.comm.jobs import SHAPES, gradient, numel
 
 

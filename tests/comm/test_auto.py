@@ -9,7 +9,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.testing.processes import run_ranks
-from gradwire.types import align
+from gradwire.vocabulary import align
 from tests.comm.auto_jobs import agree, own_gradient
 from tests.comm.jobs import SHAPES, numel
 

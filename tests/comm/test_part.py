@@ -14,7 +14,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.group.part import Message, Part, Piece, Unit, nonfinite
 from gradwire.memory.residual import Residual
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.group.part import Batch, Message, Part, Piece, Unit, nonfinite
 from gradwire.memory.base import Memory, default_memory
 from gradwire.ops.stored import shaped
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 SHAPES = [(20, 50), (37,), (16, 16), (64, 64), (5,)]
 SIZES = [math.prod(shape) for shape in SHAPES]

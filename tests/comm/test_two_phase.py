@@ -19,7 +19,7 @@ from gradwire.group.shards import cut
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 from tests.comm.hierarchical_jobs import BUCKETS, Stage, changing, leaving
 from tests.comm.jobs import SHAPES, conserved, numel, run_exchange
 from tests.contracts.thread_ranks import PLACES, N, exchange_in_threads

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key, State
+from gradwire.vocabulary import Key, State
 
 
 def matrix(m: int, length: int, seed: int = 0) -> Tensor:

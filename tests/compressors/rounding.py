@@ -4,7 +4,7 @@ import torch
 
 from gradwire.compressors.base import Compressor
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 
 def decoded(code: Compressor, x: torch.Tensor, key: Key | None = None) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.contrib.compressors.sparse.sidco import SIDCo
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 RATIOS, SIZES = (0.1, 0.01, 0.001), (1 << 12, 1 << 15)
 SETTLED, COUNTED = 40, 20

@@ -10,7 +10,7 @@ from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.contrib.compressors.lowrank.acp_sgd import ACPSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.ranks import mean_rounds
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.matrices import DEFICIENT, decoded, deficient, matrix, nearly_rank_3, relative_error
 

@@ -8,7 +8,7 @@ import torch
 
 from gradwire.contrib.compressors.lowrank.atomo import Atomo, _chances, _directions
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.matrices import matrix
 

@@ -21,7 +21,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import build_compressor
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.memory import check_memory
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 N, JUMP, STEPS = 6000, 60, 160

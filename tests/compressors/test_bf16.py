@@ -6,7 +6,7 @@ from gradwire.compressors.casts.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 
 def test_rounds_to_nearest_and_ties_to_even():

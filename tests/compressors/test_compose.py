@@ -27,7 +27,7 @@ from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 PAIRS = [

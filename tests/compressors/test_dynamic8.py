@@ -7,7 +7,7 @@ from hypothesis import given
 from gradwire.compressors.casts.dynamic8 import Dynamic8
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

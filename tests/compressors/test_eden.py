@@ -10,7 +10,7 @@ from gradwire.compressors.transforms._eden import words as all_words
 from gradwire.compressors.transforms.eden import EDEN, LEFT
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.rounding import decoded, relative_error
 

@@ -9,7 +9,7 @@ from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

@@ -17,7 +17,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
-from gradwire.types import Key, align
+from gradwire.vocabulary import Key, align
 from tests.cases import together
 
 

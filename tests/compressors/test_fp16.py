@@ -2,7 +2,7 @@ import torch
 
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 
 def test_is_the_cast_of_torch():

@@ -10,7 +10,7 @@ from gradwire.errors import ConfigError
 from gradwire.testing._expect import decode
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.ranks import mean_rounds
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.rounding import decoded, relative_error
 

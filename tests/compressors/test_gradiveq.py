@@ -13,7 +13,7 @@ from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.testing.ranks import mean_rounds
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.comm.methods import run_method
 from tests.compressors.matrices import decoded, matrix, relative_error

@@ -23,7 +23,7 @@ from gradwire.memory.averaged_error import AveragedError
 from gradwire.ops.stored import StoredForm, read, row_bytes, write
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, run, sweep
 from tests.ops.triton.checks import check, sizes

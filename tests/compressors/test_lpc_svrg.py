@@ -8,7 +8,7 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.contrib.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 

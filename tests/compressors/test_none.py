@@ -5,7 +5,7 @@ from gradwire import registry
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 
 def test_sends_float32_as_it_is():

@@ -9,7 +9,7 @@ from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 GOLDEN = [0.6, 0.5, -0.1, 0.51, 2.0, -2.0, 0.0, math.nan, 0.7]

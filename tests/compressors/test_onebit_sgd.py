@@ -9,7 +9,7 @@ from gradwire.contrib.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

@@ -23,7 +23,7 @@ from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.ranks import mean_rounds
 from gradwire.testing.strategies import matrices
-from gradwire.types import Key, State
+from gradwire.vocabulary import Key, State
 from tests.cases import together
 
 

@@ -11,7 +11,7 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 

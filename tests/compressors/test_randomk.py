@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

@@ -9,7 +9,7 @@ from gradwire.contrib.compressors.sparse._tails import STAGE_RATIO, fit, sum_of_
 from gradwire.contrib.compressors.sparse.sidco import SIDCo
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

@@ -9,7 +9,7 @@ from gradwire.contrib.memory.momentum import Momentum
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing.processes import run_ranks
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import run_method
 

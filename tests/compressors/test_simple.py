@@ -18,7 +18,7 @@ from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing import contract, inputs
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from gradwire.wire import Packing
 from tests.cases import together
 from tests.compressors.methods import (

@@ -8,7 +8,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 
 def fed(code, grad, residual):

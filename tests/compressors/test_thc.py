@@ -9,7 +9,7 @@ from gradwire.errors import ConfigError
 from gradwire.testing._expect import payload_for
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.ranks import mean_rounds
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.compressors.rounding import decoded, relative_error
 

@@ -7,7 +7,7 @@ import torch
 from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

@@ -10,7 +10,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

@@ -9,7 +9,7 @@ import torch
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 GOLDEN = [0.5, -0.5, 0.49, 1.3, 0.0, -0.2, -0.75, -3.0, 0.6, math.nan, math.inf, -0.49999, 0.5, 0.5, 0.5, 0.5, -1.0]

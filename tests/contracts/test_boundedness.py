@@ -30,7 +30,7 @@ from gradwire.memory.base import Memory
 from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.contracts.thread_ranks import COMPRESSORS as THREADED
 from tests.contracts.thread_ranks import MATRIX, PLACES, N, exchange_in_threads, goes
 

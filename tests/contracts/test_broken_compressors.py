@@ -16,7 +16,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.testing import bounds, contract, feedback, ranks
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Field, Layout
+from gradwire.vocabulary import Field, Layout
 from tests.comm.methods import NonZero
 
 

@@ -34,7 +34,7 @@ from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.contrib.compressors.ternary.three_lc import ThreeLC
 from gradwire.contrib.compressors.transforms.demo import DeMo, _cosines
 from gradwire.testing._expect import decode, encode
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 N = 4096
 

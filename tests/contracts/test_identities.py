@@ -36,7 +36,7 @@ from gradwire.memory.residual import Residual
 from gradwire.ops.stored import read
 from gradwire.testing._expect import decode, payload_for
 from gradwire.testing.ranks import mean_rounds
-from gradwire.types import Key, tensor_id
+from gradwire.vocabulary import Key, tensor_id
 from tests.cases import run_all
 from tests.contracts.thread_ranks import (
     COMPRESSORS,

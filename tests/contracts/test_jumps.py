@@ -11,7 +11,7 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 SHAPE, BEFORE, AFTER = (32, 64), 12, 6

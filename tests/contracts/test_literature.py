@@ -32,7 +32,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.memory.dgc import DGCMemory
 from gradwire.testing._expect import decode, encode, same
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key, tensor_id
+from gradwire.vocabulary import Key, tensor_id
 from tests.cases import together
 from tests.contracts.test_boundedness import COMPRESSORS, unit
 from tests.house.source import ROOT

@@ -23,7 +23,7 @@ from gradwire.memory.base import default_memory
 from gradwire.testing import golden
 from gradwire.testing._expect import decode, encode
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.contracts.test_compressors import FOLDER
 from tests.contracts.thread_ranks import COMPRESSORS, PLACES, N, exchange_in_threads, goes
 

@@ -13,7 +13,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.types import Configuration
+from gradwire.vocabulary import Configuration
 from tests.compressors.methods import Linear8, TopHalf
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire._once import once
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.integrations import adaptive
+from gradwire.integrations import optimizer_watch
 from gradwire.ops.base import OPERATIONS
 from gradwire.ops.pieces import Pieces, Places
 from gradwire.testing.processes import run_ranks
@@ -32,7 +32,7 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "gradwire.compressors.transforms._eden.words": (64, CPU),
     "gradwire.contrib.compressors.ternary.ops._weights": (CPU,),
     "gradwire.integrations._traced.watch_optimizers": (),
-    "gradwire.integrations.adaptive.listen": (),
+    "gradwire.integrations.optimizer_watch.listen": (),
     "gradwire.ops.native.warn_without_kernels": (),
     "gradwire.ops.trits._tables": (CPU,),
 }
@@ -93,7 +93,7 @@ def _first_use(_rank: int) -> tuple[list[str], list[str], list[str], int]:
     # The hook is torch's and cannot be removed: registered twice, it tells every watch of a step twice.
     steps: list[object] = []
     watch: Any = type("Watch", (SimpleNamespace,), {"__hash__": object.__hash__})(stepped=steps.append)
-    adaptive._WAITING.add(watch)
+    optimizer_watch._WAITING.add(watch)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step()
     return several, differ, sorted(set(functions) ^ set(FIRST)), len(steps)
 

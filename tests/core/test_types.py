@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.types import ALIGNMENT, Field, Key, Layout, align, tensor_id
+from gradwire.vocabulary import ALIGNMENT, Field, Key, Layout, align, tensor_id
 
 DTYPES = st.sampled_from([torch.uint8, torch.int16, torch.float16, torch.int32, torch.float32, torch.int64])
 FIELDS = st.lists(st.builds(Field, st.just("f"), DTYPES, st.integers(0, 20)), max_size=6)

@@ -12,7 +12,7 @@ from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_once", "_system"),
-    ("types", "registry", "metrics", "modes", "worker", "meeting"),
+    ("vocabulary", "registry", "metrics", "modes", "worker", "meeting"),
     ("wire", "ops"),
     ("helpers",),
     ("compressors",),
@@ -104,7 +104,7 @@ VARIANTS = (
 
 MACHINERY = {
     *("arguments", "base", "simple", "native", "ddp", "fsdp"),
-    *("adaptive", "exchanged", "local", "ownership", "setup"),
+    *("optimizer_watch", "exchanged", "local", "ownership", "setup"),
     *("auto_threshold", "resharding", "sharded", "sparsifier", "state_units", "uncompressed", "variance_correction"),
 }
 """Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
@@ -225,7 +225,7 @@ def test_nothing_outside_the_second_tier_imports_it() -> None:
 
 METHODS = {module for kind in ("compressors", "memory", "comm") for module in registry.places(kind).values()}
 CONTRACT = (
-    *("_once", "errors", "types", "modes", "registry", "helpers", "ops", "group", "compressors", "memory.base"),
+    *("_once", "errors", "vocabulary", "modes", "registry", "helpers", "ops", "group", "compressors", "memory.base"),
     "comm.base",
     "contrib",
 )

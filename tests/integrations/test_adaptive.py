@@ -18,7 +18,7 @@ import gradwire
 from gradwire import registry
 from gradwire.adaptive import is_adaptive, trouble_of
 from gradwire.errors import ConfigError
-from gradwire.integrations import adaptive
+from gradwire.integrations import optimizer_watch
 from gradwire.integrations._arrays import ArrayState, Spec
 from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
@@ -245,21 +245,21 @@ def left_behind() -> tuple[int, int]:
     for _ in range(2):
         model = DistributedDataParallel(net())
         state = gradwire.compress_ddp(model, "topk")
-        assert sum(isinstance(each, adaptive.AdaptiveWatch) for each in adaptive._WAITING) == 1
+        assert sum(isinstance(each, optimizer_watch.AdaptiveWatch) for each in optimizer_watch._WAITING) == 1
         state.close()
         del state, model
         gc.collect()
-    return len(adaptive._WAITING), len(torch_optimizer._global_optimizer_post_hooks) - hooks
+    return len(optimizer_watch._WAITING), len(torch_optimizer._global_optimizer_post_hooks) - hooks
 
 
 def after_close() -> list[bool]:
     """A watch waits for the optimizer before its state is closed, and after the next step of any optimizer."""
     model = DistributedDataParallel(net())
     state = gradwire.compress_ddp(model, "topk")
-    found = [state.adaptive in adaptive._WAITING]
+    found = [state.adaptive in optimizer_watch._WAITING]
     state.close()
     step(module := net(), torch.optim.SGD(module.parameters(), 0.1))
-    return [*found, state.adaptive in adaptive._WAITING]
+    return [*found, state.adaptive in optimizer_watch._WAITING]
 
 
 def side_by_side() -> int:

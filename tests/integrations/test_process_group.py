@@ -13,7 +13,7 @@ from gradwire import registry
 from gradwire.errors import ConfigError
 from gradwire.integrations.process_group import PRESETS, CompressingGroup
 from gradwire.testing.processes import run_ranks
-from gradwire.types import ALIGNMENT, align
+from gradwire.vocabulary import ALIGNMENT, align
 from tests.integrations.wrapped_jobs import (
     CASES,
     CODES,

@@ -7,7 +7,7 @@ import torch
 
 from gradwire import ConfigError, GroupError, registry
 from gradwire.compressors.base import MultiRound
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.kvstore.in_threads import stores
 
 ROWS = (11, 20)

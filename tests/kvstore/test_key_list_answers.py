@@ -7,7 +7,7 @@ import torch
 
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
-from gradwire.types import align
+from gradwire.vocabulary import align
 from tests.kvstore.talk import ask, hello, init, load, messages, ops, pull_units, push, push_units, save
 from tests.kvstore.test_key_lists import KEYS, SIZES, alone, equal, grads, of_all, pull_all, push_all, served
 

@@ -7,7 +7,7 @@ import torch
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.server.metrics import serve
+from gradwire.kvstore.server.prometheus_metrics import serve
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, hello, init, pull, push
 

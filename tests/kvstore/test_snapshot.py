@@ -14,9 +14,9 @@ from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import LOGGED, MAGIC, Journal
 from gradwire.kvstore.server.members import State
+from gradwire.kvstore.server.optimizer_settings import SETTINGS
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Finished
-from gradwire.kvstore.server.settings import SETTINGS
 from gradwire.kvstore.server.snapshot import Snapshots, open_core, save_core
 from gradwire.kvstore.server.stored_part import AHEAD, raw
 from gradwire.kvstore.system import Disk, System

@@ -13,7 +13,7 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.errors import ConfigError
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.ops.stored import StoredForm, read, write
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 N = 1000

@@ -12,7 +12,7 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.ops.base import OPERATIONS
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 SIZES = [1000, 37, 256, 4096, 5]
 

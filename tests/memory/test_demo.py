@@ -12,7 +12,7 @@ from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.errors import ConfigError
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 N = 1000

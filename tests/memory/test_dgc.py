@@ -15,7 +15,7 @@ from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.dgc import DGCMemory
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

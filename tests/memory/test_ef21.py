@@ -17,7 +17,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.memory.ef21 import EF21Memory
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import run_method

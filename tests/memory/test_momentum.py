@@ -10,7 +10,7 @@ from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.contrib.compressors.signs.signum import Signum
 from gradwire.contrib.memory.momentum import Momentum
 from gradwire.errors import ConfigError
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 N = 1000

@@ -4,7 +4,7 @@ import torch
 
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.memory.none import NoMemory
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 
 def test_the_payload_is_of_the_gradient_itself() -> None:

@@ -19,7 +19,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.testing.processes import run_ranks
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 N = 4096

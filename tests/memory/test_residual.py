@@ -12,7 +12,7 @@ from gradwire.compressors.casts.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.ops.stored import form_of, read, write
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 N = 1000

@@ -12,7 +12,7 @@ from gradwire.compressors.casts.bf16 import BF16
 from gradwire.contrib.compressors.sparse.variance import Variance
 from gradwire.contrib.memory.variance import VarianceMemory
 from gradwire.errors import ConfigError
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from tests.cases import together
 
 

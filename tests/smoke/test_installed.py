@@ -13,7 +13,7 @@ import torch
 import gradwire
 from gradwire import registry
 from gradwire.ops import kernel_info
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 SCRIPT = """
 import torch, torch.distributed as dist

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.types import ALIGNMENT, Field, Layout
+from gradwire.vocabulary import ALIGNMENT, Field, Layout
 from gradwire.wire import Packing
 
 DTYPES = [torch.uint8, torch.int16, torch.float16, torch.float32, torch.int64]

@@ -23,7 +23,7 @@ from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from gradwire.wire import Packing, sent_nbytes
 from tests.cases import together
 from tests.wire import parsers

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gradwire import registry
 from gradwire.auto.codec import Codec, CodecTimes
+from gradwire.auto.link_cost import Round, Wire
 from gradwire.auto.profile import BucketProfile, Profile
-from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.auto.codec import WARM_UP, measure
+from gradwire.auto.link_cost import PAYLOAD_SHARE
 from gradwire.auto.profile import BucketProfile
-from gradwire.auto.wire import PAYLOAD_SHARE
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.oktopk import OkTopk

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gradwire.auto.codec import SAMPLE, Codec, sample
+from gradwire.auto.link_cost import Wire
 from gradwire.auto.profile import BucketProfile, Profile
-from gradwire.auto.wire import Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC

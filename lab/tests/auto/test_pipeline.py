@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.auto.codec import Codec
+from gradwire.auto.link_cost import Round, Wire
 from gradwire.auto.pipeline import PipelineJob, compressed_step, dense_step, slowdown
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.traffic import PredictedTraffic
-from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError

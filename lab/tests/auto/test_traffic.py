@@ -9,8 +9,8 @@ import torch
 
 from gradwire import registry
 from gradwire.auto.codec import DryChannel, dry_exchange
+from gradwire.auto.link_cost import PAYLOAD_SHARE, Round, Wire
 from gradwire.auto.traffic import FORMULAS, shared, traffic
-from gradwire.auto.wire import PAYLOAD_SHARE, Round, Wire
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 
 @dataclass(frozen=True)

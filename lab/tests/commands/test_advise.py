@@ -4,8 +4,8 @@ import json
 import pytest
 from rich.console import Console
 
+from gradwire.auto.link_cost import PAYLOAD_SHARE
 from gradwire.auto.pipeline import PipelineStep
-from gradwire.auto.wire import PAYLOAD_SHARE
 from gradwire.errors import ConfigError
 from gradwire_lab.advise.check import Compared, Setting, holds
 from gradwire_lab.commands._check_advise import _line, _table

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.auto.wire import LATENCY, PAYLOAD_SHARE
+from gradwire.auto.link_cost import LATENCY, PAYLOAD_SHARE
 from gradwire_lab import report
 from gradwire_lab.experiments.records import Point
 from gradwire_lab.report import Results

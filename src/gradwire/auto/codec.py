@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.auto.link_cost import Round
 from gradwire.auto.profile import BucketProfile
-from gradwire.auto.wire import Round
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange

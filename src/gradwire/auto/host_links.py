@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gradwire.auto.link_cost import LATENCY, Round, Wire
 from gradwire.auto.step_record import between, moment, reduced
-from gradwire.auto.wire import LATENCY, Round, Wire
 from gradwire.group.channel import Channel
 from gradwire.group.hosts import Hosts
 from gradwire.group.subset import SubsetChannel

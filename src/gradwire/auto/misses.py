@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_high
 
-from gradwire.auto.wire import Round, Wire
+from gradwire.auto.link_cost import Round, Wire
 
 __all__ = ["Misses"]
 

@@ -8,7 +8,7 @@ Law: a decision is a function of numbers that are the same on all ranks, because
 (``step_record.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare in each
 step (``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
 
-    seconds     those of the code as probed, later as seen in use; those of its messages by the link's model (wire.py)
+    seconds     those of the code as probed, later as seen in use; those of its messages by link_cost.py
     link        bytes over seconds, from whatever travels now; a choice that misses the model has a factor (misses.py)
     rest        of the step: what it takes without an exchange. Where a code slows the backward pass down because both
                 want the processor, the rest has grown since steps were uncompressed, and counts for every code
@@ -51,6 +51,7 @@ from gradwire.auto.choices import (
 from gradwire.auto.decide import Option, Stage, best, exposed, finish
 from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire, measured
+from gradwire.auto.link_cost import LATENCY, MESSAGE, Round, Wire
 from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
@@ -62,7 +63,6 @@ from gradwire.auto.traffic import (
     traffic_of_host_scatter,
     traffic_of_hosts,
 )
-from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.exchange import Exchange, Named

@@ -18,9 +18,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gradwire.auto.link_cost import Wire
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic
-from gradwire.auto.wire import Wire
 
 __all__ = ["PipelineJob", "PipelineStep", "compressed_step", "dense_step", "slowdown", "stretch"]
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gradwire import registry
-from gradwire.auto.wire import Round
+from gradwire.auto.link_cost import Round
 from gradwire.comm.hierarchical import Hierarchical, grouped_by_way
 from gradwire.comm.two_phase import parts_of_means
 from gradwire.compressors.base import Compressor, MultiRound
@@ -37,7 +37,7 @@ from gradwire.group.dense import is_carried
 from gradwire.group.part import Part, Piece, Unit
 from gradwire.group.shards import cut
 from gradwire.memory.base import Memory, default_memory
-from gradwire.types import align
+from gradwire.vocabulary import align
 
 __all__ = [
     "DividedBucket",

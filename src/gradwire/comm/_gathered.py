@@ -16,7 +16,7 @@ from gradwire.group.agree import DIGEST as HEAD
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
-from gradwire.types import Key, align
+from gradwire.vocabulary import Key, align
 
 __all__ = ["GatheredSession", "GatheringStrategy"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.comm.base import Session, Site
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["VariableSession"]
 

@@ -16,7 +16,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Batch, Part, Unit, nonfinite, pieces_of
-from gradwire.types import Key, Payload
+from gradwire.vocabulary import Key, Payload
 
 __all__ = ["AllReduce"]
 

@@ -26,7 +26,7 @@ from gradwire.group.dense import DenseMean
 from gradwire.group.part import Piece, Unit, pack_states
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import shaped
-from gradwire.types import Configuration, Key, State
+from gradwire.vocabulary import Configuration, Key, State
 
 __all__ = ["Kept", "Session", "Site", "Strategy", "of_messages"]
 

@@ -33,7 +33,7 @@ from gradwire.group.shards import cut
 from gradwire.group.subset import SubsetChannel
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import read, write
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["Hierarchical", "HostLanes", "grouped_by_way", "ranges_of"]
 

@@ -20,7 +20,7 @@ from gradwire.group.shards import cut
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["TwoPhase", "parts_of_means"]
 

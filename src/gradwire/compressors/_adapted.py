@@ -21,7 +21,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, WireError, is_int, require
-from gradwire.types import ALIGNMENT, Field, Key, Layout, Payload, State
+from gradwire.vocabulary import ALIGNMENT, Field, Key, Layout, Payload, State
 
 __all__ = ["Adapted"]
 

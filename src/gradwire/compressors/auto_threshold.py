@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.errors import WireError, is_float32, require
-from gradwire.types import Field, Payload, State
+from gradwire.vocabulary import Field, Payload, State
 
 __all__ = [
     "AUTO",

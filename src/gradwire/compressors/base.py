@@ -42,7 +42,7 @@ from torch import Tensor
 from gradwire import ops, registry
 from gradwire.errors import ConfigError, WireError
 from gradwire.ops.stored import accumulate_into, mix_into
-from gradwire.types import Configuration, Key, Layout, Payload, State, overrides
+from gradwire.vocabulary import Configuration, Key, Layout, Payload, State, overrides
 
 __all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient", "reduce_fields"]
 

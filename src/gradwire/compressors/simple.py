@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import as_python
-from gradwire.types import State
+from gradwire.vocabulary import State
 
 if TYPE_CHECKING:
     from gradwire.compressors.base import Compressor, Feedback

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors.base import Compressor
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Sparsifier", "arranged", "ordered", "rows_of"]
 

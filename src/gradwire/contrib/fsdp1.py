@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
+from gradwire.integrations.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.resharding import Sharded
 from gradwire.integrations.setup import kind_of, prepare_named, refuse, uncompiled

@@ -54,7 +54,7 @@ from gradwire.modes import ordinary, ordinary_modes
 from gradwire.ops import Places
 from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
-from gradwire.types import Key, State
+from gradwire.vocabulary import Key, State
 
 __all__ = ["PENDING", "USED", "Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, nearest, require
-from gradwire.types import Configuration
+from gradwire.vocabulary import Configuration
 
 __all__ = ["SAMPLED", "Policy", "Schedule"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradwire.group.part import Piece, Unit
 from gradwire.ops.stored import add_to, copy_into, multiply, part_of, read
-from gradwire.types import Key, State, align, tensor_id
+from gradwire.vocabulary import Key, State, align, tensor_id
 
 __all__ = ["ResidualStore", "used_here"]
 

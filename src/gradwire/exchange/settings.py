@@ -19,7 +19,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy, Schedule
 from gradwire.memory.base import Memory
 from gradwire.memory.residual import DTYPES, SHORT
-from gradwire.types import Configuration
+from gradwire.vocabulary import Configuration
 
 LONGEST = 1e6
 """Seconds that ``timeout`` may be at most."""

@@ -15,7 +15,7 @@ from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.ops import Pieces, Places
 from gradwire.ops.native import kernels
-from gradwire.types import State
+from gradwire.vocabulary import State
 
 __all__ = ["CarriedDense", "DenseMean", "DenseSession", "is_carried", "joined"]
 

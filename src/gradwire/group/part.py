@@ -23,7 +23,7 @@ from gradwire.errors import WireError
 from gradwire.memory.base import Memory
 from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.stored import form_of
-from gradwire.types import ALIGNMENT, Key, Payload, State, align, tensor_id
+from gradwire.vocabulary import ALIGNMENT, Key, Payload, State, align, tensor_id
 from gradwire.wire import Packing, nbytes_in_use, sent_nbytes, used_of
 
 __all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfinite", "pack_states", "pieces_of"]

@@ -20,7 +20,7 @@ from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.integrations._buckets import BucketState, buckets_of
-from gradwire.integrations.adaptive import AdaptiveWatch
+from gradwire.integrations.optimizer_watch import AdaptiveWatch
 from gradwire.integrations.ownership import Caller
 from gradwire.integrations.setup import prepare_named, share_start
 from gradwire.integrations.state_units import Units

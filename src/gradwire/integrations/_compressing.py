@@ -34,7 +34,7 @@ from gradwire.integrations.sharded import multiplier
 from gradwire.integrations.state_units import Scratch
 from gradwire.memory.none import NoMemory
 from gradwire.modes import has_memory, ordinary, ordinary_modes
-from gradwire.types import Key, State, tensor_id
+from gradwire.vocabulary import Key, State, tensor_id
 from gradwire.worker import Worker
 
 __all__ = ["PRESETS", "Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]

@@ -25,7 +25,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.adaptive import follow_steps
+from gradwire.integrations.optimizer_watch import follow_steps
 
 __all__ = ["DroppedGradients"]
 

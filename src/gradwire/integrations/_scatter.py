@@ -20,7 +20,7 @@ from gradwire.group.dense import DenseSession, joined
 from gradwire.group.hosts import Hosts
 from gradwire.group.part import Message, Part, Piece
 from gradwire.group.subset import SubsetChannel
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["HostScatterSession", "ScatterSession"]
 

@@ -35,7 +35,7 @@ from gradwire.integrations.state_units import Scratch
 from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary, ordinary_modes
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from gradwire.worker import Worker
 
 __all__ = ["DifferenceGather", "WeightGather", "WeightWire", "weight_code"]

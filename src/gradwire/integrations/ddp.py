@@ -35,7 +35,7 @@ from gradwire.integrations._model_copies import CopiedState, forget_copied, note
 from gradwire.integrations._regroup import Regroup
 from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
+from gradwire.integrations.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
 from gradwire.integrations.setup import (
     frozen_in,

@@ -36,7 +36,7 @@ from gradwire.integrations._meshes import ANY_MESH, check_mesh, check_replicas, 
 from gradwire.integrations._module_group import ModuleGroupBackward
 from gradwire.integrations._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.integrations._weights import DifferenceGather, WeightGather, WeightWire, weight_code
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
+from gradwire.integrations.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.resharding import Sharded
 from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled

@@ -17,7 +17,7 @@ from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import BucketState, buckets_of
 from gradwire.integrations._model_copies import note_copies_of_optimizer
-from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
+from gradwire.integrations.optimizer_watch import AdaptiveWatch, follow_optimizers
 from gradwire.integrations.ownership import Caller, owners_of
 from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled, warn_of_statistics
 from gradwire.integrations.state_units import Units, parameters_of

@@ -19,7 +19,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize, checked_rank, counted, folded
 from gradwire.ops.stored import StoredForm, form_of, read, stored_like, write
-from gradwire.types import align
+from gradwire.vocabulary import align
 
 __all__ = ["Sharded", "of_shard", "recut", "repadded"]
 

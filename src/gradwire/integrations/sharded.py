@@ -35,7 +35,7 @@ from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.modes import ordinary_modes
 from gradwire.ops.stored import part_of, shaped
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
 

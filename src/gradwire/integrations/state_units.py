@@ -22,7 +22,7 @@ from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
 from gradwire.group.agree import agree
-from gradwire.integrations.adaptive import AdaptiveWatch
+from gradwire.integrations.optimizer_watch import AdaptiveWatch
 from gradwire.integrations.ownership import release
 from gradwire.integrations.variance_correction import VarianceCorrection, check_noise
 from gradwire.memory.base import Memory

@@ -13,7 +13,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import StoredForm
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["AveragedError"]
 

@@ -21,7 +21,7 @@ from gradwire import ops, registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.ops.stored import FLOAT32, StoredForm
-from gradwire.types import Configuration, Key, Payload, State, overrides
+from gradwire.vocabulary import Configuration, Key, Payload, State, overrides
 
 __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
 

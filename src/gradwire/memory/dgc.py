@@ -17,7 +17,7 @@ from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["DGCMemory", "DenseMomentum"]
 

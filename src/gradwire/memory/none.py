@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["NoMemory"]
 

@@ -14,7 +14,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import FLOAT32, StoredForm, accumulate_into, keep_unless, read, swap_with, write
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["DTYPES", "SHORT", "Residual"]
 

@@ -30,7 +30,7 @@ from gradwire.meeting.closed import Closed
 from gradwire.meeting.meeting import Meeting
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import FlatParameters, any_nonfinite
-from gradwire.types import Key, tensor_id
+from gradwire.vocabulary import Key, tensor_id
 
 __all__ = ["Rounds"]
 

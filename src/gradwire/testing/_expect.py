@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.types import Key, Payload
+from gradwire.vocabulary import Key, Payload
 
 __all__ = ["POISON", "decode", "encode", "expect", "payload_for", "same"]
 

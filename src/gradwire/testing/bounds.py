@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import decode, encode, expect
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["check_contraction", "check_omega", "check_unbiased"]
 

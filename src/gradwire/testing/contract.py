@@ -22,7 +22,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import bounds, feedback, ranks
 from gradwire.testing._expect import POISON, decode, encode, expect, payload_for, same
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = [
     "BOUNDS",

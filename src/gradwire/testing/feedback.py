@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import decode, encode, expect, payload_for, same
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["check_feedback", "check_nonfinite", "check_undo"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import decode, encode, expect, same
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["check_case", "freeze", "load", "variants"]
 

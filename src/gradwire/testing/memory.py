@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import expect, payload_for
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["check_memory", "largest_allocation"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, MultiRound, reduce_fields
 from gradwire.testing._expect import decode, expect, payload_for, same
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["check_rounds", "mean_rounds", "run_ranks"]
 

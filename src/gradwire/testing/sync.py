@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradwire.compressors.base import Compressor
 from gradwire.ops.base import find
 from gradwire.testing._expect import expect, payload_for
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["check_no_sync", "is_wait", "synchronisations"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 import gradwire
-from gradwire.types import Field, Layout
+from gradwire.vocabulary import Field, Layout
 
 
 @dataclass(frozen=True)

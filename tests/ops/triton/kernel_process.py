@@ -111,17 +111,17 @@ def waits_of(name: str) -> tuple[list[str], list[str]]:
         sync=importlib.import_module("gradwire.testing.sync"),
         expect=importlib.import_module("gradwire.testing._expect"),
         memory=importlib.import_module("gradwire.memory.base"),
-        types=importlib.import_module("gradwire.types"),
+        types=importlib.import_module("gradwire.vocabulary"),
     )
     code = gradwire.registry.build("compressors", name)
     memory = gradwire.registry.build("memory", gradwire.memory.default_memory(code))
     x = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
-    payload, state = gradwire.expect.payload_for(code, x)[1], code.init_state(x.shape, gradwire.types.Key())
+    payload, state = gradwire.expect.payload_for(code, x)[1], code.init_state(x.shape, gradwire.vocabulary.Key())
     kept = {buffer: torch.zeros_like(x) for buffer in memory.buffers}
     status, out = torch.zeros(1, dtype=torch.int32), torch.zeros_like(x)
 
     def encode(step: int) -> None:
-        memory.encode(code, x.clone(), kept, payload, state, gradwire.types.Key(step=step), status)
+        memory.encode(code, x.clone(), kept, payload, state, gradwire.vocabulary.Key(step=step), status)
 
     with np.errstate(all="ignore"):
         # Tables are made once.

@@ -11,8 +11,8 @@ from typing import Any
 
 from gradwire import registry
 from gradwire.auto.codec import SAMPLE, Codec, sample
+from gradwire.auto.link_cost import MESSAGE, PAYLOAD_SHARE, Wire
 from gradwire.auto.profile import BucketProfile, Profile
-from gradwire.auto.wire import MESSAGE, PAYLOAD_SHARE, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire_lab.advise.advice import Advice, Candidate, advisable, advise, plausible

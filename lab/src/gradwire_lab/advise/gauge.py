@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.auto.codec import Codec, CodecTimes, measure, slowest
+from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
 from gradwire.auto.profile import BucketProfile, Profile
-from gradwire.auto.wire import PAYLOAD_SHARE, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.group.channel import Channel

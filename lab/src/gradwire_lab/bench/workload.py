@@ -13,7 +13,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import FLOAT32, shaped, stored_like, write
-from gradwire.types import Key, Layout, Payload, align
+from gradwire.vocabulary import Key, Layout, Payload, align
 from gradwire.wire import sent_nbytes
 
 __all__ = ["Workload", "filled"]

@@ -15,7 +15,7 @@ import torch
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.plan import grouped
-from gradwire.types import Layout, align
+from gradwire.vocabulary import Layout, align
 
 __all__ = ["unpacked_bytes", "unpacked_payload"]
 

@@ -5,9 +5,9 @@ shown: after n steps that sent b bytes
 
     t = n (L + C + 2 (W - 1) alpha) + b / beta
 
-with the model's alpha and beta of ``gradwire.auto.wire``. L is what a step takes beside the exchange: the smallest of
-the panel's runs of the same recipe, because a disturbance only adds to it. C is the smallest encoding and decoding of
-the method's own runs. Nothing overlaps, and each step has one exchange.
+with the model's alpha and beta of ``gradwire.auto.link_cost``. L is what a step takes beside the exchange: the smallest
+of the panel's runs of the same recipe, because a disturbance only adds to it. C is the smallest encoding and decoding
+of the method's own runs. Nothing overlaps, and each step has one exchange.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradwire.auto.wire import Round, Wire
+from gradwire.auto.link_cost import Round, Wire
 from gradwire_lab.experiments.records import Record
 from gradwire_lab.netlab import Link
 from gradwire_lab.report._curves import Curve, curve

@@ -75,7 +75,7 @@ def command(
     from gradwire.kvstore.launch.scheduler import Member
     from gradwire.kvstore.protocol.environment import start_timeout
     from gradwire.kvstore.server.core import ServerCore
-    from gradwire.kvstore.server.metrics import serve
+    from gradwire.kvstore.server.prometheus_metrics import serve
     from gradwire.kvstore.server.rules import Rules
     from gradwire.kvstore.server.server import Finished, Server, keep_memory
     from gradwire.kvstore.server.snapshot import Snapshots, open_core

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts import ops
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Cast"]
 

@@ -14,7 +14,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts._float_cast import Cast
 from gradwire.errors import require
 from gradwire.ops.segments import cache_pieces
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["BF16"]
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.compressors.casts.ops import KINDS, codebook
-from gradwire.ops.triton.launch import BLOCK, ScratchMemory, launch, scratch
+from gradwire.ops.triton.kernel_launch import BLOCK, ScratchMemory, launch, scratch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.levels import elements as elements_of
 from gradwire.ops.triton.many import mergeable

@@ -13,7 +13,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.ops.stored import StoredForm, form_of
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["LoCo"]
 

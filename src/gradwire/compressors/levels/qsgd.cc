@@ -52,22 +52,6 @@ struct RoundKeep : Round {
 };
 GRADWIRE_KERNEL(round_keep, RoundKeep)
 
-// Levels in bytes that ranks add up: `bias` stands for zero.
-struct SumsEncode {
-  const std::uint8_t* own;
-  std::uint8_t* sums;
-  std::uint8_t bias;
-};
-GRADWIRE_KERNEL(sums_encode, SumsEncode)
-
-struct SumsAddDecoded {
-  const std::uint8_t* sums;
-  float* out;
-  std::int32_t bias;
-  float step;
-};
-GRADWIRE_KERNEL(sums_add_decoded, SumsAddDecoded)
-
 }  // namespace gradwire
 
 #if defined(GRADWIRE_TARGET)
@@ -445,21 +429,6 @@ void qsgd_add_decoded(const QsgdAddDecoded& args, std::int64_t begin, std::int64
   (k.powers ? add_rows<true> : add_rows<false>)(k, begin, end);
 }
 
-void sums_encode(const SumsEncode& args, std::int64_t begin, std::int64_t end) {
-  const SumsEncode k = args;
-  // A plain loop: the compiler makes vectors of it for every target.
-  for (std::int64_t i = begin; i < end; ++i) k.sums[i] = std::uint8_t(k.own[i] + k.bias);
-}
-
-// Adds what sums of levels stand for.
-
-GRADWIRE_INLINE void sums_add_decoded_step(const SumsAddDecoded& k, std::int64_t i, int count) {
-  const F32 level = from_i32(load_u8(k.sums + i, count) - set_u32(std::uint32_t(k.bias)));
-  store(k.out + i, load_ahead(k.out + i, count) + set(k.step) * level, count);
-}
-
-GRADWIRE_RANGE_KERNEL(sums_add_decoded, SumsAddDecoded, kLanes)
-
 }  // namespace gradwire::GRADWIRE_TARGET
 #endif
 
@@ -540,30 +509,6 @@ void round_keep(float* residual, const float* norm, std::uint8_t* codes, int bit
 }
 GRADWIRE_OPERATION(round_keep)
 
-// The bytes of the levels, and after them a word that counts the ranks.
-Size words_of(Size n) { return (n + 3) / 4; }
-
-void sums_encode(const std::uint8_t* own, std::int32_t* codes, int levels, Size n, int threads) {
-  auto* const sums = reinterpret_cast<std::uint8_t*>(codes);
-  run(kernels::sums_encode, {own, sums, std::uint8_t(levels)}, n, 64, threads);
-  if (n == 0) return;
-  std::fill(sums + n, sums + 4 * words_of(n), std::uint8_t{0});
-  codes[words_of(n)] = 1;
-}
-GRADWIRE_OPERATION(sums_encode)
-
-void sums_add_decoded(const float* norm, const std::int32_t* codes, float* out, int levels, double scale, Size n,
-                      int threads) {
-  if (levels < 1) throw std::invalid_argument("levels must be at least 1");
-  const std::int32_t world = n > 0 ? codes[words_of(n)] : 1;
-  const bool fits = world > 0 && world <= 255 / (2 * levels);
-  const std::int32_t bias = fits ? levels * world : 0;
-  const float unit = fits ? (n > 0 ? *norm : 0.0f) / float(bias) : __builtin_nanf("");
-  const auto* const sums = reinterpret_cast<const std::uint8_t*>(codes);
-  run(kernels::sums_add_decoded, {sums, out, bias, float(scale) * unit}, n, 16, threads);
-}
-GRADWIRE_OPERATION(sums_add_decoded)
-
 }  // namespace
 
 #if defined(GRADWIRE_SELFTEST)
@@ -596,11 +541,6 @@ GRADWIRE_SELFTEST_OF(levels) {
     check(target, "round_keep", kernels::round_keep,
           [=](Buffers& x, Size) { return RoundKeep{round(x), x.a.data()}; });
   }
-  check(target, "sums_encode", kernels::sums_encode, [](Buffers& x, Size) {
-    return SumsEncode{reinterpret_cast<const std::uint8_t*>(x.a.data()), x.bytes.data(), 7};
-  });
-  check(target, "sums_add_decoded", kernels::sums_add_decoded,
-        [](Buffers& x, Size) { return SumsAddDecoded{x.bytes.data(), x.a.data(), 100, 0.3f}; });
 }
 #endif
 

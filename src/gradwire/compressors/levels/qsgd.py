@@ -17,7 +17,7 @@ from gradwire.compressors.levels.rounding import Grid, linf_omega, times, unifor
 from gradwire.errors import is_int, require
 from gradwire.ops import Each, nonfinite
 from gradwire.ops.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradwire.compressors.levels import ops
 from gradwire.ops import Each, Pieces, nonfinite
-from gradwire.types import Field, Key, Layout, Payload
+from gradwire.vocabulary import Field, Key, Layout, Payload
 
 __all__ = ["Grid", "linf_omega", "times", "uniform_omega"]
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.compressors.levels.ops import LARGEST_BLOCK, SEGMENT, top_of
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.kernel_launch import BLOCK, launch
 from gradwire.ops.triton.lengths import write_lengths
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable

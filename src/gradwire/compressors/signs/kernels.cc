@@ -28,11 +28,6 @@ struct SignVote {
 };
 GRADWIRE_KERNEL(sign_vote, SignVote)
 
-struct SignumEncode : MomentumUpdate {
-  std::uint8_t* codes;
-};
-GRADWIRE_KERNEL(signum_encode, SignumEncode)
-
 // Signs by blocks: `levels` are one number for each block (a scale), or two (the mean below zero, then the other).
 struct BlockSigns {
   float* levels;
@@ -91,34 +86,9 @@ GRADWIRE_KERNEL(onebit_add_decoded, OnebitAddDecoded)
 #if defined(GRADWIRE_TARGET_HEADER)
 #include "kernels/block_sums.h"
 #include "kernels/compensate.h"
-#include "kernels/momentum.h"
+#include "kernels/sign_bits.h"
 
 namespace gradwire::GRADWIRE_TARGET {
-
-// Both codes are written 32 elements, two vectors, at a time.
-constexpr int kSignStep = 2 * kLanes;
-
-// The bits of a step, without those beyond its `count` elements.
-GRADWIRE_INLINE std::uint32_t sign_word(Mask first, Mask second, int count) {
-  const std::uint32_t valid = std::uint32_t((std::uint64_t{1} << count) - 1);
-  return (bits(first) | std::uint32_t(bits(second)) << 16) & valid;
-}
-
-// The layout of signs: element i in byte i / 8, the first element in the lowest bit; 1 where it is zero or above.
-
-GRADWIRE_INLINE std::size_t sign_bytes(int count) { return std::size_t((count + 7) / 8); }
-
-GRADWIRE_INLINE Mask positive(F32 x) { return ge(x, set(0.0f)); }
-
-GRADWIRE_INLINE void store_signs(std::uint8_t* codes, std::uint32_t word, int count) {
-  std::memcpy(codes, &word, sign_bytes(count));
-}
-
-GRADWIRE_INLINE std::uint32_t load_signs(const std::uint8_t* codes, int count) {
-  std::uint32_t word = 0;
-  std::memcpy(&word, codes, sign_bytes(count));
-  return word;
-}
 
 // The two vectors that a step's signs stand for.
 GRADWIRE_INLINE F32 first_level(std::uint32_t word, F32 low, F32 high) {
@@ -184,15 +154,6 @@ GRADWIRE_INLINE void sign_vote_step(const SignVote& k, std::int64_t i, int count
 }
 
 GRADWIRE_RANGE_KERNEL(sign_vote, SignVote, kLanes)
-
-// The running mean of gradients and its signs, in one pass over memory.
-GRADWIRE_INLINE void signum_encode_step(const SignumEncode& k, std::int64_t i, int count, U32& worst) {
-  const Mask first = positive(advance(k, i, first_of(count), worst));
-  const Mask second = positive(advance(k, i + kLanes, second_of(count), worst));
-  store_signs(k.codes + i / 8, sign_word(first, second, count), count);
-}
-
-GRADWIRE_WATCHING_KERNEL(signum_encode, SignumEncode, kSignStep)
 
 // Signs by blocks: what both codes share is the second step of feedback, and the sum of payloads.
 
@@ -493,12 +454,6 @@ void sign_vote(float* mean, double tie, Size n, int threads) {
 }
 GRADWIRE_OPERATION(sign_vote)
 
-void signum_encode(float* grad, float* momentum, std::uint8_t* codes, double beta, Maybe<std::int32_t> status, Size n,
-                   int threads) {
-  run(kernels::signum_encode, {{grad, momentum, status.data, float(beta), float(1.0 - beta)}, codes}, n, 32, threads);
-}
-GRADWIRE_OPERATION(signum_encode)
-
 void mean_magnitude(const float* x, float* mean, Maybe<const float> residual, Size n, int threads) {
   *mean = mean_of_magnitudes(x, residual.data, n, threads);
 }
@@ -603,10 +558,6 @@ GRADWIRE_SELFTEST_OF(signs) {
     check(target, "two_means_encode_feedback", kernels::two_means_encode_feedback, kept);
     check(target, "sign_encode_feedback", kernels::sign_encode_feedback,
           [=](Buffers& x, Size) { return SignEncodeFeedback{feedback(x, watched), x.bytes.data()}; });
-    check(target, "signum_encode", kernels::signum_encode, [=](Buffers& x, Size) {
-      std::int32_t* const status = watched ? x.status.data() : nullptr;
-      return SignumEncode{{x.a.data(), x.b.data(), status, 0.9f, 0.1f}, x.bytes.data()};
-    });
     check(target, "onebit_encode_feedback", kernels::onebit_encode_feedback, [=](Buffers& x, Size) {
       return OnebitEncodeFeedback{feedback(x, watched), x.bytes.data(), 0.5f, watched ? 0.7f : 1.0f};
     });

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.signs import ops
 from gradwire.errors import is_float32, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["OneBit"]
 

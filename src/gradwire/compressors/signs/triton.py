@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.ops.sums import SUM_BLOCK, mean_of_sums
 from gradwire.ops.triton.codes import pack, places, unpack
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.kernel_launch import BLOCK, launch
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
 from gradwire.ops.triton.status import compensate, flag_nonfinite

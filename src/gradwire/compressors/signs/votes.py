@@ -14,7 +14,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.signs import ops
 from gradwire.compressors.ternary.ops import twobit_add_decoded, twobit_encode
 from gradwire.errors import require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SignCode"]
 

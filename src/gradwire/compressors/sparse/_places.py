@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.ops.rice import rice_bytes
 from gradwire.ops.segments import read_places, segments, write_places
-from gradwire.types import Field, Payload
+from gradwire.vocabulary import Field, Payload
 
 __all__ = ["FORMS", "Form", "smallest"]
 

@@ -13,7 +13,7 @@ from gradwire.compressors.sparse import ops
 from gradwire.errors import is_float32, require
 from gradwire.helpers import count_of
 from gradwire.ops.segments import check_places, segments
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["ExactTopK"]
 

@@ -15,7 +15,7 @@ from gradwire.compressors.sparsifier import Sparsifier, rows_of
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
 from gradwire.ops import nonfinite
-from gradwire.types import Field, Key, Payload
+from gradwire.vocabulary import Field, Key, Payload
 
 __all__ = ["TopK"]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from gradwire.ops.bits import unpack_bits
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.compact import rank
+from gradwire.ops.triton.kernel_launch import BLOCK, launch, scratch
 from gradwire.ops.triton.largest import write_largest
-from gradwire.ops.triton.launch import BLOCK, launch, scratch
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.signs import blocks
 from gradwire.ops.triton.sparse import BLOCK as STEP

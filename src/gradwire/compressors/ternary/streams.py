@@ -13,7 +13,7 @@ from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.ops import capacity
 from gradwire.errors import WireError
 from gradwire.ops.codes import code_bytes
-from gradwire.types import Field, Layout, Payload, State
+from gradwire.vocabulary import Field, Layout, Payload, State
 
 __all__ = ["add_streams", "check_stream", "codes_for", "dithered", "dithered_feedback", "shrink", "stream_layout"]
 

@@ -15,7 +15,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
 from gradwire.ops.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["TernGrad"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.ops.triton.codes import pack, places, unpack
 from gradwire.ops.triton.dither import dither
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.kernel_launch import BLOCK, launch
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.status import compensate
 from gradwire.ops.validation import float32

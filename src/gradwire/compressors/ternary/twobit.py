@@ -24,7 +24,7 @@ from gradwire.compressors.ternary.streams import (
     stream_layout,
 )
 from gradwire.errors import require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["TwoBit"]
 

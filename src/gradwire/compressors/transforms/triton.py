@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.compressors.transforms import _eden
-from gradwire.ops.triton.launch import launch, scratch
+from gradwire.ops.triton.kernel_launch import launch, scratch
 from gradwire.ops.triton.lengths import exponent_of, power_of_two
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words

@@ -16,7 +16,7 @@ from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered, rows_
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.errors import require
 from gradwire.ops import Each, Pieces
-from gradwire.types import Field, Key, Layout, Payload, State, tensor_id
+from gradwire.vocabulary import Field, Key, Layout, Payload, State, tensor_id
 
 __all__ = ["Compose", "compose"]
 

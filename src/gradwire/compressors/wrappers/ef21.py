@@ -12,7 +12,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.compressors.wrappers.around import declare_as
 from gradwire.errors import require
-from gradwire.types import Key, Layout, Payload, State
+from gradwire.vocabulary import Key, Layout, Payload, State
 
 __all__ = ["EF21"]
 

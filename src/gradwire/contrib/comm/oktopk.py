@@ -16,7 +16,7 @@ from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit, fill_nonfinite, nonfinite
 from gradwire.memory.base import Memory
 from gradwire.ops import segments as _topk
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 
 __all__ = ["OkTopkStrategy"]
 

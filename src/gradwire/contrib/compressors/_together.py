@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor
 
 from gradwire.ops import Each, Pieces
-from gradwire.types import Payload
+from gradwire.vocabulary import Payload
 
 __all__ = ["each_or_one", "together"]
 

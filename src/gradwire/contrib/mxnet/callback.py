@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from gradwire.contrib.mxnet.checkpoint import save_symbol
 from gradwire.contrib.mxnet.eval_metric import EvalMetric
+from gradwire.contrib.mxnet.params_files import save_symbol
 from gradwire.errors import is_int, require
 
 __all__ = ["BatchEndParam", "EpochEnd", "Speedometer", "do_checkpoint"]

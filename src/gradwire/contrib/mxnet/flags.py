@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.contrib.mxnet.callback import Speedometer, do_checkpoint
-from gradwire.contrib.mxnet.checkpoint import load_symbol, params_file
 from gradwire.contrib.mxnet.eval_metric import EvalMetric
 from gradwire.contrib.mxnet.eval_metric import create as create_metric
 from gradwire.contrib.mxnet.module import Module
+from gradwire.contrib.mxnet.params_files import load_symbol, params_file
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore import create
 from gradwire.kvstore.protocol.lr_scheduler import MultiFactorScheduler

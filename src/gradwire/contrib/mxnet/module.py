@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.contrib.mxnet.base_module import RATE, BaseModule, as_list, gathered, pieces, sample_count
-from gradwire.contrib.mxnet.checkpoint import load_symbol, save_symbol, states_file
 from gradwire.contrib.mxnet.eval_metric import EvalMetric
+from gradwire.contrib.mxnet.params_files import load_symbol, save_symbol, states_file
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.kvstore import create
 from gradwire.kvstore.protocol.store import KVStore

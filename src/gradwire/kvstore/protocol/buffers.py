@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.types import align
+from gradwire.vocabulary import align
 
 __all__ = ["Pool", "lease", "lease_zeros"]
 

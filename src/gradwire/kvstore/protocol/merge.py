@@ -18,7 +18,7 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.payloads import sent_layout, views
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import shaped
-from gradwire.types import align
+from gradwire.vocabulary import align
 
 __all__ = ["Merger", "add_dense", "as_row_sparse", "merged_rows", "row_sparse"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
-from gradwire.types import Layout, Payload
+from gradwire.vocabulary import Layout, Payload
 from gradwire.wire import sent_nbytes
 
 __all__ = ["layout_of", "received", "require_alone", "sent", "sent_layout", "sizes", "views"]

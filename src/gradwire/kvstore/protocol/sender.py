@@ -20,7 +20,7 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import layout_of
 from gradwire.ops.stored import copy_into, shaped
-from gradwire.types import Key, State, tensor_id
+from gradwire.vocabulary import Key, State, tensor_id
 
 __all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]
 

@@ -22,7 +22,7 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import sums
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_ITEMS
 from gradwire.kvstore.protocol.payloads import layout_of
-from gradwire.types import align
+from gradwire.vocabulary import align
 
 __all__ = [
     "ALIGNMENT",

@@ -25,10 +25,10 @@ from gradwire.errors import GradwireError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
 from gradwire.kvstore.server.journal import NOTHING, Journal
 from gradwire.kvstore.server.members import Barriers, Members, State, StrangerError, WorkerSession
+from gradwire.kvstore.server.optimizer_settings import OptimizerSettings
 from gradwire.kvstore.server.pending import KEPT, PendingRequest, RequestQueue, Topic
 from gradwire.kvstore.server.requests import FIELDS, REQUESTS
 from gradwire.kvstore.server.rules import Counters, Rules
-from gradwire.kvstore.server.settings import OptimizerSettings
 from gradwire.kvstore.server.stored_part import Contribution, StoredPart
 from gradwire.kvstore.server.values import Progress, ValueFrames, Values
 from gradwire.kvstore.system import SYSTEM, System

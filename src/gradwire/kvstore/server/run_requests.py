@@ -13,7 +13,7 @@ from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.server.members import MAX_CONFIGS, State, WorkerSession, workers
-from gradwire.kvstore.server.settings import SETTINGS
+from gradwire.kvstore.server.optimizer_settings import SETTINGS
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore

@@ -33,7 +33,7 @@ from gradwire.kvstore.protocol.small_keys import (
     quoted,
 )
 from gradwire.kvstore.worker.worker_key import Destination, PushedPart, PushProgress, WorkerKey, as_bytes
-from gradwire.types import align
+from gradwire.vocabulary import align
 
 __all__ = ["Grouping", "KeyListRegistry", "WorkerKeyList"]
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.kernel_launch import BLOCK, launch
 from gradwire.ops.triton.status import compensate
 from gradwire.ops.triton.tile import elements
 

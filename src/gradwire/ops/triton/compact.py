@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.segments import SEGMENT
-from gradwire.ops.triton.launch import BLOCK, ScratchMemory, launch
+from gradwire.ops.triton.kernel_launch import BLOCK, ScratchMemory, launch
 from gradwire.ops.triton.signs import unpack_signs
 from gradwire.ops.triton.tile import elements
 

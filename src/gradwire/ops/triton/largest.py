@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.triton.compact import PART, place_parts, rank
-from gradwire.ops.triton.launch import BLOCK, ScratchMemory, launch, scratch
+from gradwire.ops.triton.kernel_launch import BLOCK, ScratchMemory, launch, scratch
 from gradwire.ops.triton.tile import elements, number
 
 __all__ = ["magnitudes", "write_largest"]

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.launch import launch
+from gradwire.ops.triton.kernel_launch import launch
 from gradwire.ops.triton.signs import blocks, total_of_16
 
 __all__ = ["exponent_of", "power_of_two", "write_lengths"]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from gradwire.ops.triton.launch import BLOCK
+from gradwire.ops.triton.kernel_launch import BLOCK
 from gradwire.ops.triton.tile import number
 
 __all__ = ["blocks", "elements", "groups", "largest", "load", "norm_of", "store", "tile"]

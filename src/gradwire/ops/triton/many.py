@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire._once import once
-from gradwire.ops.triton.launch import LaunchCall, ScratchMemory, launch, recorded
+from gradwire.ops.triton.kernel_launch import LaunchCall, ScratchMemory, launch, recorded
 
 __all__ = ["Merged", "mergeable"]
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.triton.compact import PART, bits_of
-from gradwire.ops.triton.launch import launch
+from gradwire.ops.triton.kernel_launch import launch
 
 __all__ = ["count_marks", "room_for_counts"]
 

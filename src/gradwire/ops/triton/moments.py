@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.launch import launch, scratch
+from gradwire.ops.triton.kernel_launch import launch, scratch
 from gradwire.ops.triton.lengths import exponent_of, power_of_two
 from gradwire.ops.triton.signs import blocks, total_of_16
 from gradwire.ops.triton.status import flag_nonfinite

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.triton.compact import PART, before, bits_of, rank, read_ends, write_counts
-from gradwire.ops.triton.launch import launch
+from gradwire.ops.triton.kernel_launch import launch
 from gradwire.ops.triton.marks import count_marks
 from gradwire.ops.triton.sparse import BLOCK, PARTS, span
 from gradwire.ops.triton.tile import elements

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.sums import SUM_BLOCK
-from gradwire.ops.triton.launch import BLOCK, launch, scratch
+from gradwire.ops.triton.kernel_launch import BLOCK, launch, scratch
 from gradwire.ops.triton.signs import blocks, total_of_32
 from gradwire.ops.triton.sums import tree_sum
 from gradwire.ops.triton.tile import elements

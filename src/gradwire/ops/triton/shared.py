@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.triton.accumulate import add_residual
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.kernel_launch import BLOCK, launch
 from gradwire.ops.triton.levels import blocks, groups, largest, load
 from gradwire.ops.triton.levels import tile as tile_of
 from gradwire.ops.triton.many import mergeable

@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.types import Key
+from gradwire.vocabulary import Key
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.mxnet_environment import DIRECTORY, REQUIREMENTS
 from gradwire_lab.bench.peer_process import Process

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.contrib.compressors.casts import ops
 from gradwire.errors import WireError, is_int, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Inceptionn"]
 

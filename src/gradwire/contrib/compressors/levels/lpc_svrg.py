@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels.rounding import Grid, linf_omega
 from gradwire.errors import is_float32, is_int, require
-from gradwire.types import Key, Layout, Payload, State
+from gradwire.vocabulary import Key, Layout, Payload, State
 
 __all__ = ["LpcSvrg"]
 

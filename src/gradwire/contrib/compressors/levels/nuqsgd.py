@@ -14,7 +14,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.ops import nonfinite
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["NUQSGD"]
 

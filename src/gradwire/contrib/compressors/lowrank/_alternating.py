@@ -22,7 +22,7 @@ from gradwire.compressors.lowrank.products import (
     solve_right,
     thin,
 )
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Alternating"]
 

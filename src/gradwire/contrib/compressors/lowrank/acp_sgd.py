@@ -43,7 +43,7 @@ class ACPSGD(Alternating):
 
     Example:
         >>> import torch
-        >>> from gradwire.types import Key
+        >>> from gradwire.vocabulary import Key
         >>> code = ACPSGD(rank=1)
         >>> x = torch.outer(torch.tensor([1.0, -2.0, 2.0]), torch.tensor([3.0, 0.0, 4.0, 0.0]))
         >>> state = code.init_state(x.shape, Key())

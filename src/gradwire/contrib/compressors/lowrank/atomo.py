@@ -14,7 +14,7 @@ from gradwire.compressors.base import MOST_USED, Compressor, Feedback
 from gradwire.compressors.lowrank.products import add_product
 from gradwire.contrib.compressors import _entries
 from gradwire.errors import WireError, is_float32, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Atomo"]
 

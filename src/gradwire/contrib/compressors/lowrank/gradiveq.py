@@ -22,7 +22,7 @@ from gradwire.compressors.lowrank.products import (
     orthonormal,
 )
 from gradwire.errors import is_float32, is_int, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["GradiVeQ"]
 
@@ -57,7 +57,7 @@ class GradiVeQ(MultiRound):
         ConfigError: a parameter is outside its range.
 
     Example:
-        >>> from gradwire.types import Key
+        >>> from gradwire.vocabulary import Key
         >>> code = GradiVeQ(size=4, components=1, sampled=1)
         >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0, -2.0, -4.0, -6.0, -8.0])
         >>> state = code.init_state(x.shape, Key())

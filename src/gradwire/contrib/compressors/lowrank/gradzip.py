@@ -44,7 +44,7 @@ class GradZip(Alternating):
         ConfigError: a parameter is outside its range.
 
     Example:
-        >>> from gradwire.types import Key
+        >>> from gradwire.vocabulary import Key
         >>> code = GradZip(rank=1, ridge=0.001)
         >>> x = torch.outer(torch.tensor([1.0, -2.0, 2.0]), torch.tensor([3.0, 0.0, 4.0, 0.0]))
         >>> state = code.init_state(x.shape, Key())

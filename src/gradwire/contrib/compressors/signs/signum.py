@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors.signs.votes import SignCode
 from gradwire.contrib.compressors.signs import ops
-from gradwire.types import Key, Payload, State
+from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["Signum"]
 

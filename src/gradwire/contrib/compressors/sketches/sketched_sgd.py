@@ -17,7 +17,7 @@ from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
 from gradwire.ops import Each, Pieces, fill_where
 from gradwire.ops.pieces import Places, adjacent
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchedSGD"]
 

@@ -15,7 +15,7 @@ from gradwire.contrib.compressors.sketches import _minmax, ops
 from gradwire.errors import WireError, is_int, require
 from gradwire.ops.bits import pack, unpack_bits
 from gradwire.ops.segments import few
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchML"]
 

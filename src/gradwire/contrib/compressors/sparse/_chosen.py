@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.compressors.sparse.ops import parts_add_decoded
 from gradwire.contrib.compressors.sparse import ops
-from gradwire.types import Payload
+from gradwire.vocabulary import Payload
 
 __all__ = ["Entries", "add_ranks", "first_guess", "room_for", "take_beyond"]
 

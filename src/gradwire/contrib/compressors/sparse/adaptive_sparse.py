@@ -18,7 +18,7 @@ from gradwire.contrib.compressors.sparse._measure import MagnitudeMoments, measu
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.ops.bits import pack
 from gradwire.ops.segments import check_places, segments
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveSparse"]
 

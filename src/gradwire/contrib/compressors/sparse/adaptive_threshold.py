@@ -16,7 +16,7 @@ from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
 from gradwire.ops.bits import pack, unpack_bits
 from gradwire.ops.segments import cache_pieces, check_places, segments
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveThreshold"]
 

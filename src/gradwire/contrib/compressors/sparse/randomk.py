@@ -18,7 +18,7 @@ from gradwire.contrib.compressors.sparse._draws import HEADER, draws, longest
 from gradwire.errors import is_float32, is_int, require
 from gradwire.ops import Each, Pieces
 from gradwire.ops.pieces import adjacent
-from gradwire.types import Field, Key, Payload
+from gradwire.vocabulary import Field, Key, Payload
 
 __all__ = ["RandomK"]
 

@@ -15,7 +15,7 @@ from gradwire.compressors.auto_threshold import AUTO
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.contrib.compressors.sparse import ops
 from gradwire.errors import WireError
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Threshold"]
 

@@ -18,7 +18,7 @@ from gradwire.contrib.compressors.sparse._measure import measure
 from gradwire.errors import WireError
 from gradwire.ops.bits import unpack_bits
 from gradwire.ops.segments import few, read_places, segments
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Variance"]
 

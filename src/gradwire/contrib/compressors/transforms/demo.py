@@ -17,7 +17,7 @@ from gradwire.contrib.compressors.transforms._cosine_tiles import Kind, batches,
 from gradwire.contrib.compressors.transforms.ops import waves_add_decoded
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.ops import Pieces
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["DeMo"]
 

@@ -14,7 +14,7 @@ from gradwire.contrib.compressors._room import check_room
 from gradwire.contrib.compressors._together import each_or_one, together
 from gradwire.contrib.compressors.transforms import ops
 from gradwire.errors import is_float32, is_int, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["THC"]
 

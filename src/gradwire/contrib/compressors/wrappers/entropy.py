@@ -14,7 +14,7 @@ from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.contrib.compressors.wrappers._coders import CODERS, read_section, write_section
 from gradwire.errors import WireError, require
-from gradwire.types import Field, Key, Layout, Payload, State, align
+from gradwire.vocabulary import Field, Key, Layout, Payload, State, align
 
 __all__ = ["Entropy"]
 
