@@ -86,6 +86,9 @@ FOUND = [
     # A setting that an older copy does not have was said to be lost for want of a snapshot.
     "seed=9000017 workers=3 pace=3.0 late=3.0 servers=2 settings=1 steps=8 snapshot=10 proceed=1 "
     "older=server-0@3.344+0.62 kill=worker-0@0.986+10.21#5",
+    # When a run was over, a thread of a killed process still got an error.
+    "seed=11000006 servers=2 sync=0 keys=3 steps=8 snapshot=100 pull=3 exits=1 staleness=2 "
+    "kill=worker-0@1.744+4.52#5 flip=server-1@1.052+0.61",
 ]
 
 

@@ -111,7 +111,7 @@ def waits_of(name: str) -> tuple[list[str], list[str]]:
         sync=importlib.import_module("gradwire.testing.sync"),
         expect=importlib.import_module("gradwire.testing._expect"),
         memory=importlib.import_module("gradwire.memory.base"),
-        types=importlib.import_module("gradwire.vocabulary"),
+        vocabulary=importlib.import_module("gradwire.vocabulary"),
     )
     code = gradwire.registry.build("compressors", name)
     memory = gradwire.registry.build("memory", gradwire.memory.default_memory(code))

@@ -174,6 +174,9 @@ class Simulation:
             machine.ended = True
         except GradwireError as error:
             machine.ended = True
+            if not machine.simulated.alive:
+                # In a process that was killed threads run to their end, without effect: nobody gets this error.
+                return
             self.scheduler.trace(f"{member.name} gets {error}")
             self._failed(member, error)
         except Exception as error:
