@@ -89,6 +89,15 @@ FOUND = [
     # When a run was over, a thread of a killed process still got an error.
     "seed=11000006 servers=2 sync=0 keys=3 steps=8 snapshot=100 pull=3 exits=1 staleness=2 "
     "kill=worker-0@1.744+4.52#5 flip=server-1@1.052+0.61",
+    # A server did not take a worker in while it wrote its file, and then stood still.
+    "seed=11000003 pace=3.0 servers=2 sync=0 optimizer=none cut=1 steps=8 snapshot=10 proceed=1 pull=3 "
+    "hang=server-0@13.337+999 kill=worker-1@0.184+13.12",
+    # A server that had been killed, and whose connection then stalled, counted as away for ever.
+    "seed=11000012 workers=3 pace=0.2 optimizer=adam keys=3 cut=1 steps=8 snapshot=10 exits=1 "
+    "stall=worker-2~server-0@0.265+3.65 kill=server-0@0.031+45.16",
+    # The first process of a rank never came to one of the servers, for which the second one is the first.
+    "seed=11000015 workers=3 pace=3.0 late=3.0 servers=2 settings=1 steps=8 snapshot=100 proceed=1 refused=1 "
+    "kill=worker-0@0.393+13",
 ]
 
 

@@ -150,7 +150,8 @@ class Simulation:
         member = self.members[name]
         if member.machine.simulated.alive and member.machine.simulated.tasks:
             return
-        for each in member.away[-1:]:
+        # A stall may have been noted after the end of the process before.
+        for each in (*member.away[-1:], *(each for each in member.away if each[1] == float("inf"))):
             each[1] = min(each[1], self.scheduler.now)
         member.machine = SimulatedMachine(self.network, name, member.files)
         member.restarts = False

@@ -329,6 +329,10 @@ class StoreSimulation(Simulation):
             down, limit = any(each.absent(now) >= DISCONNECT for each in servers), TIMEOUT - 3.0 - self.work.pace
             return any(each.error for each in servers) or (down and self._away(now - TIMEOUT, now) >= limit)
 
+        def known(server: Participant) -> bool:
+            session = None if server.core is None else server.core.members.of(member.index)
+            return session is not None and session.joined
+
         causes: dict[str, Callable[[str], bool]] = {
             r"workers? ([\d, ]+) (?:has|have) not been heard of for": lambda ranks: all(
                 workers[int(each)].absent(now) >= DEATH for each in re.findall(r"\d+", ranks)
@@ -338,7 +342,14 @@ class StoreSimulation(Simulation):
             r"not answered within \d+ s: server (\d+) at \S+ has been away": lambda index: (
                 unanswered("") or away(index)
             ),
+            r"not answered within \d+ s: server (\d+) at \S+ does not take": lambda _: (
+                unanswered("") or self._has("full")
+            ),
             r"server (\d+) at \S+ (?:has been away|is away|was away)": away,
+            # A server that its rank's first process never reached takes the next one for the first.
+            r"server (\d+) at \S+: set_optimizer must get the same": lambda index: (
+                member.starts > 1 and not known(servers[int(index)])
+            ),
             r"without a snapshot, or with an (older) copy": lambda _: not snapshot or self._has("older"),
             r"restarted (without) a snapshot": lambda _: not snapshot,
             r"restarted (without) its snapshot": lambda _: self._has("older", "swap"),
