@@ -16,7 +16,7 @@ try:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-    from gradwire.integrations.accelerate import compress
+    from gradwire.frontends.adapters.accelerate import compress
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install '.[huggingface]'") from None
 

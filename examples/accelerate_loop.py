@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     from accelerate import Accelerator
 
-    from gradwire.integrations.accelerate import compress
+    from gradwire.frontends.adapters.accelerate import compress
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install '.[huggingface]'") from None
 

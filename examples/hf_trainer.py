@@ -12,7 +12,7 @@ import torch
 try:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.transformers import compress_trainer
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install '.[huggingface]'") from None
 

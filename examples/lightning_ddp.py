@@ -11,7 +11,7 @@ from torch import nn
 try:
     from lightning.pytorch import LightningModule, Trainer
 
-    from gradwire.integrations.lightning import GradwireCallback
+    from gradwire.frontends.adapters.lightning import GradwireCallback
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install '.[lightning]'") from None
 

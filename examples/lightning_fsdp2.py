@@ -15,7 +15,7 @@ try:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy
 
-    from gradwire.integrations.lightning import GradwireCallback
+    from gradwire.frontends.adapters.lightning import GradwireCallback
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install '.[lightning]'") from None
 

@@ -28,7 +28,7 @@ def dashboards(state: gradwire.GradwireState, folder: str) -> tuple[list[Any], l
         # It loads TensorFlow where that is installed; torch's optimizers load Triton, which must come first then.
         from torch.utils.tensorboard import SummaryWriter
 
-        from gradwire.integrations.tensorboard import TensorBoardWriter
+        from gradwire.frontends.adapters.tensorboard import TensorBoardWriter
 
         board = SummaryWriter(folder)
         writers.append(TensorBoardWriter(state, board, every=EVERY))
@@ -36,7 +36,7 @@ def dashboards(state: gradwire.GradwireState, folder: str) -> tuple[list[Any], l
     if find_spec("wandb") is not None:
         import wandb
 
-        from gradwire.integrations.wandb import WandbWriter
+        from gradwire.frontends.adapters.wandb import WandbWriter
 
         run = wandb.init(mode="offline", dir=folder, project="gradwire")
         writers.append(WandbWriter(state, run, every=EVERY))

@@ -16,8 +16,8 @@ LINE = re.compile(r"(\[\d+/\d+\]) Building CXX object CMakeFiles/_kernels_?(\w*)
 def progress(line: str) -> str | None:
     """Say what ninja compiles, or None if the line is another.
 
-    >>> progress("2026-01-02 [7/81] Building CXX object CMakeFiles/_kernels_avx2.dir/src/gradwire/ops/shared.cc.o")
-    '  [7/81] ops/shared.cc for avx2'
+    >>> progress("2026-01-02 [7/81] Building CXX object CMakeFiles/_kernels_avx2.dir/src/gradwire/kernels/shared.cc.o")
+    '  [7/81] kernels/shared.cc for avx2'
     """
     found = LINE.search(line)
     return found and f"  {found[1]} {found[3]} for {found[2] or 'Python'}"

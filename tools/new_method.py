@@ -118,7 +118,7 @@ def _check_new(name: str, family: str, files: list[Path], tiers: list[Path], com
     if (compressors / f"{family}.py").exists():
         raise ValueError(f"FAMILY must be a folder, and {family!r} is a method")
     operations = {f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")}
-    for file in (*(file for tier in tiers for file in tier.glob("*/ops.py")), *tiers[0].parent.glob("ops/*.py")):
+    for file in (*(file for tier in tiers for file in tier.glob("*/ops.py")), *tiers[0].parent.glob("kernels/*.py")):
         known = operations & set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
         if known:
             raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known))}")

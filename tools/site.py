@@ -30,12 +30,12 @@ MODULES = {
     "helpers": "Helpers",
     "wire": "Messages",
     "errors": "Errors",
-    "types": "Types",
+    "vocabulary": "Vocabulary",
 }
 """Modules with a page of the reference: what they offer."""
 
 FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorflow", "jax", "tensorboard", "wandb")
-"""Modules of ``gradwire.integrations`` for other packages, all on one page."""
+"""Modules of ``gradwire.frontends.adapters`` for other packages, all on one page."""
 
 TESTING = ("contract", "bounds", "feedback", "inputs", "ranks", "processes", "memory", "sync")
 """Modules of ``gradwire.testing``, all on one page."""
@@ -65,14 +65,15 @@ def generated() -> Iterator[tuple[str, str]]:
         yield f"api/{folder}.md", variants(folder, title)
     for module, title in MODULES.items():
         yield f"api/{module}.md", described(title, offered(module))
-    yield "api/frameworks.md", together("Frameworks", "integrations", FRAMEWORKS)
+    yield "api/frameworks.md", together("Frameworks", "frontends.adapters", FRAMEWORKS)
     yield "api/testing.md", together("Testing", "testing", TESTING)
 
 
 def variants(folder: str, title: str) -> str:
     """The contract with all its members, then each variant, also of a family: its members are those of the contract."""
-    of_families = [file for file in (PACKAGE / folder).glob("*/[!_]*.py") if file.stem not in ("ops", "triton")]
-    files = [*(PACKAGE / folder).glob("[!_]*.py"), *of_families]
+    tiers = (PACKAGE / folder, PACKAGE / "contrib" / folder)
+    of_families = [file for tier in tiers for file in tier.glob("*/[!_]*.py") if file.stem not in ("ops", "triton")]
+    files = [*(file for tier in tiers for file in tier.glob("[!_]*.py")), *of_families]
     files.sort(key=lambda file: (file.stem != "base", file.stem))
     modules = (".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in files)
     contract, *rest = map(offered, modules)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from gradwire.exchange.checkpoint import merge_states
     from gradwire.exchange.exchange import Exchange
     from gradwire.exchange.settings import compressor
-    from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
-    from gradwire.integrations.fsdp import compress_fsdp
-    from gradwire.integrations.optimizer import compress_optimizer
-    from gradwire.integrations.process_group import wrap_group
-    from gradwire.integrations.torch_checkpoint import read_checkpoint
+    from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
+    from gradwire.frontends.fsdp import compress_fsdp
+    from gradwire.frontends.optimizer import compress_optimizer
+    from gradwire.frontends.process_group import wrap_group
+    from gradwire.frontends.torch_checkpoint import read_checkpoint
     from gradwire.meeting import Meeting
     from gradwire.optim import CompressedStep, MicroAdam
     from gradwire.rounds import diloco, local_sgd
@@ -68,21 +68,21 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("ConfigError", "GradwireError", "GroupError", "WireError"), "errors"),
     **dict.fromkeys(("Compressor", "MultiRound"), "compressors.base"),
-    **dict.fromkeys(("GradwireState", "compress_ddp", "gradwire_hook"), "integrations.ddp"),
+    **dict.fromkeys(("GradwireState", "compress_ddp", "gradwire_hook"), "frontends.ddp"),
     **dict.fromkeys(("CompressedStep", "MicroAdam"), "optim"),
     **dict.fromkeys(("diloco", "local_sgd"), "rounds"),
     "Exchange": "exchange.exchange",
     "Meeting": "meeting",
     "SimpleCompressor": "compressors.simple",
     "compose": "compressors.wrappers.compose",
-    "compress_fsdp": "integrations.fsdp",
+    "compress_fsdp": "frontends.fsdp",
     "compress_fsdp1": "contrib.fsdp1",
-    "compress_optimizer": "integrations.optimizer",
+    "compress_optimizer": "frontends.optimizer",
     "compressor": "exchange.settings",
     "from_params": "compat",
     "merge_states": "exchange.checkpoint",
-    "read_checkpoint": "integrations.torch_checkpoint",
-    "wrap_group": "integrations.process_group",
+    "read_checkpoint": "frontends.torch_checkpoint",
+    "wrap_group": "frontends.process_group",
 }
 """The module of each name."""
 

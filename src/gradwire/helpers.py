@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, Verbatim, is_float32, is_int, require
-from gradwire.ops import bits as _bits
+from gradwire.kernels import bits as _bits
 
 __all__ = ["count_of", "dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
 

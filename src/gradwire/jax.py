@@ -1,5 +1,5 @@
 """Compressed gradients for JAX and optax; ``pip install 'gradwire[jax]'``."""
 
-from gradwire.integrations.jax import GradwireTransformation, broadcast, compress, corrected
+from gradwire.frontends.adapters.jax import GradwireTransformation, broadcast, compress, corrected
 
 __all__ = ["GradwireTransformation", "broadcast", "compress", "corrected"]

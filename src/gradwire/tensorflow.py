@@ -1,5 +1,5 @@
 """Compressed gradients for Keras 3 and TensorFlow 2; ``pip install 'gradwire[tensorflow]'``."""
 
-from gradwire.integrations.tensorflow import DistributedOptimizer
+from gradwire.frontends.adapters.tensorflow import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer"]

@@ -27,9 +27,9 @@ from gradwire.auto.probe import probe
 from gradwire.auto.step_record import BucketRun, StepRecord
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
+from gradwire.frontends.ddp import nothing
 from gradwire.group import hosts
 from gradwire.group.channel import Channel
-from gradwire.integrations.ddp import nothing
 from tests.heard import heard
 
 FAST, SLOW = 1e12, 5e6

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from gradwire.ops.native import kernel_info, kernels
+from gradwire.kernels.native import kernel_info, kernels
 
 # Processes that import torch: a busy machine takes minutes for each.
 pytestmark = pytest.mark.timeout(400)

@@ -15,8 +15,8 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import build_compressor
+from gradwire.frontends.ddp import compress_ddp
 from gradwire.group import hosts
-from gradwire.integrations.ddp import compress_ddp
 from tests.comm.jobs import SHAPES, gradient, kept, numel, owned
 
 BUCKETS = [[SHAPES], [SHAPES[2:], SHAPES[:2]], [SHAPES[:3], SHAPES[3:]]]

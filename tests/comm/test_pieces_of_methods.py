@@ -11,8 +11,8 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.group.part import Batch, Message, Part, Piece, Unit, nonfinite
+from gradwire.kernels.stored import shaped
 from gradwire.memory.base import Memory, default_memory
-from gradwire.ops.stored import shaped
 from gradwire.vocabulary import Key
 
 SHAPES = [(20, 50), (37,), (16, 16), (64, 64), (5,)]

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
@@ -278,7 +278,7 @@ def test_a_bad_target(target):
             method("auto", target=target)
 
 
-@pytest.mark.skipif(not ops.kernel_info()["loaded"], reason="the torch reference uses temporaries")
+@pytest.mark.skipif(not kernels.kernel_info()["loaded"], reason="the torch reference uses temporaries")
 @methods
 def test_a_step_allocates_nothing_of_the_gradients_size(code):
     check_memory(code, gaussian(2**18))

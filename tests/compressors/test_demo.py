@@ -12,8 +12,8 @@ from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
+from gradwire.kernels import Pieces, Places
 from gradwire.memory.residual import Residual
-from gradwire.ops import Pieces, Places
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from tests.cases import together

@@ -19,8 +19,8 @@ from gradwire.compressors.levels.ops import loco_encode, loco_encode_averaged
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
+from gradwire.kernels.stored import StoredForm, read, row_bytes, write
 from gradwire.memory.averaged_error import AveragedError
-from gradwire.ops.stored import StoredForm, read, row_bytes, write
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.vocabulary import Key

@@ -27,13 +27,13 @@ from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.contrib.memory.momentum import Momentum
 from gradwire.contrib.memory.variance import VarianceMemory
 from gradwire.group.part import Unit
+from gradwire.kernels.stored import read
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
-from gradwire.ops.stored import read
 from gradwire.testing._expect import decode, payload_for
 from gradwire.testing.ranks import mean_rounds
 from gradwire.vocabulary import Key, tensor_id

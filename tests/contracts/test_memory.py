@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire import ops, registry
+from gradwire import kernels, registry
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.memory import check_memory, largest_allocation
@@ -11,7 +11,7 @@ from gradwire.testing.memory import check_memory, largest_allocation
 NAMES = registry.names("compressors")
 
 
-@pytest.mark.skipif(not ops.kernel_info()["loaded"], reason="the torch reference uses temporaries")
+@pytest.mark.skipif(not kernels.kernel_info()["loaded"], reason="the torch reference uses temporaries")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_allocates_nothing_of_the_gradients_size(name):
     check_memory(registry.build("compressors", name), gaussian(2**18).view(512, 512))

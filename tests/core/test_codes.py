@@ -17,11 +17,11 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
+from gradwire.frontends.resharding import Sharded, of_shard, recut, repadded
 from gradwire.group.part import Piece, Unit
-from gradwire.integrations.resharding import Sharded, of_shard, recut, repadded
+from gradwire.kernels.stored import read, stored_like, write
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.residual import Residual
-from gradwire.ops.stored import read, stored_like, write
 from tests.contracts.thread_ranks import N, exchange_in_threads
 
 CPU, MEMORY = torch.device("cpu"), AveragedError(block=16)

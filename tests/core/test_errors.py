@@ -14,7 +14,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.setup import trainable
+from gradwire.frontends.setup import trainable
 from gradwire.memory.residual import Residual
 from tests.cases import together
 

@@ -19,11 +19,11 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, Named, default_strategy
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import Settings
+from gradwire.kernels.stored import read
 from gradwire.memory.base import Memory, default_memory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
-from gradwire.ops.stored import read
 from gradwire.schedules import stages
 from tests.cases import together
 from tests.contracts.thread_ranks import N, exchange_in_threads

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gradwire._once import once
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.integrations import optimizer_watch
-from gradwire.ops.base import OPERATIONS
-from gradwire.ops.pieces import Pieces, Places
+from gradwire.frontends import optimizer_watch
+from gradwire.kernels.base import OPERATIONS
+from gradwire.kernels.pieces import Pieces, Places
 from gradwire.testing.processes import run_ranks
 
 CPU = torch.device("cpu")
@@ -31,10 +31,10 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "gradwire.compressors.transforms._eden.table": (4, 32),
     "gradwire.compressors.transforms._eden.words": (64, CPU),
     "gradwire.contrib.compressors.ternary.ops._weights": (CPU,),
-    "gradwire.integrations._traced.watch_optimizers": (),
-    "gradwire.integrations.optimizer_watch.listen": (),
-    "gradwire.ops.native.warn_without_kernels": (),
-    "gradwire.ops.trits._tables": (CPU,),
+    "gradwire.frontends._traced.watch_optimizers": (),
+    "gradwire.frontends.optimizer_watch.listen": (),
+    "gradwire.kernels.native.warn_without_kernels": (),
+    "gradwire.kernels.trits._tables": (CPU,),
 }
 """Arguments of every function of which all threads get the same object, but for those of Triton's folder."""
 
@@ -78,7 +78,7 @@ def _first_use(_rank: int) -> tuple[list[str], list[str], list[str], int]:
     import gradwire.compressors.casts.ops
     import gradwire.compressors.ternary.ops
     import gradwire.compressors.transforms.ops
-    import gradwire.integrations._traced  # noqa: F401
+    import gradwire.frontends._traced  # noqa: F401
 
     declared = [op for op in OPERATIONS.values() if op.declaration is not None]
     several = [
@@ -86,7 +86,7 @@ def _first_use(_rank: int) -> tuple[list[str], list[str], list[str], int]:
         for op, got in zip(declared, meet([lambda op=op: op.many for op in declared]), strict=True)  # type: ignore[misc]
         if len({id(each) for each in got}) != 1 or isinstance(got[0], Exception)
     ]
-    functions = {name: each for name, each in cached().items() if name != "gradwire.ops.base.Many"}
+    functions = {name: each for name, each in cached().items() if name != "gradwire.kernels.base.Many"}
     known = {name: each for name, each in functions.items() if name in FIRST}
     met = meet([lambda name=name, each=each: each(*FIRST[name]) for name, each in known.items()])  # type: ignore[misc]
     differ = [name for name, got in zip(known, met, strict=True) if len({id(each) for each in got}) != 1]

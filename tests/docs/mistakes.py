@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.integrations.tensorboard import TensorBoardWriter
+from gradwire.frontends.adapters.tensorboard import TensorBoardWriter
 from tests.extras import variables
 
 PATIENCE = 5.0

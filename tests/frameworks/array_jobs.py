@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.optimizer import compress_optimizer
 
 SHAPES = {"b": (40,), "v": (40, 24), "w": (48, 40)}
 """Parameters in the order of their names, as JAX walks a dict."""

@@ -150,7 +150,7 @@ def by_trainer(folder: str) -> dict[str, Any]:
     from accelerate.utils import FullyShardedDataParallelPlugin
     from transformers import Trainer
 
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.transformers import compress_trainer
 
     class Sharding(Trainer):
         """Shards on a CPU, too."""

@@ -46,7 +46,7 @@ def accelerated_loop(accelerator: Any, steps: range, folder: str, load: str, lat
     Returns:
         The model as it was prepared, and the state of gradwire.
     """
-    from gradwire.integrations.accelerate import compress
+    from gradwire.frontends.adapters.accelerate import compress
 
     module = model_of()
     model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
@@ -91,7 +91,7 @@ def two_models(folder: str) -> dict[str, Any]:
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration
 
-    from gradwire.integrations.accelerate import compress
+    from gradwire.frontends.adapters.accelerate import compress
 
     config = {"project_dir": f"{folder}/project", "automatic_checkpoint_naming": True, "total_limit": 1}
 
@@ -159,7 +159,7 @@ def trainer_of(folder: str, steps: int = STEPS, kind: Callable[..., Any] | None 
 
 def trained(folder: str) -> dict[str, Any]:
     """Unbroken; resumed from a copy of its checkpoint; and resumed without the residuals."""
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.transformers import compress_trainer
 
     def run(name: str, resume: Any = None, ours: Any = None) -> dict[str, Any]:
         trainer = trainer_of(f"{folder}/{name}")
@@ -191,7 +191,7 @@ def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
 
     Then the same Trainer goes on from that checkpoint again.
     """
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.transformers import compress_trainer
 
     options = {
         "gradient_accumulation_steps": 2,
@@ -238,8 +238,8 @@ def refused(folder: str) -> dict[str, str]:
     from accelerate import Accelerator
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 
-    from gradwire.integrations.accelerate import compress
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.accelerate import compress
+    from gradwire.frontends.adapters.transformers import compress_trainer
 
     hooked = Accelerator(
         cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)]
@@ -277,7 +277,7 @@ def alone(folder: str) -> str:
     """A process without others is not wrapped."""
     from accelerate.state import AcceleratorState, PartialState
 
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.transformers import compress_trainer
 
     AcceleratorState._reset_state()
     PartialState._reset_state()

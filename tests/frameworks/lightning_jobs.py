@@ -74,7 +74,7 @@ def trainer_of(callbacks: list[Any], steps: int = STEPS, **options: Any) -> Any:
 
 
 def ours_of(**options: Any) -> Any:
-    from gradwire.integrations.lightning import GradwireCallback
+    from gradwire.frontends.adapters.lightning import GradwireCallback
 
     return GradwireCallback("topk", ratio=0.02, min_numel=128, **options)
 
@@ -83,7 +83,7 @@ def watcher_of(ours: Any) -> Any:
     """Keeps what waits when training begins, and a row of figures for every step."""
     from lightning.pytorch import Callback
 
-    from gradwire.integrations.tensorboard import TensorBoardWriter
+    from gradwire.frontends.adapters.tensorboard import TensorBoardWriter
 
     class Watcher(Callback):
         def __init__(self) -> None:
@@ -237,7 +237,7 @@ def refused() -> dict[str, str]:
     from lightning.pytorch.strategies import DDPStrategy
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-    from gradwire.integrations.lightning import GradwireCallback
+    from gradwire.frontends.adapters.lightning import GradwireCallback
 
     own = DDPStrategy(ddp_comm_hook=fp16_compress_hook)
     return answers(

@@ -49,7 +49,7 @@ def waits(state: Any) -> Tensor:
 def accelerate(folder: str, on_resize: str = "") -> dict[str, Any]:
     from accelerate import Accelerator
 
-    from gradwire.integrations.accelerate import compress
+    from gradwire.frontends.adapters.accelerate import compress
 
     accelerator, module = Accelerator(cpu=True), model_of()
     model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
@@ -75,7 +75,7 @@ def accelerate(folder: str, on_resize: str = "") -> dict[str, Any]:
 def trainer(folder: str, on_resize: str = "") -> dict[str, Any]:
     from transformers import TrainerCallback
 
-    from gradwire.integrations.transformers import compress_trainer
+    from gradwire.frontends.adapters.transformers import compress_trainer
 
     class Watcher(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:

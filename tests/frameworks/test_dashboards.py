@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import compressor
-from gradwire.integrations._figures import COUNTED
-from gradwire.integrations.ddp import compress_ddp
+from gradwire.frontends.adapters._figures import COUNTED
+from gradwire.frontends.ddp import compress_ddp
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, model_of
 
@@ -54,8 +54,8 @@ def _writers(state: Any, folder: str) -> Any:
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 
-    from gradwire.integrations.tensorboard import TensorBoardWriter
-    from gradwire.integrations.wandb import WandbWriter
+    from gradwire.frontends.adapters.tensorboard import TensorBoardWriter
+    from gradwire.frontends.adapters.wandb import WandbWriter
 
     quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True)
     run, board = wandb.init(mode="offline", dir=folder, settings=quiet), SummaryWriter(folder)
@@ -142,7 +142,7 @@ class Nowhere:
 
 
 def test_a_state_that_exchanges_nothing_is_said_and_every_is_checked(caplog: pytest.LogCaptureFixture) -> None:
-    from gradwire.integrations.tensorboard import TensorBoardWriter
+    from gradwire.frontends.adapters.tensorboard import TensorBoardWriter
 
     idle = Exchange(compressor("twobit"))
     TensorBoardWriter(idle, Nowhere(), every=1).step()

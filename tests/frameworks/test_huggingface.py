@@ -96,7 +96,7 @@ def test_a_trainer_without_other_processes_is_an_error(told: list[dict[str, Any]
 
 
 def test_the_callback_is_found_by_its_former_name() -> None:
-    module = importlib.import_module("gradwire.integrations.transformers")
+    module = importlib.import_module("gradwire.frontends.adapters.transformers")
     with pytest.warns(DeprecationWarning, match=r"GradwireCallback is .*\.GradwireTrainerCallback now"):
         assert module.GradwireCallback is module.GradwireTrainerCallback
     with pytest.raises(AttributeError, match="no attribute 'Callback'"):

@@ -110,7 +110,8 @@ def test_what_cannot_work_is_an_error(case: str, told: list[dict[str, Any]]) -> 
 
 
 def test_the_example_of_the_docstring_runs() -> None:
-    code = "import doctest, sys, gradwire.integrations.tensorflow as module; sys.exit(doctest.testmod(module).failed)"
+    module = "gradwire.frontends.adapters.tensorflow"
+    code = f"import doctest, sys, {module} as module; sys.exit(doctest.testmod(module).failed)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

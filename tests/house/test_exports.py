@@ -46,7 +46,7 @@ def test_what_is_offered_is_there_and_documented(module: str) -> None:
 
 def is_kernel(module: str, name: str) -> bool:
     """A GPU kernel is documented by the operation of its name."""
-    operations = module.replace(".triton", "") if ".ops.triton." in module else ""
+    operations = module.replace(".triton", "") if ".kernels.triton." in module else ""
     return operations in modules() and name in (exported(operations) or [])
 
 

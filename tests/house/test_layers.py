@@ -13,7 +13,7 @@ from tests.house.source import executed, imported, modules, tree
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_once", "_system"),
     ("vocabulary", "registry", "metrics", "modes", "worker", "meeting"),
-    ("wire", "ops"),
+    ("wire", "kernels"),
     ("helpers",),
     ("compressors",),
     ("compressors.casts", "compressors.levels", "compressors.lowrank", "compressors.sparse"),
@@ -38,7 +38,8 @@ LAYERS = (
     ("exchange.exchange", "schedules"),
     ("exchange.settings",),
     ("auto",),
-    ("integrations",),
+    ("frontends",),
+    ("frontends.adapters",),
     ("contrib.fsdp1",),
     ("jax", "tensorflow"),
     ("optim", "kvstore._packages", "kvstore.system"),
@@ -90,7 +91,8 @@ VARIANTS = (
     "gradwire.comm",
     "gradwire.contrib.memory",
     "gradwire.contrib.comm",
-    "gradwire.integrations",
+    "gradwire.frontends",
+    "gradwire.frontends.adapters",
     "gradwire.optim",
     "gradwire.cli.commands",
     "gradwire_lab.bench.peers",
@@ -225,7 +227,18 @@ def test_nothing_outside_the_second_tier_imports_it() -> None:
 
 METHODS = {module for kind in ("compressors", "memory", "comm") for module in registry.places(kind).values()}
 CONTRACT = (
-    *("_once", "errors", "vocabulary", "modes", "registry", "helpers", "ops", "group", "compressors", "memory.base"),
+    *(
+        "_once",
+        "errors",
+        "vocabulary",
+        "modes",
+        "registry",
+        "helpers",
+        "kernels",
+        "group",
+        "compressors",
+        "memory.base",
+    ),
     "comm.base",
     "contrib",
 )
@@ -309,5 +322,5 @@ def test_what_is_reached_through_others_is_found() -> None:
     """A worker's connection is known to need a socket, and a process group is known to need torch's."""
     assert PROTOCOL
     assert "zmq" in connections(tree("gradwire.kvstore.worker.connection"))
-    through = reached("gradwire.integrations.ddp")
+    through = reached("gradwire.frontends.ddp")
     assert any("torch.distributed" in connections(tree(other)) for other in through if ".group." in other)

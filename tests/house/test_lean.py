@@ -36,19 +36,19 @@ HEAVY = (
 
 FRAMEWORKS = {
     "jax": ("gradwire.jax", "jax"),
-    "lightning": ("gradwire.integrations.lightning", "lightning"),
+    "lightning": ("gradwire.frontends.adapters.lightning", "lightning"),
     "tensorflow": ("gradwire.tensorflow", "tensorflow"),
-    "torchft": ("gradwire.integrations._torchft", "torchft"),
-    "transformers": ("gradwire.integrations.transformers", "huggingface"),
+    "torchft": ("gradwire.frontends._torchft", "torchft"),
+    "transformers": ("gradwire.frontends.adapters.transformers", "huggingface"),
     "msgpack": ("gradwire.kvstore", "kvstore"),
-    "wandb": ("gradwire.integrations.wandb", "wandb"),
+    "wandb": ("gradwire.frontends.adapters.wandb", "wandb"),
 }
 """Package -> the module that is nothing without it, and the extra that brings it."""
 
 
 WITHOUT = f"""
 import importlib, os, sys
-import gradwire.integrations.ddp
+import gradwire.frontends.ddp
 for package, (module, _) in {FRAMEWORKS!r}.items():
     child = os.fork()
     if not child:
@@ -82,7 +82,7 @@ def added() -> list[list[str]]:
 
 def test_importing_gradwire_loads_nothing_heavy_on_top_of_torch() -> None:
     _, added_by_us, _ = added()
-    assert "gradwire.integrations.ddp" in added_by_us
+    assert "gradwire.frontends.ddp" in added_by_us
     assert not [name for name in added_by_us if name in HEAVY or name.startswith(tuple(f"{each}." for each in HEAVY))]
 
 

@@ -46,7 +46,7 @@ TO_WRITE = (f"NotImplementedError: write the reference of {NAME}_", f"run: pytho
 TOUCHED = (
     "src/gradwire/compressors",
     "src/gradwire/contrib/compressors",
-    "src/gradwire/ops",
+    "src/gradwire/kernels",
     "tests/compressors",
     "docs",
     "CHANGELOG.md",

@@ -11,8 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
 from tests.integrations.jobs import batch, digest, model_of
 
 BAD = 3

@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.fsdp import compress_fsdp
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.group import failures
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import DiLoCo, OneBitAdam
 from tests.heard import heard
 from tests.integrations.jobs import batch, model_of, note, wait_for

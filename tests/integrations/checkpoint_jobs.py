@@ -17,8 +17,8 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.exchange.plan import carries
 from gradwire.exchange.policy import Policy
-from gradwire.integrations.ddp import GradwireState, compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import GradwireState, compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
 from tests.integrations.jobs import answers, batch, digest, model_of
 
 PARAMS = [("w", (48, 40)), ("b", (40,)), ("v", (40, 24))]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from tests.integrations.fsdp_rank_grid_jobs import backward, build, place, train
 from tests.integrations.fsdp_weights_jobs import gathered, loss_of, masters
 from tests.integrations.jobs import answers

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp, divided_later, managed, parameter_groups
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp, divided_later, managed, parameter_groups
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.fsdp_jobs import gradients, plain, sharded
 from tests.integrations.jobs import batch

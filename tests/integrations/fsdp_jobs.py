@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 import gradwire
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.fsdp1 import compress_fsdp1
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory

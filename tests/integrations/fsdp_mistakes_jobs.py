@@ -17,9 +17,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.contrib.fsdp1 import compress_fsdp1
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.fsdp import compress_fsdp
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam
 from tests.integrations.fsdp_jobs import sharded
 from tests.integrations.jobs import answers, batch, model_of

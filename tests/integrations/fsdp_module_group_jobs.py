@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from tests.integrations.fsdp_jobs import gradients
 
 WORDS, WIDTH, CHUNKS, STEPS = 20, 16, 4, 3

@@ -10,10 +10,10 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-import gradwire.integrations.sharded
+import gradwire.frontends.sharded
 from gradwire.auto.pilot import AutoPilot
+from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.group import hosts
-from gradwire.integrations.fsdp import compress_fsdp
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
 from tests.integrations.jobs import answers, batch, model_of
 
@@ -260,7 +260,7 @@ def late_hosts(rank: int) -> list[Tensor]:
         under_way.append(len(state.background._under_way))
         return asked(*given)
 
-    gradwire.integrations.sharded.hosts_of = hosts_of  # type: ignore[assignment]
+    gradwire.frontends.sharded.hosts_of = hosts_of  # type: ignore[assignment]
     weights = after_steps(model, rank, 3)
     state.close()
     return [torch.tensor(under_way), *weights]
@@ -272,7 +272,7 @@ def apart(rank: int) -> dict[str, Any]:
     """
     cases = ("auto, watching", "blockwise8", "some")
     alike = {case: trained(rank, case, awaited=True)[0] for case in cases}
-    gradwire.integrations.sharded.backend_of = lambda group, _: group.group_name  # type: ignore[assignment,union-attr]
+    gradwire.frontends.sharded.backend_of = lambda group, _: group.group_name  # type: ignore[assignment,union-attr]
     before, known = AutoPilot.before, list[bool]()
 
     def noted(*given: Any, **named: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from gradwire.comm.allgather import AllGather
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from tests.integrations.fsdp_jobs import gradients, plain, sharded
 from tests.integrations.jobs import batch
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradwire
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from tests.cases import covering
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.fsdp_factor_jobs import divide

@@ -23,8 +23,8 @@ from torch.distributed.tensor import Shard
 
 import gradwire
 from gradwire.contrib.fsdp1 import compress_fsdp1
-from gradwire.integrations._wrapped import exchanged
-from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.frontends.adapters._wrapped import exchanged
+from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from tests.heard import heard
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
 from tests.integrations.jobs import answers, asked_inside, batch, model_of

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError
-from gradwire.integrations.ddp import compress_ddp
+from gradwire.frontends.ddp import compress_ddp
 from tests.integrations.fsdp_jobs import compare
 from tests.integrations.jobs import batch, digest, loss_of, model_of, train_ddp, train_loop
 

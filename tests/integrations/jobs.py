@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
 
 STREAMS = torch.version.cuda is None or torch.cuda.is_available()
 """False in a build for CUDA on a machine without a driver: there torch can make no stream."""

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.fsdp import compress_fsdp
+from gradwire.frontends.optimizer import compress_optimizer
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.fsdp_jobs import sharded, whole
 from tests.integrations.jobs import batch, digest, model_of

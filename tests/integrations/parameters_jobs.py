@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.frontends.ddp import GradwireState, compress_ddp
 from tests.integrations.amp_jobs import kept
 from tests.integrations.checkpoint_jobs import through_a_file, train
 from tests.integrations.jobs import answers, batch, digest, model_of

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.frontends.ddp import GradwireState, compress_ddp
 from tests.integrations.amp_jobs import kept, same
 from tests.integrations.checkpoint_jobs import through_a_file, train
 from tests.integrations.jobs import answers, batch, digest, model_of

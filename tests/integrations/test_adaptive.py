@@ -18,8 +18,8 @@ import gradwire
 from gradwire import registry
 from gradwire.adaptive import is_adaptive, trouble_of
 from gradwire.errors import ConfigError
-from gradwire.integrations import optimizer_watch
-from gradwire.integrations._arrays import ArrayState, Spec
+from gradwire.frontends import optimizer_watch
+from gradwire.frontends.adapters._arrays import ArrayState, Spec
 from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
 from tests.once import once

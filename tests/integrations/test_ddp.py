@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import registry
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.testing.processes import RankFailedError, run_ranks
 from tests.integrations.jobs import batch, digest, loss_of, model_of, note, train_ddp, train_each, wait_for
 from tests.once import once

@@ -22,8 +22,8 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
-from gradwire.integrations.ddp import GradwireState, compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import GradwireState, compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
 from tests.compressors.methods import OwnMemory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradwire.errors import ConfigError
-from gradwire.integrations.fsdp import parameter_groups
+from gradwire.frontends.fsdp import parameter_groups
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_mistakes_jobs import closed, fsdp1, fsdp2, smaller
 from tests.once import once

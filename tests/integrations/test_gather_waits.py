@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from gradwire.integrations._background import Background
-from gradwire.integrations._gather_waits import GatherWaits
+from gradwire.frontends._background import Background
+from gradwire.frontends._gather_waits import GatherWaits
 
 
 @pytest.mark.parametrize("earlier", ["nothing", "a library's"])

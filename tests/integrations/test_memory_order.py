@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
-from gradwire.integrations.setup import in_memory
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
+from gradwire.frontends.setup import in_memory
 from gradwire.testing.processes import run_ranks
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import answers, batch, digest, model_of
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gradwire.errors import ConfigError, GroupError
-from gradwire.integrations._buckets import split
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends._buckets import split
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.testing.processes import run_ranks
 from tests.heard import heard
 from tests.integrations.jobs import batch, digest, loss_of, model_of, train_loop

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import rounds
 from gradwire.contrib.fsdp1 import compress_fsdp1
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.frontends.fsdp import compress_fsdp
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import STREAMS, answers, batch, digest, model_of

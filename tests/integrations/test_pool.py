@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, GroupError
-from gradwire.integrations import setup
-from gradwire.integrations.ddp import GradwireState, compress_ddp
-from gradwire.integrations.optimizer import compress_optimizer
-from gradwire.integrations.process_group import wrap_group
+from gradwire.frontends import setup
+from gradwire.frontends.ddp import GradwireState, compress_ddp
+from gradwire.frontends.optimizer import compress_optimizer
+from gradwire.frontends.process_group import wrap_group
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, digest, model_of
 

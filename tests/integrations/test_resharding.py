@@ -5,7 +5,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import merge_states, state_of
-from gradwire.integrations.resharding import Sharded, of_shard, recut, repadded
+from gradwire.frontends.resharding import Sharded, of_shard, recut, repadded
 
 
 def of_two_shards(numel=10):

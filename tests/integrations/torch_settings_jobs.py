@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from gradwire.contrib.fsdp1 import compress_fsdp1
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.fsdp import compress_fsdp
+from gradwire.frontends.optimizer import compress_optimizer
 from tests.integrations.jobs import STREAMS, answers
 
 SIZE = 24

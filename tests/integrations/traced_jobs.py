@@ -12,7 +12,7 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
 from tests.integrations.amp_jobs import kept
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.jobs import answers, batch, digest, model_of

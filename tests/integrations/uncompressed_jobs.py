@@ -13,9 +13,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.contrib.fsdp1 import compress_fsdp1
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
-from gradwire.integrations.fsdp import compress_fsdp
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.frontends.fsdp import compress_fsdp
+from gradwire.frontends.optimizer import compress_optimizer
 from tests.heard import heard
 
 WIDTH = 48

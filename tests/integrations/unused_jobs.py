@@ -16,8 +16,8 @@ from gradwire.auto.pilot import LONGEST, AutoPilot
 from gradwire.comm.allgather import AllGather
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam, ZeroOneAdam
 from tests.integrations.jobs import digest
 

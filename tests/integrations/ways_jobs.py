@@ -17,8 +17,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.frontends.optimizer import compress_optimizer
 from tests.heard import heard
 from tests.integrations.amp_jobs import kept, same
 from tests.integrations.jobs import answers, asked_inside, batch, digest, model_of

@@ -13,7 +13,7 @@ from gradwire.compressors.sparse.dgc import DGC
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy
-from gradwire.integrations._unused import exchange_used
+from gradwire.frontends._unused import exchange_used
 from gradwire.memory.dgc import DGCMemory
 from tests.comm.jobs import gradient
 

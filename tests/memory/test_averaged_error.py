@@ -11,8 +11,8 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.errors import ConfigError
+from gradwire.kernels.stored import StoredForm, read, write
 from gradwire.memory.averaged_error import AveragedError
-from gradwire.ops.stored import StoredForm, read, write
 from gradwire.vocabulary import Key
 from tests.cases import together
 

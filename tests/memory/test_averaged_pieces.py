@@ -10,8 +10,8 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.levels.loco import LoCo
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.kernels.base import OPERATIONS
 from gradwire.memory.averaged_error import AveragedError
-from gradwire.ops.base import OPERATIONS
 from gradwire.vocabulary import Key
 
 SIZES = [1000, 37, 256, 4096, 5]

@@ -10,8 +10,8 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.errors import ConfigError
+from gradwire.kernels.stored import form_of, read, write
 from gradwire.memory.residual import Residual
-from gradwire.ops.stored import form_of, read, write
 from gradwire.vocabulary import Key
 from tests.cases import together
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.ops.base import Op
-from gradwire.ops.native import kernels
+from gradwire.kernels.base import Op
+from gradwire.kernels.native import kernels
 from tests.cases import pairwise
 
 SIZES = (0, 1, 2, 7, 15, 16, 17, 31, 33, 1000, 100003)

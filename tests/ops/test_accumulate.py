@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.ops import accumulate
+from gradwire.kernels import accumulate
 from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 

@@ -8,9 +8,9 @@ import torch
 from gradwire.compressors.ternary.ops import dithered_encode, dithered_encode_feedback
 from gradwire.contrib.compressors.sparse.ops import capacity, threshold_encode
 from gradwire.contrib.compressors.sparse.ops import threshold_encode_feedback as encode_feedback
-from gradwire.ops import auto_threshold
-from gradwire.ops.codes import code_bytes, unpack
-from gradwire.ops.dither import SAMPLE, dither, sampled_places
+from gradwire.kernels import auto_threshold
+from gradwire.kernels.codes import code_bytes, unpack
+from gradwire.kernels.dither import SAMPLE, dither, sampled_places
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, sweep
 

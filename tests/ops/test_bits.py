@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwire import helpers
-from gradwire.ops.bits import pack, pack_bits, unpack, unpack_bits
-from gradwire.ops.levels import pack_levels, unpack_levels
+from gradwire.kernels.bits import pack, pack_bits, unpack, unpack_bits
+from gradwire.kernels.levels import pack_levels, unpack_levels
 from tests.house.source import ROOT
 
 WIDTHS = pytest.mark.parametrize("bits", range(1, 9))
@@ -69,4 +69,4 @@ def test_no_other_module_packs():
         for file in sources
         if file.name != "triton.py" and JOINING.search(file.read_text(encoding="utf-8"))
     }
-    assert found <= PACKERS, "use gradwire.ops.bits"
+    assert found <= PACKERS, "use gradwire.kernels.bits"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire._once import once
 from gradwire.errors import ConfigError
-from gradwire.ops._declared import Declaration
-from gradwire.ops.arguments import Flat, Flats, Floats, Names, Rows, Status, Where, Written
+from gradwire.kernels._declared import Declaration
+from gradwire.kernels.arguments import Flat, Flats, Floats, Names, Rows, Status, Where, Written
 from gradwire.testing.operations import example, operations
 
 OPS = operations()

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compressors.casts.ops import cast_encode
 from gradwire.errors import ConfigError
-from gradwire.ops import accumulate
-from gradwire.ops.native import kernels
+from gradwire.kernels import accumulate
+from gradwire.kernels.native import kernels
 
 DIRECT = kernels is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 

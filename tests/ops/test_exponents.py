@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.contrib.compressors.sparse.ops import exponent_add_decoded, exponent_encode, mark_beyond
-from gradwire.ops.segments import segments
+from gradwire.kernels.segments import segments
 from tests.cases import pairwise, together
 from tests.ops.harness import SIZES, TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes
 

@@ -12,7 +12,7 @@ from gradwire.contrib.compressors.sparse.ops import (
     take_drawn,
     take_marked,
 )
-from gradwire.ops.segments import segments
+from gradwire.kernels.segments import segments
 from tests.cases import pairwise
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, sweep, torch_threads
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gradwire
-from gradwire.ops.native import kernels
+from gradwire.kernels.native import kernels
 from tests.ops.interpreters import interpret
 
 CALLS = """
@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 import gradwire
 from gradwire import kvstore
-from gradwire.ops import native
+from gradwire.kernels import native
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.ops import accumulate_momentum, add_scaled, mask_momentum
+from gradwire.kernels import accumulate_momentum, add_scaled, mask_momentum
 from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 STATUS = {"status": torch.tensor([2], dtype=torch.int32)}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gradwire.compressors.ternary.ops import twobit_encode
-from gradwire.ops import kernel_info
-from gradwire.ops.native import kernels
+from gradwire.kernels import kernel_info
+from gradwire.kernels.native import kernels
 from tests.cases import together
 from tests.once import once
 from tests.ops.harness import TARGETS, dispatched, torch_threads
@@ -19,7 +19,7 @@ needs_kernels = pytest.mark.skipif(kernels is None, reason="the C++ extension is
 ENCODE = """
 import torch
 from gradwire.compressors.ternary.ops import twobit_encode
-from gradwire.ops import kernel_info
+from gradwire.kernels import kernel_info
 codes = torch.empty(4, dtype=torch.uint8)
 twobit_encode(torch.tensor([0.5, -0.5, 0.49, 1.3]), codes, 0.5)
 info = kernel_info()
@@ -28,15 +28,15 @@ print(bytes(codes.tolist()).hex(), info["loaded"], info["target"], info["reason"
 
 
 LIBRARIES = "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line}))"
-MODULES = "print([m for m in ('triton', 'gradwire.ops.triton') if m in sys.modules])"
+MODULES = "print([m for m in ('triton', 'gradwire.kernels.triton') if m in sys.modules])"
 CASES = {
     "scalar": (ENCODE, {"GRADWIRE_SIMD": "scalar"}),
-    "one OpenMP": (f"import gradwire.ops\n{LIBRARIES}", {}),
+    "one OpenMP": (f"import gradwire.kernels\n{LIBRARIES}", {}),
     "avx9": (ENCODE, {"GRADWIRE_SIMD": "avx9"}),
     "reference": (ENCODE, {"GRADWIRE_KERNELS": "reference"}),
     "fast": (ENCODE, {"GRADWIRE_KERNELS": "fast"}),
     "none": ("import sys; sys.modules['gradwire._kernels'] = None" + ENCODE, {}),
-    "lean": (f"import gradwire.ops, sys; {MODULES}", {}),
+    "lean": (f"import gradwire.kernels, sys; {MODULES}", {}),
 }
 
 

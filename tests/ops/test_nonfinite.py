@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import nonfinite
+from gradwire.kernels import nonfinite
 from tests.cases import pairwise
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, sweep
 

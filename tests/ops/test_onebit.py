@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.compressors.signs.ops import onebit_add_decoded, onebit_encode, onebit_encode_feedback
-from gradwire.ops.codes import code_bytes
+from gradwire.kernels.codes import code_bytes
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.ops import philox
+from gradwire.kernels import philox
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, sweep
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.casts.ops import cast_add_decoded
 from gradwire.errors import ConfigError
-from gradwire.ops import Each, Pieces, Places
-from gradwire.ops.base import MOST_TABLES, Op
-from gradwire.ops.pieces import MOST_DERIVED
+from gradwire.kernels import Each, Pieces, Places
+from gradwire.kernels.base import MOST_TABLES, Op
+from gradwire.kernels.pieces import MOST_DERIVED
 from gradwire.testing.operations import example, operations
 from gradwire.testing.sync import synchronisations
 
@@ -105,12 +105,12 @@ def test_most_operations_take_many() -> None:
 
 def test_a_number_may_be_each_pieces_own() -> None:
     out, keys = Pieces(torch.zeros(24, dtype=torch.int32), Places(24, [0, 8], [8, 16])), Each((5, -7))
-    ops.philox(out, keys, 3)
+    kernels.philox(out, keys, 3)
     for piece, key in zip(pieces_of(out), keys, strict=True):
         alone = torch.empty_like(piece)
-        ops.philox(alone, key, 3)
+        kernels.philox(alone, key, 3)
         assert torch.equal(alone, piece)
-    ops.fill_where(floats := Pieces(torch.zeros(3), Places(3, [0, 1], [1, 2])), Each((1.5, -2.0)))
+    kernels.fill_where(floats := Pieces(torch.zeros(3), Places(3, [0, 1], [1, 2])), Each((1.5, -2.0)))
     assert floats.base.tolist() == [1.5, -2.0, -2.0]
 
 
@@ -123,7 +123,7 @@ def test_large_pieces_are_shared_out_and_small_ones_handed_out() -> None:
     places, before = Places(sum(sizes), lows, sizes), torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        ops.accumulate(Pieces(grad, places), Pieces(residual, places), torch.zeros(1, dtype=torch.int32))
+        kernels.accumulate(Pieces(grad, places), Pieces(residual, places), torch.zeros(1, dtype=torch.int32))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(residual, expected)
@@ -132,7 +132,7 @@ def test_large_pieces_are_shared_out_and_small_ones_handed_out() -> None:
 def test_a_wrong_piece_is_refused_by_its_name() -> None:
     short, long = Pieces(torch.zeros(6), Places(6, [0, 3], [3, 3])), Pieces(torch.zeros(8), Places(8, [0, 4], [4, 4]))
     with pytest.raises(ConfigError, match=r"swap\.b must be a flat contiguous torch.float32 tensor of 3 elements"):
-        ops.swap(short, long)
+        kernels.swap(short, long)
     with pytest.raises(ConfigError, match=r"Places\.offsets"):
         Places(4, [2], [3])
     with pytest.raises(ConfigError, match=r"Places\.shapes must be shapes of tensors of \[6\] elements"):
@@ -140,16 +140,16 @@ def test_a_wrong_piece_is_refused_by_its_name() -> None:
     with pytest.raises(ConfigError, match=r"Pieces\.base"):
         Pieces(torch.zeros(5), Places(4, [0], [4]))
     with pytest.raises(ConfigError, match=r"beta must be in \[0, 1\)"):
-        ops.momentum_update(short, Pieces(torch.zeros(6), short.places), 1.5)
+        kernels.momentum_update(short, Pieces(torch.zeros(6), short.places), 1.5)
 
 
 def test_tables_are_kept_for_the_places_and_are_not_many() -> None:
     places = Places(8, [0, 4], [4, 4])
     for step in range(3 * MOST_TABLES):
-        ops.fill_where(Pieces(torch.zeros(8), places), float(step))
+        kernels.fill_where(Pieces(torch.zeros(8), places), float(step))
     assert len(places.tables) == 1
     for _ in range(3 * MOST_TABLES):
-        ops.accumulate(Pieces(torch.zeros(8), places), Pieces(torch.zeros(8), Places(8, [0, 4], [4, 4])))
+        kernels.accumulate(Pieces(torch.zeros(8), places), Pieces(torch.zeros(8), Places(8, [0, 4], [4, 4])))
     assert len(places.tables) <= MOST_TABLES + 1
 
 
@@ -167,7 +167,7 @@ def test_views_of_several_tensors_are_no_pieces() -> None:
 
 def test_meta_tensors_count_as_what_a_gpu_would_be_asked() -> None:
     pieces = Pieces(torch.zeros(8, device="meta"), Places(8, [0, 4], [4, 4]))
-    ops.fill_where(pieces, 1.0, torch.zeros(1, dtype=torch.bool, device="meta"))
+    kernels.fill_where(pieces, 1.0, torch.zeros(1, dtype=torch.bool, device="meta"))
 
 
 def test_a_table_is_for_as_many_ranks_as_it_was_made_for():
@@ -183,23 +183,23 @@ def test_another_number_of_pieces_than_the_first_has_is_refused(sizes):
     x = Pieces(torch.zeros(8), Places(8, [0, 4], [2, 2]))
     others = Places(8, [0, 4, 6][: len(sizes)], sizes)
     with pytest.raises(ConfigError, match=r"copy_where\.target must be of 2 pieces"):
-        ops.copy_where(x, Pieces(torch.ones(8), others), None)
+        kernels.copy_where(x, Pieces(torch.ones(8), others), None)
     with pytest.raises(ConfigError, match=r"fill_where\.value must be of 2 pieces"):
-        ops.fill_where(x, Each([1.0] * len(sizes)))
+        kernels.fill_where(x, Each([1.0] * len(sizes)))
 
 
 def test_whole_numbers_serve_where_each_piece_has_a_float_of_its_own():
     x = Pieces(torch.zeros(4), Places(4, [0, 2], [1, 2]))
-    ops.fill_where(x, Each([3, -1]))
+    kernels.fill_where(x, Each([3, -1]))
     assert x.base.tolist() == [3.0, 0.0, -1.0, -1.0]
 
 
 def test_what_the_dispatcher_leaves_out_is_as_by_default() -> None:
     """A function of Python behind the dispatcher, as a GPU's kernels are, is not given what equals a default."""
     grad, residual = (Pieces(torch.arange(8.0), Places(8, [0, 5], [4, 3])) for _ in range(2))
-    synchronisations(lambda: ops.accumulate(grad, residual))
+    synchronisations(lambda: kernels.accumulate(grad, residual))
     assert residual.base.tolist() == [0.0, 2.0, 4.0, 6.0, 4.0, 10.0, 12.0, 14.0]
-    synchronisations(lambda: ops.fill_where(residual, 0.5))
+    synchronisations(lambda: kernels.fill_where(residual, 0.5))
     assert residual.base.tolist() == [0.5, 0.5, 0.5, 0.5, 4.0, 0.5, 0.5, 0.5]
 
 

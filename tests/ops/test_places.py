@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gradwire.ops import bitmap_decode, bitmap_encode, rice_decode, rice_encode
-from gradwire.ops.rice import rice_bytes
-from gradwire.ops.segments import segments, write_places
+from gradwire.kernels import bitmap_decode, bitmap_encode, rice_decode, rice_encode
+from gradwire.kernels.rice import rice_bytes
+from gradwire.kernels.segments import segments, write_places
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, random_bytes
 

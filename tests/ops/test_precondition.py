@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.ops import precondition, precondition_update
+from gradwire.kernels import precondition, precondition_update
 from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 

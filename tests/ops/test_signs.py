@@ -6,7 +6,7 @@ import torch
 from gradwire.compressors.signs.ops import sign_add_decoded, sign_bytes, sign_encode, sign_encode_feedback, sign_vote
 from gradwire.contrib.compressors.signs.ops import signum_encode
 from gradwire.errors import ConfigError
-from gradwire.ops import momentum_update
+from gradwire.kernels import momentum_update
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 

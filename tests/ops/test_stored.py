@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gradwire.ops.stored import (
+from gradwire.kernels.stored import (
     LEAST,
     StoredForm,
     accumulate_into,

@@ -1,6 +1,6 @@
 import torch
 
-from gradwire.ops import swap
+from gradwire.kernels import swap
 from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 

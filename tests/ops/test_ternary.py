@@ -10,7 +10,7 @@ from gradwire.compressors.ternary.ops import (
     twobit_encode,
     twobit_encode_feedback,
 )
-from gradwire.ops.codes import code_bytes
+from gradwire.kernels.codes import code_bytes
 from tests.cases import pairwise, together
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, random_bytes, sweep
 

@@ -19,7 +19,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.ops import threshold_encode
 from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.contrib.compressors.ternary.strom import Strom
-from gradwire.ops.native import kernels
+from gradwire.kernels.native import kernels
 from gradwire_lab.bench.steps import STEPS
 from tests.ops.harness import torch_threads
 
@@ -94,7 +94,7 @@ def test_a_thread_that_does_not_come_is_not_waited_for(code, number):
 LATE = """
 import torch
 from gradwire.compressors.ternary.ops import twobit_encode
-from gradwire.ops.native import kernels
+from gradwire.kernels.native import kernels
 
 torch.set_num_threads(3)
 kernels.set_retreat(False)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.compressors.ternary.ops import twobit_add_decoded, twobit_encode, twobit_encode_feedback
-from gradwire.ops.codes import code_bytes
+from gradwire.kernels.codes import code_bytes
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 

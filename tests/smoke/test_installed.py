@@ -12,7 +12,7 @@ import torch
 
 import gradwire
 from gradwire import registry
-from gradwire.ops import kernel_info
+from gradwire.kernels import kernel_info
 from gradwire.vocabulary import Key
 
 SCRIPT = """

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.ops.native import kernels
+from gradwire.kernels.native import kernels
 from gradwire_lab.bench import codec
 from gradwire_lab.bench.busy import Addition, SlowDown, slow_down
 from gradwire_lab.bench.neighbours import Neighbours

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.compressors.casts.ops import cast_add_decoded
 from gradwire.compressors.ternary.ops import twobit_encode
 from gradwire.contrib.compressors.sketches.ops import sketch_estimate
-from gradwire.ops import Pieces, Places
+from gradwire.kernels import Pieces, Places
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
 
 N = 1000

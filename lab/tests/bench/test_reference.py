@@ -3,8 +3,8 @@ import torch
 
 from gradwire.compressors.ternary import ops
 from gradwire.errors import ConfigError
-from gradwire.ops import nonfinite
-from gradwire.ops.native import kernels
+from gradwire.kernels import nonfinite
+from gradwire.kernels.native import kernels
 from gradwire_lab.bench.reference import Reference
 
 

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.fsdp import compress_fsdp
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.fsdp import compress_fsdp
 from gradwire_lab.netlab.names import INTERFACE
 from gradwire_lab.netlab.system import own_counters
 

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
@@ -90,7 +90,7 @@ class SummedSession(Session):
         if self.sums.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return nonfinite(self.sums) | dense()
         self.status.zero_()
-        ops.nonfinite(self.sums, self.status)
+        kernels.nonfinite(self.sums, self.status)
         dense.flag(self.status)
         return self.status.any()
 
@@ -155,7 +155,7 @@ class RoundsSession(Session):
         for batch in batches:
             batch.remember()
             batch.memory.compensate_each([xs[i] for i in batch.numbers], [pieces[i].kept for i in batch.numbers])
-            ops.nonfinite(batch.of(flat).view(-1), self.status, batch.compressor.headroom)
+            kernels.nonfinite(batch.of(flat).view(-1), self.status, batch.compressor.headroom)
         keys = [key.of(piece.id) for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)
         pauses = compressor.pauses(xs, self.payloads, [piece.state for piece in pieces], keys)

@@ -24,8 +24,8 @@ from gradwire.errors import ConfigError
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Piece, Unit, pack_states
+from gradwire.kernels.stored import shaped
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import shaped
 from gradwire.vocabulary import Configuration, Key, State
 
 __all__ = ["Kept", "Session", "Site", "Strategy", "of_messages"]

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops, registry
+from gradwire import kernels, registry
 from gradwire.comm.base import Session, Site, Strategy, of_messages
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
@@ -31,8 +31,8 @@ from gradwire.group.hosts import Hosts, hosts_of
 from gradwire.group.part import Piece, Unit
 from gradwire.group.shards import cut
 from gradwire.group.subset import SubsetChannel
+from gradwire.kernels.stored import read, write
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import read, write
 from gradwire.vocabulary import Key
 
 __all__ = ["Hierarchical", "HostLanes", "grouped_by_way", "ranges_of"]
@@ -223,14 +223,14 @@ class HostLanes:
         """Return whether this rank's lane has a value that is not finite."""
         status = torch.zeros(1, dtype=torch.int32, device=flat.device)
         for lo, hi in self.own:
-            ops.nonfinite(flat[lo:hi], status)
+            kernels.nonfinite(flat[lo:hi], status)
         return status.any()
 
     def spoil(self, flat: Tensor, bad: Tensor, *, everywhere: bool = False) -> None:
         """Write NaN to this rank's lane, or to all lanes, if ``bad``, without waiting for the device."""
         for ranges in self.ranges if everywhere else [self.own]:
             for lo, hi in ranges:
-                ops.fill_where(flat[lo:hi], math.nan, bad.view(1))
+                kernels.fill_where(flat[lo:hi], math.nan, bad.view(1))
 
 
 def ranges_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:

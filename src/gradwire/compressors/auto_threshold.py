@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.errors import WireError, is_float32, require
 from gradwire.vocabulary import Field, Payload, State
 
@@ -71,10 +71,10 @@ def state_of(threshold: Threshold, device: torch.device | None) -> State:
 
 def choose(x: Tensor, threshold: Tensor, state: State, target: float, residual: Tensor | None = None) -> Tensor:
     """Write the threshold of x (+ residual), and return the level from which its elements fire."""
-    level = ops.Pieces.like(threshold)
+    level = kernels.Pieces.like(threshold)
     kept = None if residual is None else residual.view(-1)
     agreement = state["advice"], state["agreed"], state["turn"]
-    ops.auto_threshold(x.view(-1), threshold, level, *agreement, target, kept)
+    kernels.auto_threshold(x.view(-1), threshold, level, *agreement, target, kept)
     return level
 
 

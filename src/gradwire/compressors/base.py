@@ -39,9 +39,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops, registry
+from gradwire import kernels, registry
 from gradwire.errors import ConfigError, WireError
-from gradwire.ops.stored import accumulate_into, mix_into
+from gradwire.kernels.stored import accumulate_into, mix_into
 from gradwire.vocabulary import Configuration, Key, Layout, Payload, State, overrides
 
 __all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient", "reduce_fields"]
@@ -169,7 +169,7 @@ class Compressor(Configuration, ABC):
     message."""
 
     takes_pieces: ClassVar[bool] = False
-    """All that encodes, decodes and settles takes ``gradwire.ops.Pieces`` in place of tensors, as operations do: then
+    """All that encodes, decodes and settles takes ``gradwire.kernels.Pieces`` in place of tensors, as operations: then
     the pieces of a message are worked on in one call. They are flat; ``Pieces.shapes`` are the shapes of the tensors. A
     subclass that does any of these in its own way says it anew."""
 
@@ -306,12 +306,12 @@ class Compressor(Configuration, ABC):
                 was before, and bit 0 is set when any element of x or of the new residual is not finite (a code may
                 overflow where x did not). It is never cleared here.
         """
-        ops.accumulate(grad, residual, status)
+        kernels.accumulate(grad, residual, status)
         self.encode(residual, payload, state, key)
         self.add_decoded(payload, residual, -1.0)
         if status is not None and self.overflows:
             # x - D(p) is not finite where D(p) overflowed, too.
-            ops.nonfinite(residual.view(-1), status)
+            kernels.nonfinite(residual.view(-1), status)
 
     def encode_momentum(
         self,
@@ -331,7 +331,7 @@ class Compressor(Configuration, ABC):
             beta: weight of the old momentum, in [0, 1).
             status: int32, 1 element, or None, as in ``encode_feedback``; ``grad`` receives the old momentum.
         """
-        ops.momentum_update(grad, momentum, beta, status)
+        kernels.momentum_update(grad, momentum, beta, status)
         self.encode(momentum, payload, state, key)
 
     def encode_averaged(
@@ -352,7 +352,7 @@ class Compressor(Configuration, ABC):
 
         Args:
             grad: gradient of this rank; becomes the old error.
-            error: stored in any form that ``gradwire.ops.stored`` knows; overwritten.
+            error: stored in any form that ``gradwire.kernels.stored`` knows; overwritten.
             weight: weight of the errors in x.
             share: share of the errors that stays.
             status: int32 of one element; bit 0 is set as in ``encode_feedback``.
@@ -361,13 +361,13 @@ class Compressor(Configuration, ABC):
         accumulate_into(grad, error, weight)
         if scale != 1.0:
             grad.mul_(scale)
-        ops.nonfinite(grad.view(-1), status)
+        kernels.nonfinite(grad.view(-1), status)
         self.encode(grad, payload, state, key)
         self.add_decoded(payload, grad, -1.0)
         if scale != 1.0:
             grad.mul_(1.0 / scale)
         # x - D(p) is not finite where D(p) overflowed, too.
-        ops.nonfinite(grad.view(-1), status)
+        kernels.nonfinite(grad.view(-1), status)
         mix_into(error, share, grad)
 
     def settle(self, mean: Tensor) -> None:
@@ -387,7 +387,7 @@ class Compressor(Configuration, ABC):
         """Compute ``out = scale * sum_w D(payloads[w])``, whatever ``out`` was; this is faster if
         it need not be read.
         """
-        ops.fill_where(out, 0.0)
+        kernels.fill_where(out, 0.0)
         self.add_decoded_many(payloads, out, scale)
 
     def same_method(self, other: Compressor) -> bool:

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
@@ -95,7 +95,7 @@ class Sparsifier(Compressor):
         Returns:
             The places in the form that ``give_back`` takes, which need not be the one in which they travel.
         """
-        ops.accumulate(grad, residual, status)
+        kernels.accumulate(grad, residual, status)
         self.select(residual, values, places, key)
         self.scatter(values.unsqueeze(0), rows_of(places), residual, -1.0)
         return places
@@ -106,7 +106,7 @@ class Sparsifier(Compressor):
         """
         self.scatter(lost.unsqueeze(0), rows_of(places), residual, 1.0)
         if status is not None:
-            ops.nonfinite(lost, status)
+            kernels.nonfinite(lost, status)
 
     def layout(self, shape: Sequence[int]) -> Layout:
         fields = self._fields(math.prod(shape))
@@ -160,7 +160,7 @@ class Sparsifier(Compressor):
     def _apart(self, payload: Payload, n: int) -> tuple[Tensor, Payload]:
         """Split a payload into values and indices."""
         # The order is that of the items' sizes, and the same for all pieces.
-        first = ops.Each.first(n)
+        first = kernels.Each.first(n)
         if first not in self._orders:
             self._orders[first] = arranged(self._fields(first))
         values, *places = ordered(payload, self._orders[first])

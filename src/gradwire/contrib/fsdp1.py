@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
-from gradwire.integrations.ownership import Caller, is_sharded
-from gradwire.integrations.resharding import Sharded
-from gradwire.integrations.setup import kind_of, prepare_named, refuse, uncompiled
-from gradwire.integrations.sharded import ReduceScatter, ShardedState, check_scatter
-from gradwire.integrations.state_units import Units
-from gradwire.integrations.uncompressed import refuse_sparse, tables_in
-from gradwire.integrations.variance_correction import VarianceCorrection
+from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
+from gradwire.frontends.ownership import Caller, is_sharded
+from gradwire.frontends.resharding import Sharded
+from gradwire.frontends.setup import kind_of, prepare_named, refuse, uncompiled
+from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_scatter
+from gradwire.frontends.state_units import Units
+from gradwire.frontends.uncompressed import refuse_sparse, tables_in
+from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, Verbatim, nearest, require
-from gradwire.ops.stored import add_to, holds, read, stored_like
+from gradwire.kernels.stored import add_to, holds, read, stored_like
 
 __all__ = [
     "VERSION",

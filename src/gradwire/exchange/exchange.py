@@ -48,12 +48,12 @@ from gradwire.group.agree import FIRST_BUCKET, Opening, agree
 from gradwire.group.channel import Channel
 from gradwire.group.dense import CarriedDense, DenseSession, is_carried
 from gradwire.group.part import Unit, nonfinite
+from gradwire.kernels import Places
+from gradwire.kernels.native import check_environment, warn_without_kernels
+from gradwire.kernels.stored import FLOAT32, read
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary, ordinary_modes
-from gradwire.ops import Places
-from gradwire.ops.native import check_environment, warn_without_kernels
-from gradwire.ops.stored import FLOAT32, read
 from gradwire.vocabulary import Key, State
 
 __all__ = ["PENDING", "USED", "Assigned", "Exchange", "Named", "Pilot", "bucket_text", "default_strategy"]

@@ -15,8 +15,8 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.policy import Policy
 from gradwire.group.dense import DenseSession
 from gradwire.group.part import Unit
+from gradwire.kernels import Pieces, Places
 from gradwire.memory.base import Memory
-from gradwire.ops import Pieces, Places
 
 __all__ = [
     "Moving",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.group.part import Piece, Unit
-from gradwire.ops.stored import add_to, copy_into, multiply, part_of, read
+from gradwire.kernels.stored import add_to, copy_into, multiply, part_of, read
 from gradwire.vocabulary import Key, State, align, tensor_id
 
 __all__ = ["ResidualStore", "used_here"]

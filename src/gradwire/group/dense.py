@@ -9,12 +9,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.casts.ops import cast_add_decoded, cast_encode
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
-from gradwire.ops import Pieces, Places
-from gradwire.ops.native import kernels
+from gradwire.kernels import Pieces, Places
+from gradwire.kernels.native import kernels as extension
 from gradwire.vocabulary import State
 
 __all__ = ["CarriedDense", "DenseMean", "DenseSession", "is_carried", "joined"]
@@ -55,7 +55,7 @@ class DenseSession:
         packed = sum(hi - lo for lo, hi in self.ranges) if len(self.ranges) > 1 or self.wishes else 0
         self.buffer = torch.zeros(packed + self.wishes, dtype=torch.float32, device=device)
         # On a CPU one call takes all ranges; elsewhere torch's own operations on lists do.
-        self._at_once = device.type == "cpu" and kernels is not None and bool(packed) and not self.wishes
+        self._at_once = device.type == "cpu" and extension is not None and bool(packed) and not self.wishes
         self._sizes = [hi - lo for lo, hi in self.ranges]
         self._places: Places | None = None
         self._packed = Pieces.of(torch.split(self.buffer, self._sizes)) if self._at_once else None
@@ -117,7 +117,7 @@ class CarriedDense(DenseSession):
     ) -> None:
         super().__init__(ranges, channel, device, advised)
         self.rows, self.buffer = rows, torch.zeros(rows.size(1), dtype=torch.float32, device=device)
-        self._at_once = self._at_once or (device.type == "cpu" and kernels is not None and not self.wishes)
+        self._at_once = self._at_once or (device.type == "cpu" and extension is not None and not self.wishes)
         if self._at_once:
             self._packed = Pieces.of(torch.split(rows[channel.rank], self._sizes))
             self._arrived = cast(Tensor, Pieces.of(torch.split(rows, self._sizes, dim=1)))
@@ -156,7 +156,7 @@ class DenseMean:
     def flag(self, status: Tensor) -> None:
         """Wait, and set bit 0 of ``status``, int32 of one element, if a value is not finite."""
         self._arrive()
-        ops.nonfinite(self._packed, status)
+        kernels.nonfinite(self._packed, status)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -17,12 +17,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import WireError
+from gradwire.kernels import Each, Pieces, Places
+from gradwire.kernels.stored import form_of
 from gradwire.memory.base import Memory
-from gradwire.ops import Each, Pieces, Places
-from gradwire.ops.stored import form_of
 from gradwire.vocabulary import ALIGNMENT, Key, Payload, State, align, tensor_id
 from gradwire.wire import Packing, nbytes_in_use, sent_nbytes, used_of
 
@@ -279,7 +279,7 @@ class Batch:
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:
         """Write NaN everywhere if ``bad``, without waiting for the device."""
-        ops.fill_where(self.of(flat).view(-1), math.nan, bad.view(1))
+        kernels.fill_where(self.of(flat).view(-1), math.nan, bad.view(1))
 
 
 def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
@@ -547,7 +547,7 @@ def nonfinite(tensor: Tensor) -> Tensor:
         in_order = tensor.is_contiguous()
     if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and in_order:
         status = torch.zeros(1, dtype=torch.int32, device=tensor.device)
-        ops.nonfinite(tensor.view(-1), status)
+        kernels.nonfinite(tensor.view(-1), status)
         return status.any()
     if tensor.numel() == 0:
         return torch.zeros((), dtype=torch.bool, device=tensor.device)

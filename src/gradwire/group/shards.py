@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradwire.group.part import Piece
-from gradwire.ops.stored import part_of
+from gradwire.kernels.stored import part_of
 
 __all__ = ["cut"]
 

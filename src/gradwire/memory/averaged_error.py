@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
+from gradwire.kernels.stored import StoredForm
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import StoredForm
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["AveragedError"]
@@ -86,7 +86,7 @@ class AveragedError(Memory):
         return scale == 1.0
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        ops.write_codes(grad.view(-1), kept["residual"].view(-1), self.block, when)
+        kernels.write_codes(grad.view(-1), kept["residual"].view(-1), self.block, when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Refuse, because the time to forget errors follows from the step's key, which is not known here.

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from gradwire import ops, registry
+from gradwire import kernels, registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
-from gradwire.ops.stored import FLOAT32, StoredForm
+from gradwire.kernels.stored import FLOAT32, StoredForm
 from gradwire.vocabulary import Configuration, Key, Payload, State, overrides
 
 __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
@@ -122,7 +122,7 @@ class Memory(Configuration, ABC):
 
     def takes_pieces(self, scale: float) -> bool:
         """Return whether ``encode`` with this scale, ``rollback``, ``update`` and ``begin`` take
-        ``gradwire.ops.Pieces``.
+        ``gradwire.kernels.Pieces``.
 
         Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always. A subclass that does
         any of these in its own way says it anew.
@@ -206,7 +206,7 @@ class Memory(Configuration, ABC):
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Prepare ``out``, to which the decoded payloads of all ranks will be added."""
-        ops.fill_where(out.view(-1), 0.0)
+        kernels.fill_where(out.view(-1), 0.0)
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         """Observe the result in ``out``; ``kept`` must not change if ``bad`` (bool, one element)."""

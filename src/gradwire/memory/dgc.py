@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
@@ -93,19 +93,19 @@ class DGCMemory(Memory):
         velocity, sent = kept["residual"], kept["sent"]
         self.dense.accelerate(grad, kept["momentum"], kept["undo"])
         # The old velocity is left in the gradient.
-        ops.accumulate(grad.view(-1), velocity.view(-1), status)
+        kernels.accumulate(grad.view(-1), velocity.view(-1), status)
         self.encoded(compressor, velocity, payload, state, key, scale)
-        ops.fill_where(sent.view(-1), 0.0)
+        kernels.fill_where(sent.view(-1), 0.0)
         compressor.add_decoded(payload, sent, 1.0 / scale)
-        ops.mask_momentum(velocity.view(-1), kept["momentum"].view(-1), sent.view(-1))
+        kernels.mask_momentum(velocity.view(-1), kept["momentum"].view(-1), sent.view(-1))
 
     def takes_pieces(self, scale: float) -> bool:
         """Return whether pieces can be encoded: the norm of a tensor's gradient is no operation."""
         return self.clip is None
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
-        ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
+        kernels.copy_where(grad.view(-1), kept["residual"].view(-1), when)
+        kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         """Add values that were sent in vain back to the velocity, and restore the momentum there."""
@@ -156,7 +156,7 @@ class DenseMomentum(Memory):
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
             grad.mul_((self.clip / norm).clamp(max=1.0))
         old = None if undo is None else undo.view(-1)
-        ops.accumulate_momentum(grad.view(-1), momentum.view(-1), old, self.momentum, self.nesterov, status)
+        kernels.accumulate_momentum(grad.view(-1), momentum.view(-1), old, self.momentum, self.nesterov, status)
 
     def encode(
         self,
@@ -177,12 +177,12 @@ class DenseMomentum(Memory):
         return self.clip is None
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
+        kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         # The new momentum waits in the work space until the step is known to count.
-        ops.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
+        kernels.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
         self.accelerate(grad, kept["undo"], None)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))
+        kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))

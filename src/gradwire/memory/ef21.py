@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
@@ -80,27 +80,27 @@ class EF21Memory(Memory):
     ) -> None:
         local = kept["local"]
         if self.eta < 1:
-            ops.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
+            kernels.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
             self._average(grad, kept["momentum"])
-        ops.add_scaled(grad.view(-1), local.view(-1), -1.0, status)
+        kernels.add_scaled(grad.view(-1), local.view(-1), -1.0, status)
         self.encoded(compressor, grad, payload, state, key, scale)
-        ops.copy_where(local.view(-1), grad.view(-1))
+        kernels.copy_where(local.view(-1), grad.view(-1))
         compressor.add_decoded(payload, local, 1.0 / scale)
         # A code may overflow where x did not.
-        ops.nonfinite(local.view(-1), status)
+        kernels.nonfinite(local.view(-1), status)
 
     def _average(self, grad: Tensor, mean: Tensor) -> None:
         """Take the gradient into the running mean, and replace it by that."""
-        ops.momentum_update(grad.view(-1), mean.view(-1), 1 - self.eta)
-        ops.copy_where(mean.view(-1), grad.view(-1))
+        kernels.momentum_update(grad.view(-1), mean.view(-1), 1 - self.eta)
+        kernels.copy_where(mean.view(-1), grad.view(-1))
 
     def takes_pieces(self, scale: float) -> bool:
         return True
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        ops.copy_where(grad.view(-1), kept["local"].view(-1), when)
+        kernels.copy_where(grad.view(-1), kept["local"].view(-1), when)
         if self.eta < 1:
-            ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
+            kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         kept["local"].view(-1)[places] = grad.view(-1)[places]
@@ -108,19 +108,19 @@ class EF21Memory(Memory):
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         if self.eta < 1:
             # The new mean waits in the work space until the step is known to count.
-            ops.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
+            kernels.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
             self._average(grad, kept["undo"])
-        ops.add_scaled(grad.view(-1), kept["mean"].view(-1), -1.0)
+        kernels.add_scaled(grad.view(-1), kept["mean"].view(-1), -1.0)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         if self.eta < 1:
-            ops.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))
+            kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
-        ops.copy_where(kept["mean"].view(-1), out.view(-1))
+        kernels.copy_where(kept["mean"].view(-1), out.view(-1))
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        ops.copy_where(out.view(-1), kept["mean"].view(-1), ~bad.view(1))
+        kernels.copy_where(out.view(-1), kept["mean"].view(-1), ~bad.view(1))
 
 
 EF21 = EF21Memory  # The name until 0.2.

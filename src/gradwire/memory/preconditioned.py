@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
@@ -83,7 +83,7 @@ class Preconditioned(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
-        ops.precondition(grad.view(-1), kept["scale"].view(-1), status)
+        kernels.precondition(grad.view(-1), kept["scale"].view(-1), status)
         self.encoded(compressor, grad, payload, state, key, scale)
 
     def takes_pieces(self, scale: float) -> bool:
@@ -93,10 +93,10 @@ class Preconditioned(Memory):
         return
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        ops.precondition(grad.view(-1), kept["scale"].view(-1))
+        kernels.precondition(grad.view(-1), kept["scale"].view(-1))
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         return
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        ops.precondition_update(out.view(-1), kept["scale"].view(-1), bad.view(1), self.beta, self.floor)
+        kernels.precondition_update(out.view(-1), kept["scale"].view(-1), bad.view(1), self.beta, self.floor)

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
+from gradwire.kernels.stored import FLOAT32, StoredForm, accumulate_into, keep_unless, read, swap_with, write
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import FLOAT32, StoredForm, accumulate_into, keep_unless, read, swap_with, write
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["DTYPES", "SHORT", "Residual"]
@@ -96,23 +96,23 @@ class Residual(Memory):
             return
         if compressor.summable and self.takes_pieces(scale):
             # The old residual is left in the gradient.
-            ops.accumulate(grad.view(-1), residual.view(-1), status)
+            kernels.accumulate(grad.view(-1), residual.view(-1), status)
             compressor.encode_scaled(residual, scale, payload, state, key)
             compressor.add_decoded(payload, residual, -1.0 / scale)
             if compressor.overflows:
                 # The remainder is not finite where the code overflowed.
-                ops.nonfinite(residual.view(-1), status)
+                kernels.nonfinite(residual.view(-1), status)
             return
         self.compensate(grad, kept)
         grad.mul_(scale)
-        ops.nonfinite(grad.view(-1), status)
+        kernels.nonfinite(grad.view(-1), status)
         compressor.encode(grad, payload, state, key)
         compressor.add_decoded(payload, grad, -1.0)
         grad.mul_(1.0 / scale)
         if self.dtype == "float32":
-            ops.swap(grad.view(-1), residual.view(-1))
+            kernels.swap(grad.view(-1), residual.view(-1))
         else:
-            ops.nonfinite(grad.view(-1), status)
+            kernels.nonfinite(grad.view(-1), status)
             swap_with(grad, residual)
 
     def takes_pieces(self, scale: float) -> bool:
@@ -121,7 +121,7 @@ class Residual(Memory):
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         if self.form == FLOAT32:
-            ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
+            kernels.copy_where(grad.view(-1), kept["residual"].view(-1), when)
         else:
             write(kept["residual"], grad)
 
@@ -151,6 +151,6 @@ class Residual(Memory):
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         residual = kept["residual"]
         if self.dtype == "float32":
-            ops.copy_where(unsent.view(-1), residual.view(-1), ~bad.view(1))
+            kernels.copy_where(unsent.view(-1), residual.view(-1), ~bad.view(1))
         else:
             keep_unless(bad, unsent, residual)

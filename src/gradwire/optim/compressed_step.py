@@ -34,9 +34,9 @@ from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.exchange.checkpoint import OnResize
+from gradwire.frontends.ownership import release
+from gradwire.frontends.setup import is_auto
 from gradwire.group.dense import joined
-from gradwire.integrations.ownership import release
-from gradwire.integrations.setup import is_auto
 from gradwire.meeting.meeting import Meeting
 from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes

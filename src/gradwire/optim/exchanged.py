@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.exchange.exchange import Named
-from gradwire.integrations.ownership import Caller, Ranks, classes_of, conflict_with_ddp
-from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start, warn_of_statistics
+from gradwire.frontends.ownership import Caller, Ranks, classes_of, conflict_with_ddp
+from gradwire.frontends.setup import check_dtypes, prepare_alone, prepare_named, share_start, warn_of_statistics
 from gradwire.meeting.meeting import Meeting
 from gradwire.optim._flat import any_nonfinite
 

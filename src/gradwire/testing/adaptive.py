@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.compressors.base import Compressor
-from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.testing._expect import expect
 from gradwire.testing.processes import run_ranks
 

@@ -16,10 +16,10 @@ import torch
 
 import gradwire.compressors
 import gradwire.contrib.compressors
-import gradwire.ops
+import gradwire.kernels
 from gradwire import registry
-from gradwire.ops.arguments import Flat, Names, Rows, Where
-from gradwire.ops.base import OPERATIONS, Op
+from gradwire.kernels.arguments import Flat, Names, Rows, Where
+from gradwire.kernels.base import OPERATIONS, Op
 
 __all__ = ["RANKS", "N", "example", "modules", "operations", "variants"]
 
@@ -194,9 +194,9 @@ def variants(op: Op[Any]) -> Iterator[dict[str, Any]]:
 @cache
 def modules() -> tuple[str, ...]:
     """The modules that declare operations: those that all families share, and one in the folder of a family."""
-    kernels = registry.folders_in(gradwire.ops.__path__)
+    kernels = registry.folders_in(gradwire.kernels.__path__)
     return (
-        *(f"gradwire.ops.{name}" for name in registry.names_in(gradwire.ops.__path__) if name not in kernels),
+        *(f"gradwire.kernels.{name}" for name in registry.names_in(gradwire.kernels.__path__) if name not in kernels),
         *(
             f"{tier.__name__}.{family}.ops"
             for tier in (gradwire.compressors, gradwire.contrib.compressors)

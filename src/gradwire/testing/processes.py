@@ -29,8 +29,8 @@ __all__ = ["RankFailedError", "run_ranks"]
 # A DDP model imports torch._dynamo when it is made, more than a second in each rank if the server has not.
 PRELOAD = [
     *("torch", "torch.distributed", "torch.profiler", "torch._dynamo"),
-    *("gradwire.integrations.ddp", "gradwire.integrations.fsdp", "gradwire.contrib.fsdp1"),
-    *("gradwire.integrations.optimizer", "gradwire.integrations.process_group", "gradwire.rounds", "gradwire.compat"),
+    *("gradwire.frontends.ddp", "gradwire.frontends.fsdp", "gradwire.contrib.fsdp1"),
+    *("gradwire.frontends.optimizer", "gradwire.frontends.process_group", "gradwire.rounds", "gradwire.compat"),
 ]
 """Modules that the server imports before the first rank; a test suite adds what its own modules import."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compressors.base import Compressor
-from gradwire.ops.base import find
+from gradwire.kernels.base import find
 from gradwire.testing._expect import expect, payload_for
 from gradwire.vocabulary import Key
 

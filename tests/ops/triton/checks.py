@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.ops.base import Op
+from gradwire.kernels.base import Op
 from tests.cases import pairwise
 from tests.ops.harness import Case, assert_same_outputs, run
 

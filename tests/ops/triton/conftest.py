@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire._extras import install
-from gradwire.ops.base import Op
+from gradwire.kernels.base import Op
 from tests.ops.triton import kernel_process
 
 On = Callable[[Op[Any]], Callable[..., None]]
@@ -56,7 +56,7 @@ def interpreted(interpreter: Executor) -> On:
 @pytest.fixture
 def two_programs(interpreter: Executor) -> Iterator[None]:
     """Two programs count the digits of all blocks, as many do on a GPU for millions of elements."""
-    place = "gradwire.ops.triton.largest", "_PROGRAMS"
+    place = "gradwire.kernels.triton.largest", "_PROGRAMS"
     before = interpreter.submit(kernel_process.change, *place, 2).result()
     yield
     interpreter.submit(kernel_process.change, *place, before).result()

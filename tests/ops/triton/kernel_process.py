@@ -67,7 +67,7 @@ def compile_only(module: str, name: str, calls: list[dict[str, Any]]) -> list[Co
 def interpret_many(name: str, arguments: bytes) -> tuple[bytes, int]:
     """Call an operation on many pieces, and send back what is left of all arguments, and how often it was launched."""
     named, launched = pickle.loads(arguments), []
-    launch = importlib.import_module("gradwire.ops.triton.many")
+    launch = importlib.import_module("gradwire.kernels.triton.many")
     start = launch.launch
     launch.launch = lambda *given, **constants: (launched.append(given[0]), start(*given, **constants))
     try:
@@ -80,7 +80,7 @@ def interpret_many(name: str, arguments: bytes) -> tuple[bytes, int]:
 
 def on_many(name: str, named: dict[str, Any]) -> None:
     """Ask the GPU version of an operation, wherever the tensors are."""
-    base = importlib.import_module("gradwire.ops.base")
+    base = importlib.import_module("gradwire.kernels.base")
     many = (
         base.Many(importlib.import_module("gradwire.testing.operations").operations()[name])
         if name not in _many

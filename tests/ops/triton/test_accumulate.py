@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import accumulate
+from gradwire.kernels import accumulate
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 

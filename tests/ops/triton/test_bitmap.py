@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire.ops import bitmap_decode, bitmap_encode
-from gradwire.ops.segments import segments, write_places
+from gradwire.kernels import bitmap_decode, bitmap_encode
+from gradwire.kernels.segments import segments, write_places
 from tests.cases import pairwise
 from tests.ops.harness import Case, random_bytes
 from tests.ops.triton.checks import check

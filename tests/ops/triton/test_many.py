@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.ops import Each, Pieces, Places
-from gradwire.ops.segments import SEGMENT, segments
-from gradwire.ops.sums import SUM_BLOCK
+from gradwire import kernels
+from gradwire.kernels import Each, Pieces, Places
+from gradwire.kernels.segments import SEGMENT, segments
+from gradwire.kernels.sums import SUM_BLOCK
 from tests.ops.test_pieces import EXAMPLES, OPERATIONS, examples, joined, shared
 from tests.ops.triton import kernel_process
 from tests.ops.triton.test_compiled import INEXACT, on_one
@@ -122,7 +122,7 @@ def test_every_piece_has_its_own_stream(interpreter) -> None:
     after = pickle.loads(interpreter.submit(kernel_process.interpret_many, "philox", pickle.dumps(named)).result()[0])
     for piece, key in zip(after["out"].each(), named["key"], strict=True):
         alone = torch.empty_like(piece)
-        ops.philox(alone, key, 2**40)
+        kernels.philox(alone, key, 2**40)
         assert torch.equal(alone, piece)
 
 

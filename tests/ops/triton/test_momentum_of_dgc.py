@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import accumulate_momentum, add_scaled, mask_momentum
+from gradwire.kernels import accumulate_momentum, add_scaled, mask_momentum
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 

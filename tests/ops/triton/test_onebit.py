@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.compressors.signs.ops import onebit_add_decoded, onebit_encode, onebit_encode_feedback
-from gradwire.ops.codes import code_bytes
+from gradwire.kernels.codes import code_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import philox
+from gradwire.kernels import philox
 from tests.cases import pairwise
 from tests.ops.harness import Case
 from tests.ops.triton.checks import check, sizes

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire.ops import precondition, precondition_update
-from gradwire.ops.sums import SUM_BLOCK
+from gradwire.kernels import precondition, precondition_update
+from gradwire.kernels.sums import SUM_BLOCK
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.test_precondition import scales

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import scale
+from gradwire.kernels import scale
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.compressors.signs.ops import sign_add_decoded, sign_bytes, sign_encode, sign_encode_feedback, sign_vote
-from gradwire.ops import momentum_update
+from gradwire.kernels import momentum_update
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 

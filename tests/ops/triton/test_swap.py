@@ -1,4 +1,4 @@
-from gradwire.ops import swap
+from gradwire.kernels import swap
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 

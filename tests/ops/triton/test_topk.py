@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.compressors.sparse.ops import topk_encode, topk_encode_feedback
-from gradwire.ops.segments import SEGMENT, segments
+from gradwire.kernels.segments import SEGMENT, segments
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check

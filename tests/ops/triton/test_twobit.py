@@ -10,7 +10,7 @@ from gradwire.compressors.ternary.ops import (
     twobit_encode,
     twobit_encode_feedback,
 )
-from gradwire.ops.codes import code_bytes
+from gradwire.kernels.codes import code_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 

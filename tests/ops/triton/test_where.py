@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire.ops import copy_where, fill_where, write_codes
-from gradwire.ops.stored import read, row_bytes
+from gradwire.kernels import copy_where, fill_where, write_codes
+from gradwire.kernels.stored import read, row_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 

@@ -27,7 +27,7 @@ from torch.optim import ASGD, SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.adaptive import is_adaptive
-from gradwire.integrations.ownership import is_sharded
+from gradwire.frontends.ownership import is_sharded
 from gradwire_lab.advise.profile import StepProfiler, shortest
 
 __all__ = ["BUILT", "SHARDED", "WARM_UP", "profile_ddp"]

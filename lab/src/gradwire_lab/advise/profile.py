@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Named
-from gradwire.integrations.setup import in_memory
+from gradwire.frontends.setup import in_memory
 from gradwire_lab.bench.buckets import bucket_indices
 
 __all__ = ["StepProfiler", "Typical", "assigned", "middle", "profile_step", "shortest"]

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.ops.base import Op, find
+from gradwire.kernels.base import Op, find
 from gradwire.testing.operations import example, operations, variants
 from gradwire_lab.bench.reference import Reference
 from gradwire_lab.bench.steps import STEPS, Step

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gradwire.ops.native import kernel_info
+from gradwire.kernels.native import kernel_info
 from gradwire.version import __version__
 
 __all__ = ["busy_seconds", "commit", "cores", "crowded", "environment", "machine"]

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.errors import GradwireError
-from gradwire.ops.base import find
+from gradwire.kernels.base import find
 from gradwire.testing.sync import is_wait
 
 __all__ = ["OperationCount", "WouldWaitError"]

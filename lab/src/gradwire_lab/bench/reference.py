@@ -9,7 +9,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwire.ops.base import find
+from gradwire.kernels.base import find
 
 __all__ = ["Reference"]
 

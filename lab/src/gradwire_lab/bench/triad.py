@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.ops.native import kernels
+from gradwire.kernels.native import kernels
 
 __all__ = ["Triad"]
 

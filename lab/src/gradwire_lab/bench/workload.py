@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
+from gradwire.kernels.stored import FLOAT32, shaped, stored_like, write
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import FLOAT32, shaped, stored_like, write
 from gradwire.vocabulary import Key, Layout, Payload, align
 from gradwire.wire import sent_nbytes
 

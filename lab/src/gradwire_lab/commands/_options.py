@@ -14,7 +14,7 @@ from gradwire import registry
 from gradwire.cli.command_group import Number
 from gradwire.cli.output import refused
 from gradwire.errors import ConfigError, nearest
-from gradwire.integrations.setup import is_auto
+from gradwire.frontends.setup import is_auto
 from gradwire.registry import assignment
 from gradwire_lab.experiments.method_text import method_of, text_of
 from gradwire_lab.experiments.records import check

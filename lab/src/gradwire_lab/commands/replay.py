@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gradwire.cli.command_group import Integer, Number, budget_option, steps_option
-from gradwire.integrations.setup import is_auto
+from gradwire.frontends.setup import is_auto
 from gradwire_lab.commands._options import appendable
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.records import append_line

@@ -36,8 +36,8 @@ from gradwire.auto.probe import probe
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.exchange.plan import default_strategy
-from gradwire.integrations.ddp import GradwireState
-from gradwire.integrations.setup import is_auto
+from gradwire.frontends.ddp import GradwireState
+from gradwire.frontends.setup import is_auto
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.statistics import summarise
 from gradwire_lab.experiments import models

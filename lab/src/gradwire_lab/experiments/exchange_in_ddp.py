@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.integrations.ddp import compress_ddp
+from gradwire.frontends.ddp import compress_ddp
 from gradwire.testing.processes import RankFailedError, run_ranks
 from gradwire_lab.bench.exchange import LEAST, MOST, WARM_UP, ExchangePlan, Rival, WrongMeanError
 from gradwire_lab.bench.machine import environment

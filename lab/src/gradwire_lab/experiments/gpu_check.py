@@ -44,8 +44,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire import registry
 from gradwire._files import replace_text
 from gradwire.errors import ConfigError, GradwireError, require
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.ops.native import reference_forced
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.kernels.native import reference_forced
 from gradwire.testing.processes import RankFailedError, run_ranks
 from gradwire_lab.bench import gpu_kernels
 from gradwire_lab.bench.device_times import SIZES, time_rows

@@ -20,7 +20,7 @@ from gradwire import registry
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
-from gradwire.integrations.setup import is_auto
+from gradwire.frontends.setup import is_auto
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.experiments.exchanging_optimizer import check_exchanging
 from gradwire_lab.experiments.progress import Bar

@@ -10,7 +10,7 @@ from typing import Any
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.integrations.setup import is_auto
+from gradwire.frontends.setup import is_auto
 from gradwire.registry import named_of
 from gradwire_lab.experiments.recommended import BY_TASK, recommended
 from gradwire_lab.experiments.torchhooks import PREFIX, check_hook

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.frontends.ddp import GradwireState, compress_ddp
 from gradwire.registry import named_of
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.statistics import summarise

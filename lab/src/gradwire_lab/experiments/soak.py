@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.integrations.ddp import compress_ddp
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.kernels.stored import read
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import read
 from gradwire_lab.experiments.launch import launch
 
 __all__ = ["FAULTS", "GROWTH", "METHODS", "ROUNDING", "STRETCH", "SoakPlan", "SoakReport", "soak"]

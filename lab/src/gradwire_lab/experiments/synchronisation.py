@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations.ddp import compress_ddp
-from gradwire.integrations.fsdp import compress_fsdp
+from gradwire.frontends.ddp import compress_ddp
+from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.metrics import Metrics
 from gradwire.optim.exchanged import Exchanged
 from gradwire_lab.experiments.exchanging_optimizer import build_optimizer

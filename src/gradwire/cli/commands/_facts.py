@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gradwire._extras import declared, install
 from gradwire.errors import ConfigError, nearest, require
-from gradwire.ops.native import SLOWER, kernel_info, problem, remedy
+from gradwire.kernels.native import SLOWER, kernel_info, problem, remedy
 from gradwire.version import __version__
 
 __all__ = ["environment", "findings", "wrong"]

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts._float_cast import Cast
 from gradwire.errors import require
-from gradwire.ops.segments import cache_pieces
+from gradwire.kernels.segments import cache_pieces
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["BF16"]
@@ -96,7 +96,7 @@ class BF16(Cast):
         for begin, piece in cache_pieces(x.view(-1)):
             values = payload[0][begin : begin + piece.numel()]
             words = torch.empty(-(-piece.numel() // 2), dtype=torch.int32, device=x.device)
-            ops.philox(words, key.stream(), key.step, begin // 8)
+            kernels.philox(words, key.stream(), key.step, begin // 8)
             halves = words.view(torch.int16)[: piece.numel()].int() & 0xFFFF
             upper = (piece.view(torch.int32) + halves >> 16).to(torch.int16)
             # A carry would turn some NaN into a number; the cast keeps them.

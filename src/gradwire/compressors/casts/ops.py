@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from gradwire._once import once
-from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.feedback import compensate
-from gradwire.ops.levels import norms_of, spread
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Names, Rows, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.levels import norms_of, spread
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "KINDS",

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
-from gradwire.ops.stored import StoredForm, form_of
+from gradwire.kernels.stored import StoredForm, form_of
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["LoCo"]

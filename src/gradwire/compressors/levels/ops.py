@@ -17,7 +17,7 @@ What is 2**126 times smaller than the largest of its block becomes 0. Exponents 
 an infinity or a NaN has base 255 and decodes to NaN.
 
 Nearest levels of 4 bits, s = 7: q = round(x * (7 / N)), decoded as those above. The errors that are compensated are
-codes of 8 bits, in the form of ``gradwire.ops.stored``.
+codes of 8 bits, in the form of ``gradwire.kernels.stored``.
 
 Moments, from which the norm of a whole tensor is made: one row for each segment of ``SEGMENT`` elements: the largest
 magnitude, the origin, the sum of the distances d from it, the sum of d * d; float32, added up in the order in which the
@@ -32,16 +32,16 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.feedback import compensate
-from gradwire.ops.lanes import lane_sums
-from gradwire.ops.levels import TINY, norms_of, pack_levels, spread, uniform, unpack_levels
-from gradwire.ops.philox4x32 import philox_words
-from gradwire.ops.stored import read, row_bytes, write
-from gradwire.ops.sums import sum_of_sums
-from gradwire.ops.units import exponent_of, power_of_two
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Names, Rows, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.lanes import lane_sums
+from gradwire.kernels.levels import TINY, norms_of, pack_levels, spread, uniform, unpack_levels
+from gradwire.kernels.philox4x32 import philox_words
+from gradwire.kernels.stored import read, row_bytes, write
+from gradwire.kernels.sums import sum_of_sums
+from gradwire.kernels.units import exponent_of, power_of_two
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "LARGEST_BLOCK",
@@ -694,7 +694,7 @@ def loco_encode_averaged(
 
         m = share * m + (x - q * (N / 7))
 
-    m is stored as ``gradwire.ops.stored`` says: of each block the codes, and their scale.
+    m is stored as ``gradwire.kernels.stored`` says: of each block the codes, and their scale.
 
     Args:
         grad: float32, n elements; becomes m as it was, which stored again gives the bytes that there were.

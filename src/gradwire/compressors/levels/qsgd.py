@@ -15,8 +15,8 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.rounding import Grid, linf_omega, times, uniform_omega
 from gradwire.errors import is_int, require
-from gradwire.ops import Each, nonfinite
-from gradwire.ops.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
+from gradwire.kernels import Each, nonfinite
+from gradwire.kernels.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]

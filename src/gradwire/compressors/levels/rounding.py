@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.levels import ops
-from gradwire.ops import Each, Pieces, nonfinite
+from gradwire.kernels import Each, Pieces, nonfinite
 from gradwire.vocabulary import Field, Key, Layout, Payload
 
 __all__ = ["Grid", "linf_omega", "times", "uniform_omega"]

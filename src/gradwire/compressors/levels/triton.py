@@ -9,16 +9,16 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.compressors.levels.ops import LARGEST_BLOCK, SEGMENT, top_of
-from gradwire.ops.triton.kernel_launch import BLOCK, launch
-from gradwire.ops.triton.lengths import write_lengths
-from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
-from gradwire.ops.triton.many import mergeable
-from gradwire.ops.triton.moments import write_moments, write_norm
-from gradwire.ops.triton.philox import philox_words
-from gradwire.ops.triton.status import flag_nonfinite
-from gradwire.ops.triton.stored import code_scale, write_rows
-from gradwire.ops.triton.tile import number
-from gradwire.ops.validation import float32
+from gradwire.kernels.triton.kernel_launch import BLOCK, launch
+from gradwire.kernels.triton.lengths import write_lengths
+from gradwire.kernels.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
+from gradwire.kernels.triton.many import mergeable
+from gradwire.kernels.triton.moments import write_moments, write_norm
+from gradwire.kernels.triton.philox import philox_words
+from gradwire.kernels.triton.status import flag_nonfinite
+from gradwire.kernels.triton.stored import code_scale, write_rows
+from gradwire.kernels.triton.tile import number
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "loco_encode",

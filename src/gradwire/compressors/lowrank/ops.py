@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError
-from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.feedback import compensate
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.validation import float32
 
 __all__ = ["lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback"]
 

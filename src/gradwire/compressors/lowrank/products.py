@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.lowrank import ops
-from gradwire.ops import Pieces, philox
-from gradwire.ops.units import exponent_of, power_of_two
+from gradwire.kernels import Pieces, philox
+from gradwire.kernels.units import exponent_of, power_of_two
 
 __all__ = [
     "add_factors",

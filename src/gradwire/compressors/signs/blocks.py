@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import is_int, require
-from gradwire.ops.base import Op
+from gradwire.kernels.base import Op
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["BlockSigns"]

@@ -5,7 +5,7 @@ where it is below or a NaN. The bits beyond the last element are 0.
 
 1-bit codes: element i is in byte i // 8, the first in the highest bit, in whole 32-bit words; 1 above a threshold.
 
-The sum of a block is added in one order everywhere, which ``gradwire.ops.sums`` lays down.
+The sum of a block is added in one order everywhere, which ``gradwire.kernels.sums`` lays down.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.bits import pack_bits, unpack_bits
-from gradwire.ops.codes import pack, unpack
-from gradwire.ops.feedback import compensate
-from gradwire.ops.levels import spread
-from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.bits import pack_bits, unpack_bits
+from gradwire.kernels.codes import pack, unpack
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.levels import spread
+from gradwire.kernels.sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "mean_magnitude",

@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.ops.rice import rice_bytes
-from gradwire.ops.segments import read_places, segments, write_places
+from gradwire import kernels
+from gradwire.kernels.rice import rice_bytes
+from gradwire.kernels.segments import read_places, segments, write_places
 from gradwire.vocabulary import Field, Payload
 
 __all__ = ["FORMS", "Form", "smallest"]
@@ -87,11 +87,11 @@ class Rice(Form):
         return (Field("rice", torch.uint8, sum(rice_bytes(n, k))),)
 
     def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
-        ops.rice_encode(indices, counts, fields[0], n)
+        kernels.rice_encode(indices, counts, fields[0], n)
 
     def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
         counts, indices = self.buffers(fields, n, k)
-        ops.rice_decode(fields[0], indices, counts, n)
+        kernels.rice_decode(fields[0], indices, counts, n)
         return counts, indices
 
 
@@ -102,11 +102,11 @@ class Bitmap(Form):
         return (Field("bitmap", torch.uint8, -(-n // 8)),)
 
     def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
-        ops.bitmap_encode(indices, counts, fields[0], n)
+        kernels.bitmap_encode(indices, counts, fields[0], n)
 
     def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
         counts, indices = self.buffers(fields, n, k)
-        ops.bitmap_decode(fields[0], indices, counts, n)
+        kernels.bitmap_decode(fields[0], indices, counts, n)
         return counts, indices
 
 

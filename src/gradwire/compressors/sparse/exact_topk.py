@@ -12,7 +12,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse import ops
 from gradwire.errors import is_float32, require
 from gradwire.helpers import count_of
-from gradwire.ops.segments import check_places, segments
+from gradwire.kernels.segments import check_places, segments
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["ExactTopK"]

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import require
-from gradwire.ops.arguments import Flat, Flats, Floats, Rows, Status, Where, Written, refuse
-from gradwire.ops.base import declared
-from gradwire.ops.bits import unpack_bits
-from gradwire.ops.feedback import compensate
-from gradwire.ops.segments import SEGMENT, low_bits, segments, write_places
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Flats, Floats, Rows, Status, Where, Written, refuse
+from gradwire.kernels.base import declared
+from gradwire.kernels.bits import unpack_bits
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.segments import SEGMENT, low_bits, segments, write_places
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "add_inside",

@@ -14,7 +14,7 @@ from gradwire.compressors.sparse._places import FORMS, Form, smallest
 from gradwire.compressors.sparsifier import Sparsifier, rows_of
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
-from gradwire.ops import nonfinite
+from gradwire.kernels import nonfinite
 from gradwire.vocabulary import Field, Key, Payload
 
 __all__ = ["TopK"]

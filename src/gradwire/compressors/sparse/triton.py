@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.bits import unpack_bits
-from gradwire.ops.triton.accumulate import add_residual
-from gradwire.ops.triton.compact import rank
-from gradwire.ops.triton.kernel_launch import BLOCK, launch, scratch
-from gradwire.ops.triton.largest import write_largest
-from gradwire.ops.triton.many import mergeable
-from gradwire.ops.triton.signs import blocks
-from gradwire.ops.triton.sparse import BLOCK as STEP
-from gradwire.ops.triton.sparse import PARTS, span
-from gradwire.ops.triton.tile import number
-from gradwire.ops.validation import float32
+from gradwire.kernels.bits import unpack_bits
+from gradwire.kernels.triton.accumulate import add_residual
+from gradwire.kernels.triton.compact import rank
+from gradwire.kernels.triton.kernel_launch import BLOCK, launch, scratch
+from gradwire.kernels.triton.largest import write_largest
+from gradwire.kernels.triton.many import mergeable
+from gradwire.kernels.triton.signs import blocks
+from gradwire.kernels.triton.sparse import BLOCK as STEP
+from gradwire.kernels.triton.sparse import PARTS, span
+from gradwire.kernels.triton.tile import number
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "parts_add_decoded",

@@ -25,15 +25,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Floats, Rows, Status, Written
-from gradwire.ops.base import declared
-from gradwire.ops.bits import pack as packed
-from gradwire.ops.bits import unpack_bits
-from gradwire.ops.codes import code_bytes, pack, unpack
-from gradwire.ops.dither import fires
-from gradwire.ops.feedback import compensate
-from gradwire.ops.rice import read_rice, rice_shift, write_rice
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.bits import pack as packed
+from gradwire.kernels.bits import unpack_bits
+from gradwire.kernels.codes import code_bytes, pack, unpack
+from gradwire.kernels.dither import fires
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.rice import read_rice, rice_shift, write_rice
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "capacity",

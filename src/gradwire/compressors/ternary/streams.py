@@ -12,7 +12,7 @@ from gradwire.compressors.auto_threshold import choose
 from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.ops import capacity
 from gradwire.errors import WireError
-from gradwire.ops.codes import code_bytes
+from gradwire.kernels.codes import code_bytes
 from gradwire.vocabulary import Field, Layout, Payload, State
 
 __all__ = ["add_streams", "check_stream", "codes_for", "dithered", "dithered_feedback", "shrink", "stream_layout"]

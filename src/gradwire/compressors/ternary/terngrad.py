@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
-from gradwire.ops.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
+from gradwire.kernels.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["TernGrad"]

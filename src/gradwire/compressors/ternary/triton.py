@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.codes import pack, places, unpack
-from gradwire.ops.triton.dither import dither
-from gradwire.ops.triton.kernel_launch import BLOCK, launch
-from gradwire.ops.triton.many import mergeable
-from gradwire.ops.triton.status import compensate
-from gradwire.ops.validation import float32
+from gradwire.kernels.triton.codes import pack, places, unpack
+from gradwire.kernels.triton.dither import dither
+from gradwire.kernels.triton.kernel_launch import BLOCK, launch
+from gradwire.kernels.triton.many import mergeable
+from gradwire.kernels.triton.status import compensate
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "dithered_encode",

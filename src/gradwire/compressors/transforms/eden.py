@@ -15,7 +15,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.transforms import ops
 from gradwire.compressors.transforms._eden import SMALLEST, STEP, blocks_of, code_bytes, kept, parts
 from gradwire.errors import is_float32, is_int, require
-from gradwire.ops import Each, philox
+from gradwire.kernels import Each, philox
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["EDEN"]

@@ -15,7 +15,7 @@ from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.errors import require
-from gradwire.ops import Each, Pieces
+from gradwire.kernels import Each, Pieces
 from gradwire.vocabulary import Field, Key, Layout, Payload, State, tensor_id
 
 __all__ = ["Compose", "compose"]

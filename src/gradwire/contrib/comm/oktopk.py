@@ -14,8 +14,8 @@ from gradwire.contrib.comm._sparse import PlacedValues, exchange, pack, unpack
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit, fill_nonfinite, nonfinite
+from gradwire.kernels import segments as _topk
 from gradwire.memory.base import Memory
-from gradwire.ops import segments as _topk
 from gradwire.vocabulary import Key
 
 __all__ = ["OkTopkStrategy"]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.ops.segments import cache_pieces
+from gradwire.kernels.segments import cache_pieces
 
 __all__ = ["fill", "find", "in_use", "part", "sample"]
 

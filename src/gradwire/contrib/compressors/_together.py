@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from gradwire.ops import Each, Pieces
+from gradwire.kernels import Each, Pieces
 from gradwire.vocabulary import Payload
 
 __all__ = ["each_or_one", "together"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
@@ -63,7 +63,7 @@ class DeMoMemory(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
-        ops.add_scaled(grad.view(-1), kept["residual"].view(-1), self.beta, status)
+        kernels.add_scaled(grad.view(-1), kept["residual"].view(-1), self.beta, status)
         if scale != 1.0:
             grad.mul_(scale)
         compressor.encode(grad, payload, state, key)
@@ -72,20 +72,20 @@ class DeMoMemory(Memory):
             grad.mul_(1.0 / scale)
         if compressor.overflows:
             # The remainder is not finite where the code overflowed.
-            ops.nonfinite(grad.view(-1), status)
-        ops.swap(grad.view(-1), kept["residual"].view(-1))
+            kernels.nonfinite(grad.view(-1), status)
+        kernels.swap(grad.view(-1), kept["residual"].view(-1))
 
     def takes_pieces(self, scale: float) -> bool:
         return scale == 1.0
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
+        kernels.copy_where(grad.view(-1), kept["residual"].view(-1), when)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         kept["residual"].view(-1).index_add_(0, places, values)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        ops.add_scaled(grad.view(-1), kept["residual"].view(-1), self.beta)
+        kernels.add_scaled(grad.view(-1), kept["residual"].view(-1), self.beta)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        ops.copy_where(unsent.view(-1), kept["residual"].view(-1), ~bad.view(1))
+        kernels.copy_where(unsent.view(-1), kept["residual"].view(-1), ~bad.view(1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
@@ -69,7 +69,7 @@ class Momentum(Memory):
         return scale == 1.0
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        ops.copy_where(grad.view(-1), kept["momentum"].view(-1), when)
+        kernels.copy_where(grad.view(-1), kept["momentum"].view(-1), when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         raise ConfigError("memory 'momentum' serves methods of one round: use memory='residual'")

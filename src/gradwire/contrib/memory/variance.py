@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
@@ -94,9 +94,9 @@ class VarianceMemory(Memory):
         kept["undo"].copy_(v)
         if self.squares == "gradient":
             v.addcmul_(grad, grad)
-        ops.swap(grad.add_(r).view(-1), r.view(-1))
+        kernels.swap(grad.add_(r).view(-1), r.view(-1))
         for tensor in (r, v):
-            ops.nonfinite(tensor.view(-1), status)
+            kernels.nonfinite(tensor.view(-1), status)
         compressor.encode(self._clear(r, v, sent).mul_(scale), payload, state, key)
         compressor.add_decoded(payload, sent.zero_(), 1.0 / scale)
         went = sent != 0

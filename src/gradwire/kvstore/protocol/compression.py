@@ -10,9 +10,9 @@ from typing import Any
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
+from gradwire.kernels.stored import FLOAT32
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.memory.base import Memory, check_memory, default_memory
-from gradwire.ops.stored import FLOAT32
 
 __all__ = ["OFF", "Compression", "parse"]
 

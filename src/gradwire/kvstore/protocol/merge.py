@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.kernels.stored import shaped
 from gradwire.kvstore.protocol.buffers import lease, lease_zeros
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.payloads import sent_layout, views
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import shaped
 from gradwire.vocabulary import align
 
 __all__ = ["Merger", "add_dense", "as_row_sparse", "merged_rows", "row_sparse"]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError
+from gradwire.kernels.stored import copy_into, shaped
 from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import layout_of
-from gradwire.ops.stored import copy_into, shaped
 from gradwire.vocabulary import Key, State, tensor_id
 
 __all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]

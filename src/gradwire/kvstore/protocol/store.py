@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gradwire.adaptive import STORE, trouble_of
 from gradwire.errors import ConfigError, require
+from gradwire.kernels.native import warn_without_kernels
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import Pairs, StoreKey, grouped, key_list
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
 from gradwire.kvstore.protocol.updater import OptimizerConfig
-from gradwire.ops.native import warn_without_kernels
 
 __all__ = ["KVStore", "UpdaterFunction", "check_priority"]
 

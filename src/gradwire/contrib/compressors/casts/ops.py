@@ -14,11 +14,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.bits import pack, unpack
-from gradwire.ops.feedback import compensate
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.bits import pack, unpack
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "capacity",

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
-from gradwire.ops import nonfinite
+from gradwire.kernels import nonfinite
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["NUQSGD"]

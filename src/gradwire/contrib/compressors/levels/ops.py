@@ -6,9 +6,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "sum_words",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire import kernels
 from gradwire.compressors.base import MOST_USED, Compressor, Feedback
 from gradwire.compressors.lowrank.products import add_product
 from gradwire.contrib.compressors import _entries
@@ -163,7 +163,7 @@ class Atomo(Compressor):
         basis, sizes = _directions(wide)
         chances = _chances(sizes, self.budget)
         words = torch.empty(sizes.numel(), dtype=torch.int32, device=x.device)
-        ops.philox(words, key.stream(), key.step)
+        kernels.philox(words, key.stream(), key.step)
         chosen = ((words.double() + 2**31 + 0.5) / 2**32 < chances).nonzero().view(-1)
         vectors = basis[chosen].float()
         images = (vectors @ wide) / chances[chosen].unsqueeze(1).float()

@@ -11,10 +11,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.bits import pack_bits
-from gradwire.ops.momentum import advance
+from gradwire.kernels.arguments import Flat, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.bits import pack_bits
+from gradwire.kernels.momentum import advance
 
 __all__ = [
     "signum_encode",

@@ -15,8 +15,8 @@ from gradwire.contrib.compressors._together import each_or_one, together
 from gradwire.contrib.compressors.sketches import ops
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
-from gradwire.ops import Each, Pieces, fill_where
-from gradwire.ops.pieces import Places, adjacent
+from gradwire.kernels import Each, Pieces, fill_where
+from gradwire.kernels.pieces import Places, adjacent
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchedSGD"]

@@ -13,8 +13,8 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sketches import _minmax, ops
 from gradwire.errors import WireError, is_int, require
-from gradwire.ops.bits import pack, unpack_bits
-from gradwire.ops.segments import few
+from gradwire.kernels.bits import pack, unpack_bits
+from gradwire.kernels.segments import few
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchML"]

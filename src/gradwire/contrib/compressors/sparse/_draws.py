@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.ops.philox4x32 import philox_words
+from gradwire.kernels.philox4x32 import philox_words
 
 __all__ = ["HEADER", "choose", "draws", "longest", "read_seed", "write_seed"]
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.ops.bits import unpack, unpack_bits
+from gradwire.kernels.bits import unpack, unpack_bits
 
 __all__ = ["INFINITE", "codes_of", "rounded", "unpack_stream", "values_of"]
 

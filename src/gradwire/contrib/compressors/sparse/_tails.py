@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.contrib.compressors.sparse._measure import MagnitudeMoments, measure, unit_of
-from gradwire.ops.segments import cache_pieces
+from gradwire.kernels.segments import cache_pieces
 
 __all__ = ["STAGE_RATIO", "fit", "sum_of_logs", "threshold"]
 

@@ -16,8 +16,8 @@ from gradwire.contrib.compressors.sparse import ops
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, first_guess, room_for
 from gradwire.contrib.compressors.sparse._measure import MagnitudeMoments, measure, unit_of
 from gradwire.errors import WireError, is_float32, is_int, require
-from gradwire.ops.bits import pack
-from gradwire.ops.segments import check_places, segments
+from gradwire.kernels.bits import pack
+from gradwire.kernels.segments import check_places, segments
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveSparse"]

@@ -14,8 +14,8 @@ from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, take_beyond
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
-from gradwire.ops.bits import pack, unpack_bits
-from gradwire.ops.segments import cache_pieces, check_places, segments
+from gradwire.kernels.bits import pack, unpack_bits
+from gradwire.kernels.segments import cache_pieces, check_places, segments
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveThreshold"]

@@ -22,15 +22,15 @@ from gradwire.compressors.sparse.ops import add_inside
 from gradwire.contrib.compressors.sparse._draws import HEADER, choose, read_seed, write_seed
 from gradwire.contrib.compressors.sparse._exponents import codes_of, unpack_stream, values_of
 from gradwire.errors import require
-from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.bits import pack, pack_bits, unpack_bits
-from gradwire.ops.dither import dither
-from gradwire.ops.feedback import compensate
-from gradwire.ops.lanes import lane_sums
-from gradwire.ops.philox4x32 import philox_words
-from gradwire.ops.segments import SEGMENT, segments, write_places
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.bits import pack, pack_bits, unpack_bits
+from gradwire.kernels.dither import dither
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.lanes import lane_sums
+from gradwire.kernels.philox4x32 import philox_words
+from gradwire.kernels.segments import SEGMENT, segments, write_places
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "BITMAP",

@@ -16,8 +16,8 @@ from gradwire.compressors.sparsifier import Sparsifier
 from gradwire.contrib.compressors.sparse import ops
 from gradwire.contrib.compressors.sparse._draws import HEADER, draws, longest
 from gradwire.errors import is_float32, is_int, require
-from gradwire.ops import Each, Pieces
-from gradwire.ops.pieces import adjacent
+from gradwire.kernels import Each, Pieces
+from gradwire.kernels.pieces import adjacent
 from gradwire.vocabulary import Field, Key, Payload
 
 __all__ = ["RandomK"]

@@ -15,7 +15,7 @@ from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse import _tails
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, take_beyond
 from gradwire.errors import WireError, is_float32, is_int, require
-from gradwire.ops.segments import check_places, segments
+from gradwire.kernels.segments import check_places, segments
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SIDCo"]

@@ -16,8 +16,8 @@ from gradwire.contrib.compressors.sparse._chosen import room_for
 from gradwire.contrib.compressors.sparse._exponents import INFINITE, codes_of, rounded, values_of
 from gradwire.contrib.compressors.sparse._measure import measure
 from gradwire.errors import WireError
-from gradwire.ops.bits import unpack_bits
-from gradwire.ops.segments import few, read_places, segments
+from gradwire.kernels.bits import unpack_bits
+from gradwire.kernels.segments import few, read_places, segments
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Variance"]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from gradwire._once import once
-from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.feedback import compensate
-from gradwire.ops.levels import TINY
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.feedback import compensate
+from gradwire.kernels.levels import TINY
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "three_lc_add_decoded",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.helpers import count_of
-from gradwire.ops import Each, Places
+from gradwire.kernels import Each, Places
 
 __all__ = ["Chunk", "Kind", "Region", "batches", "chunks", "kinds", "parts", "regions", "rows_of"]
 

@@ -16,7 +16,7 @@ from gradwire.compressors.sparse.ops import tile_topk
 from gradwire.contrib.compressors.transforms._cosine_tiles import Kind, batches, chunks, kinds, parts, regions, rows_of
 from gradwire.contrib.compressors.transforms.ops import waves_add_decoded
 from gradwire.errors import WireError, is_float32, is_int, require
-from gradwire.ops import Pieces
+from gradwire.kernels import Pieces
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["DeMo"]

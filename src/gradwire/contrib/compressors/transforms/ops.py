@@ -12,11 +12,11 @@ from torch import Tensor
 from gradwire.contrib.compressors.transforms import _thc
 from gradwire.contrib.compressors.transforms._thc import coordinates
 from gradwire.errors import require
-from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
-from gradwire.ops.base import declared
-from gradwire.ops.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
-from gradwire.ops.levels import norms_of, uniform
-from gradwire.ops.validation import float32
+from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
+from gradwire.kernels.base import declared
+from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
+from gradwire.kernels.levels import norms_of, uniform
+from gradwire.kernels.validation import float32
 
 __all__ = [
     "block_norms",

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat
-from gradwire.ops.base import declared
+from gradwire.kernels.arguments import Flat
+from gradwire.kernels.base import declared
 
 __all__ = [
     "CHUNK",

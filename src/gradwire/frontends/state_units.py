@@ -1,0 +1,393 @@
+"""State of every integration: figures, a checkpoint, another compressor, and the unit of its residuals.
+
+Law: a residual is in the unit of the gradients in which it arose, which is the loss scale, and is applied with the
+learning rate of the step in which it is sent. Whoever gives the scaler, or the optimizer, has it follow both. What
+divides a gradient after it was sent is followed in any case.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.comm.base import Strategy
+from gradwire.errors import ConfigError, Verbatim, require
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.settings import build_compressor
+from gradwire.frontends.optimizer_watch import AdaptiveWatch
+from gradwire.frontends.ownership import release
+from gradwire.frontends.variance_correction import VarianceCorrection, check_noise
+from gradwire.group.agree import agree
+from gradwire.memory.base import Memory
+
+__all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]
+
+Reading = tuple[float | None, dict[str, float]]
+"""The loss scale, if one is followed, and the learning rate of each parameter."""
+
+
+class Units:
+    """The unit of residuals, which follows a loss scale and learning rates.
+
+    Args:
+        scaler: scaler of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
+        lr_correction: the optimizer whose rates residuals follow; None: they are sent as they are.
+        names: names of the parameters, by id.
+
+    Raises:
+        ConfigError: the optimizer has none of these parameters.
+    """
+
+    def __init__(self, scaler: Any, lr_correction: Optimizer | None, names: Mapping[int, str]) -> None:
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.optimizer, self.names = lr_correction, names
+        ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
+        require(ours, "lr_correction", "the optimizer of this model's parameters", Verbatim("one of other parameters"))
+        self.scale: float | None = None
+        self.rates: dict[str, float] = {}
+        self.divisors: dict[str, float] = {}
+        self._ahead: list[Reading] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a unit that follows nothing, because a copy of a model must not follow a scaler or a copied
+        optimizer.
+        """
+        return Units, (None, None, {})
+
+    @staticmethod
+    def facts(scaler: Any, lr_correction: object) -> dict[str, Any]:
+        """The facts on which ranks must agree: one that follows alone would keep its residual in a unit of its own."""
+        enabled = getattr(scaler, "is_enabled", lambda: scaler is not None)
+        return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
+
+    @staticmethod
+    def check(scaler: Any, lr_correction: Any, params: Iterable[Tensor] | None = None) -> None:
+        """Refuse an object that is not a scaler or not an optimizer.
+
+        Args:
+            params: parameters of the model; None: the optimizer's are not compared with them.
+
+        Raises:
+            ConfigError
+        """
+        scales = scaler is None or (hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled"))
+        require(scales, "scaler", "a torch.amp.GradScaler or None", scaler)
+        optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
+        require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
+        if lr_correction is not None and params is not None:
+            known = {id(param) for param in params}
+            ours = any(id(param) in known for param in parameters_of(lr_correction))
+            require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
+
+    def read_ahead(self, model: nn.Module, device: torch.device) -> None:
+        """Read the scale before each forward pass on a GPU, because reading it in the middle of a backward pass would
+        wait.
+        """
+        if self.scaler is not None and device.type == "cuda":
+            # The scaler has waited for the device at its last step.
+            model.register_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, *_: object) -> None:
+        self._ahead[:] = [self.now()]
+
+    def read(self) -> Reading:
+        """Return the values that were read ahead, or else the present scale and rates."""
+        return self._ahead.pop() if self._ahead else self.now()
+
+    def now(self) -> Reading:
+        """Read the scale and the rates; it waits for a scale on a GPU."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        rates = {
+            self.names[id(param)]: float(group["lr"])
+            for group in groups
+            for param in group["params"]
+            if id(param) in self.names
+        }
+        return (self.scaler.get_scale() if self.scaler is not None else None), rates
+
+    def follow(self, exchange: Exchange, scale: float | None, rates: Mapping[str, float]) -> None:
+        """Multiply the residuals by the new scale over the old one, and by the old rate over the new one."""
+        if scale is not None:
+            if self.scale is not None and self.scale != scale:
+                exchange.rescale(scale / self.scale)
+            self.scale = scale
+        factors: dict[float, set[str]] = {}
+        for name, rate in rates.items():
+            # A rate of 0 moves nothing: what waits stays in the unit of the last rate that did.
+            if rate > 0:
+                factors.setdefault(self.rates.get(name, rate) / rate, set()).add(name)
+                self.rates[name] = rate
+        for factor, names in factors.items():
+            if factor != 1:
+                exchange.scale_residuals(factor, names)
+
+    def follow_divisor(self, exchange: Exchange, names: Sequence[str], divisor: float) -> None:
+        """Multiply the tensors kept for these parameters by the new divisor over the old one.
+
+        So what waits still counts as it would have when it arose. Call it before the parameters' exchange in a step.
+
+        Args:
+            divisor: divisor of the mean of what is sent, which gives the gradient, > 0.
+        """
+        factors: dict[float, set[str]] = {}
+        for name in names:
+            factors.setdefault(divisor / self.divisors.get(name, divisor), set()).add(name)
+            self.divisors[name] = divisor
+        for factor, changed in factors.items():
+            if factor != 1:
+                exchange.residuals.rescale(factor, changed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the unit of the saved tensors, in numbers."""
+        return {"scale": self.scale, "rates": dict(self.rates), "divisors": dict(self.divisors)}
+
+    def check_scale(self, state: Mapping[str, Any], kept: bool) -> None:
+        """Refuse residuals whose unit is not known, or could not be followed.
+
+        Args:
+            state: result of ``state_dict``.
+            kept: true: something is kept that has a unit.
+
+        Raises:
+            ConfigError: the residuals followed a scaler, and there is none now, or the other way round.
+        """
+        scale = state.get("scale")
+        lost = scale is not None and self.scaler is None
+        require(not lost, "scaler", f"given, as when the state was saved at scale {scale}", None)
+        if self.scaler is not None and scale is None and kept:
+            raise ConfigError(
+                "scale of the state must be known where a scaler is given, got None: it was saved without scaler=; set "
+                "state['units']['scale'] to the scale of its gradients, 1.0 if the loss was not scaled"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue in the unit of a saved state that was checked."""
+        self.scale = state.get("scale") if self.scaler is not None else None
+        self.rates = dict(state.get("rates", {}))
+        self.divisors = dict(state.get("divisors", {}))
+
+
+class ExchangeState:
+    """Base of the states of integrations; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
+
+    ``variance`` is set where an optimizer's learning rates follow the noise of the code.
+    """
+
+    exchange: Exchange
+    units: Units
+    adaptive: AdaptiveWatch
+    variance: VarianceCorrection | None = None
+    sizes: Mapping[str, int]
+    frozen: Mapping[str, int] = {}
+    """Elements of parameters that are not trained now: what waits for them is kept until they are."""
+    in_backward: ClassVar[bool] = True
+    """True where gradients are exchanged while a backward pass goes on."""
+
+    def between_steps(self, call: str) -> None:
+        """Refuse a call inside a backward pass, as from a hook of a tensor: some of its gradients were exchanged.
+
+        Raises:
+            ConfigError
+        """
+        inside = self.in_backward and torch._C._current_graph_task_id() != -1
+        allowed = "called between steps: in a backward pass some gradients were exchanged, and others were not"
+        require(not inside, f"{call}()", allowed, Verbatim("a call inside a backward pass"))
+
+    def correct(self, optimizer: Optimizer | None) -> None:
+        """Make the learning rates of an optimizer follow the noise of the code from now on; None stops that.
+
+        Raises:
+            ConfigError: a method whose error is not noise.
+        """
+        if optimizer is not None:
+            self.check_correction()
+            self.variance = VarianceCorrection(self.exchange, optimizer)
+
+    def check_correction(self) -> None:
+        """Refuse, at set-up, a method whose error is not noise.
+
+        Raises:
+            ConfigError
+        """
+        try:
+            check_noise(self.exchange)
+        except ConfigError:
+            release(self.exchange)
+            self.exchange.channel.close()
+            raise
+
+    def stop_correcting(self) -> None:
+        """Leave learning rates alone from now on."""
+        if self.variance is not None:
+            self.variance.close()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
+        return self.exchange.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
+
+        With ``torch.distributed.checkpoint`` pass the state itself; read it with ``gradwire.read_checkpoint``.
+
+        Raises:
+            ConfigError: the call is inside a backward pass.
+        """
+        self.between_steps("state_dict")
+        return {**self.exchange.state_dict(), "units": self.units.state_dict()}
+
+    @property
+    def stored_parts(self) -> int:
+        """The number of parts, the shards of all ranks, in which a kept tensor of a parameter is stored."""
+        return 1
+
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """Continue from a ``state_dict``, and forget everything else. All ranks must call it, between steps.
+
+        Args:
+            state: state of this rank, or the states of all ranks (``gradwire.merge_states``,
+                ``gradwire.read_checkpoint``).
+            on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, which is
+                what waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the
+                step is taken.
+
+        Raises:
+            ConfigError: the state is of another number of ranks and ``on_resize`` is "error", of another model, or
+                not complete; or the call is inside a backward pass.
+            GroupError: ranks were given states of different steps.
+        """
+        self.between_steps("load_state_dict")
+        fit, sizes = partial(self._fit, on_resize=on_resize), {**self.frozen, **self.sizes}
+        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=sizes, parts=self.stored_parts, fit=fit)
+        self.units.load_state_dict(state.get("units", {}))
+
+    def _fit(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
+        whole = self.fitted(state, on_resize)
+        if on_resize != "reset" or state.get("world") == self.exchange.channel.world:
+            waits = any(any(rank.get("worker", {}).values()) for rank in whole.get("ranks", {}).values())
+            self.units.check_scale(state.get("units", {}), waits)
+        return whole
+
+    def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
+        """Convert a state to the form that this rank's exchange takes."""
+        return state
+
+    def change(
+        self,
+        compressor: Any,
+        *,
+        memory: Memory | str | None = None,
+        strategy: Strategy | str | None = None,
+        drop: bool = False,
+        force: bool | None = None,
+        **params: Any,
+    ) -> None:
+        """Continue with another compressor or other settings from the next step on. All ranks must call it.
+
+        What waits in residuals is sent by the new method. "auto" decides nothing any more.
+
+        Args:
+            compressor: a registered name, with its parameters, or a compressor.
+            memory: a memory or its name; None chooses.
+            strategy: a strategy or its name; None chooses.
+            drop: forget what the new memory does not keep, in place of an error.
+            force: use error feedback where the method declares it unsafe, or none where it declares it required; None
+                is what the state was made with.
+
+        Raises:
+            ConfigError: a combination that cannot work, one that would lose what waits, or a call inside a backward
+                pass.
+            GroupError: ranks were given different arguments.
+        """
+        self.between_steps("change")
+        change(self.exchange, compressor, params, memory, strategy, drop, force, list(self.sizes), self.check)
+        self.adaptive.check()
+
+    def check(self, exchange: Exchange) -> None:
+        """Refuse a choice of methods that this integration cannot carry.
+
+        Raises:
+            ConfigError
+        """
+        if self.variance is not None:
+            check_noise(exchange)
+
+
+def change(
+    exchange: Exchange,
+    compressor: Any,
+    params: Mapping[str, Any],
+    memory: Memory | str | None,
+    strategy: Strategy | str | None,
+    drop: bool,
+    force: bool | None,
+    names: Sequence[str],
+    check: Callable[[Exchange], None],
+) -> None:
+    """Give an exchange another compressor. All ranks must call it, between steps."""
+    made: list[Exchange] = []
+    exchange.end_step()
+
+    def describe() -> str:
+        after = copy.copy(exchange)
+        after.take_over()
+        if force is not None:
+            require(isinstance(force, bool), "force", "True, False or None", force)
+            after.force = force
+        after.choose(build_compressor(compressor, params), memory, strategy)
+        after.policy.check(after.compressor, names, after.channel.world)
+        check(after)
+        refuse_loss(exchange, after, drop)
+        made.append(after)
+        return after.describe([], step=exchange.step)
+
+    agree(exchange.channel, "change", describe, exchange.device)
+    made[0].meet()
+    if exchange.pilot is not None:
+        exchange.pilot.leave()
+    exchange.take_over()
+    exchange.forget_plans()
+    exchange.force = made[0].force
+    exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
+    exchange.residuals.narrow(exchange.buffers("buffers"))
+
+
+def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
+    """Refuse a change of method that would lose what waits in the residuals, unless ``drop``.
+
+    Raises:
+        ConfigError: the new method keeps none, and something waits.
+    """
+    if not drop and "residual" not in after.buffers("buffers") and before.residuals.any_unsent():
+        name = after.memory_for(after.compressor).name
+        raise ConfigError(
+            f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "
+            "use memory='residual', or say drop=True"
+        )
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """List the parameters of an optimizer, group by group."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+class Scratch:
+    """A float32 buffer for one 16-bit tensor at a time, which grows to the largest."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+
+    def float32(self, tensor: Tensor) -> Tensor:
+        """Return the flat tensor itself, or a copy in float32 that is valid until the next call."""
+        if tensor.dtype == torch.float32:
+            return tensor
+        if self._room is None or self._room.numel() < tensor.numel():
+            self._room = torch.empty_like(tensor, dtype=torch.float32)
+        return self._room[: tensor.numel()].copy_(tensor)

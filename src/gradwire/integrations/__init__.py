@@ -1,1 +1,0 @@
-"""Integrations, one in each file; importing gradwire imports none of the frameworks."""
