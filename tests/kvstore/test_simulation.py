@@ -98,6 +98,8 @@ FOUND = [
     # The first process of a rank never came to one of the servers, for which the second one is the first.
     "seed=11000015 workers=3 pace=3.0 late=3.0 servers=2 settings=1 steps=8 snapshot=100 proceed=1 refused=1 "
     "kill=worker-0@0.393+13",
+    # A process that was killed while it bound its socket kept the address for ever.
+    "seed=14000015 workers=3 servers=2 settings=1 steps=4 snapshot=100 pull=3 kill=server-0@0+23.09#1",
 ]
 
 

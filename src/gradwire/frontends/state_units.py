@@ -175,7 +175,7 @@ class Units:
 
 
 class ExchangeState:
-    """Base of the states of integrations; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
+    """Base of the states of front ends; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
 
     ``variance`` is set where an optimizer's learning rates follow the noise of the code.
     """

@@ -22,7 +22,7 @@ COUNTED = ("bytes_sent", "bytes_received", "dense_bytes")
 
 
 class Measured(Protocol):
-    """The interface of anything with gradwire's metrics: the states of integrations, an
+    """The interface of anything with gradwire's metrics: the states of front ends, an
     ``Exchange``, the optimizers.
     """
 

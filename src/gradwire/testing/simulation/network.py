@@ -328,8 +328,9 @@ class Socket:
         return self._endpoint
 
     def bind(self, endpoint: str) -> None:
-        """Bind the socket; port 0 takes a free one."""
-        self.process.operate(f"binds {endpoint}")
+        """Bind the socket; port 0 takes a free one. The operating system takes back what a killed process had bound."""
+        if self.process.operate(f"binds {endpoint}"):
+            return
         if endpoint.startswith("inproc:"):
             self.context.bound[endpoint] = self
             return
