@@ -100,6 +100,12 @@ FOUND = [
     "kill=worker-0@0.393+13",
     # A process that was killed while it bound its socket kept the address for ever.
     "seed=14000015 workers=3 servers=2 settings=1 steps=4 snapshot=100 pull=3 kill=server-0@0+23.09#1",
+    # A worker waited for one that ended itself because a server was away, and then met that server.
+    "seed=15000012 pace=0.2 servers=2 optimizer=sgd settings=1 barrier=2 steps=8 snapshot=10 proceed=1 exits=1 "
+    "stall=worker-0~server-0@0.616+17.61 kill=server-0@1.211+999",
+    # An older file was put back when all workers had finished, and the server was not started with it any more.
+    "seed=15000018 pace=0.2 sync=0 settings=1 steps=4 snapshot=10 proceed=1 exits=1 refused=1 staleness=2 "
+    "stop=worker-1@0.575+1.42#1 older=server-0@0.717+3.26",
 ]
 
 

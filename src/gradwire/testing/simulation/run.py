@@ -278,7 +278,10 @@ class StoreSimulation(Simulation):
         """Check the values on the servers when all workers have ended."""
         if not self.work.counted or (self._lost() and self.work.cut):
             return
-        least = [self.work.steps_of(i) if each.state == "ended" else 0 for i, each in enumerate(self._workers())]
+        # Where an older file was put back, and nobody is left who could hear of it, what it does not have is gone.
+        kept = not any(each.forgets for each in self._servers())
+        ended = [kept and each.state == "ended" for each in self._workers()]
+        least = [self.work.steps_of(rank) if each else 0 for rank, each in enumerate(ended)]
         for name in self.work.names():
             value, known = torch.zeros(self.work.shape), torch.zeros(self.work.shape, dtype=torch.bool)
             for core in filter(None, map(self._final_core, self._servers())):
@@ -390,8 +393,9 @@ class StoreSimulation(Simulation):
         if "never answered" in text or process.running:
             limit = TIMEOUT
         since = max([*away, *(stop for _, stop in member.away)])
-        # Whom it waited for before may have been away, too.
-        asked = [stop for each in self.members.values() for _, stop in each.away if stop <= now]
+        # Whom it waited for before may have been away, too, or have ended, until the others went on without it.
+        others = (span for each in self.members.values() if each is not server for span in each.away)
+        asked = [stop if stop <= now else start + DEATH for start, stop in others]
         return now > max([since + limit, member.machine.woken, *asked]) + self.work.pace + 3.0
 
 
