@@ -197,7 +197,15 @@ const char* name_of(Kind kind) {
 
 // The number `at` of what is given, which is of this kind. Sets an exception where it is not.
 bool take(const Operation& op, std::size_t at, Kind kind, PyObject* given, Value& value, Lists& lists) {
-  if (read_value(kind, given, value, lists)) return true;
+  try {
+    if (read_value(kind, given, value, lists)) return true;
+  } catch (...) {
+    return raise_caught() != nullptr;
+  }
+  // What an argument's own method raises is told as it is: an interrupt, or that memory is short.
+  if (PyErr_Occurred() != nullptr && !PyErr_ExceptionMatches(PyExc_TypeError) &&
+      !PyErr_ExceptionMatches(PyExc_OverflowError))
+    return false;
   PyErr_Clear();
   PyErr_Format(PyExc_TypeError, "%s: argument %zu must be %s, got %R", op.name, at + 1, name_of(kind), given);
   return false;
@@ -213,26 +221,24 @@ const Operation& operation_of(PyObject* self) {
   return *static_cast<const Operation*>(PyCapsule_GetPointer(self, nullptr));
 }
 
-// While there is one, other threads of Python run.
-class Released {
- public:
-  Released() : state_(PyEval_SaveThread()) {}
-  ~Released() { PyEval_RestoreThread(state_); }
-  Released(const Released&) = delete;
-
- private:
-  PyThreadState* const state_;
-};
-
+// Other threads of Python run while f does. Where the interpreter has ended meanwhile, Python 3.13 and older end this
+// thread in PyEval_RestoreThread(), by unwinding its stack: neither a destructor nor a catch (...) may be around it.
 template <class F>
 PyObject* run_released(const F& f) {
+  std::exception_ptr thrown;
+  PyThreadState* const state = PyEval_SaveThread();
   try {
-    const Released released;
     f();
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (thrown == nullptr) Py_RETURN_NONE;
+  try {
+    std::rethrow_exception(thrown);
   } catch (...) {
     return raise_caught();
   }
-  Py_RETURN_NONE;
 }
 
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
@@ -270,8 +276,8 @@ using Fast = PyObject*(PyObject*, PyObject* const*, Py_ssize_t);
 
 bool define(PyObject* module, const Operation& op, const std::string& name, Fast* function) {
   // Python keeps the addresses of these for as long as the function lives.
-  static std::deque<std::string> names;
-  static std::deque<PyMethodDef> methods;
+  static auto& names = *new std::deque<std::string>;
+  static auto& methods = *new std::deque<PyMethodDef>;
   const char* const kept = names.emplace_back(name).c_str();
   auto* const plain = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
   PyMethodDef& method = methods.emplace_back(PyMethodDef{kept, plain, METH_FASTCALL, nullptr});

@@ -1,4 +1,4 @@
-// gradwire._kernels: the operations as Python functions over addresses and sizes. They come from ops/ and from the
+// gradwire._kernels: the operations as Python functions over addresses and sizes. They come from kernels/ and from the
 // folders of the families.
 #include <Python.h>
 
@@ -20,8 +20,11 @@ PyObject* number(std::int64_t given) { return PyLong_FromLongLong(given); }
 template <class T, class Make>
 PyObject* list_of(const std::vector<T>& given, const Make& make) {
   PyObject* const list = PyList_New(Py_ssize_t(given.size()));
-  for (std::size_t i = 0; list != nullptr && i < given.size(); ++i)
-    PyList_SET_ITEM(list, Py_ssize_t(i), make(given[i]));
+  for (std::size_t i = 0; list != nullptr && i < given.size(); ++i) {
+    PyObject* const item = make(given[i]);
+    if (item == nullptr) return Py_DECREF(list), nullptr;
+    PyList_SET_ITEM(list, Py_ssize_t(i), item);
+  }
   return list;
 }
 

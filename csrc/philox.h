@@ -1,4 +1,4 @@
-// Random words, from a key, a step and a position: the kernel of ops/shared.cc, for families that draw on the CPU.
+// Random words, from a key, a step and a position: the kernel of kernels/shared.cc, for families that draw on the CPU.
 #pragma once
 
 #include "family.h"

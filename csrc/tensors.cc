@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdint>
-#include <stdexcept>
 
 namespace gradwire {
 
@@ -91,10 +90,7 @@ struct Numbers {
   std::array<std::int64_t, kMostNumbers> value;
   std::size_t count = 0;
 
-  void add(std::int64_t number) {
-    if (count == kMostNumbers) throw std::length_error("more numbers than a call is given");
-    value[count++] = number;
-  }
+  void add(std::int64_t number) { value[count++] = number; }
 };
 
 bool describe(PyObject* object, bool asks_gradient, Described& out) {
@@ -147,13 +143,23 @@ PyObject* read(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (is_watched()) Py_RETURN_NONE;
   const bool asks_gradient = is_true(PyObject_CallNoArgs(torch.is_grad_enabled));
   const auto* form = reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(given[0]));
+  const auto* const end = form + PyBytes_GET_SIZE(given[0]);
   Numbers numbers;
-  for (Py_ssize_t i = 1; i < count; ++i)
+  for (Py_ssize_t i = 1; i < count; ++i) {
+    // Of a tensor there are five numbers at the most.
+    if (end - form < 2 || end - form < 2 + 2 * form[1] || numbers.count + 5 > kMostNumbers) {
+      PyErr_SetString(PyExc_TypeError, "read(): more tensors than the form, or than a call, has room for");
+      return nullptr;
+    }
     if (!read_tensor(given[i], asks_gradient, form, numbers)) Py_RETURN_NONE;
+  }
   PyObject* const all = PyTuple_New(Py_ssize_t(numbers.count));
   if (all == nullptr) return nullptr;
-  for (std::size_t i = 0; i < numbers.count; ++i)
-    PyTuple_SET_ITEM(all, Py_ssize_t(i), PyLong_FromLongLong(numbers.value[i]));
+  for (std::size_t i = 0; i < numbers.count; ++i) {
+    PyObject* const number = PyLong_FromLongLong(numbers.value[i]);
+    if (number == nullptr) return Py_DECREF(all), nullptr;
+    PyTuple_SET_ITEM(all, Py_ssize_t(i), number);
+  }
   return all;
 }
 

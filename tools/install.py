@@ -4,6 +4,7 @@ pip says nothing for as long as a package is being built, here for a minute or m
 log, ``.venv/pip.log``, of which ninja's lines are shown.
 """
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -46,13 +47,22 @@ def main(arguments: list[str]) -> int:
     log = Path(sys.prefix) / "pip.log"
     log.write_text("")
     ended = threading.Event()
-    watcher = threading.Thread(target=follow, args=(log, ended))
-    watcher.start()
+    watcher = threading.Thread(target=follow, args=(log, ended), daemon=True)
+    pip = subprocess.Popen([sys.executable, "-m", "pip", "install", "--log", str(log), *arguments])
+    status = None
     try:
-        return subprocess.call([sys.executable, "-m", "pip", "install", "--log", str(log), *arguments])
+        watcher.start()
     finally:
+        while status is None:
+            # A Ctrl-C is for pip, which has got it, too, and removes what it made.
+            with contextlib.suppress(KeyboardInterrupt):
+                status = pip.wait()
         ended.set()
         watcher.join()
+    if status:
+        # With a log pip leaves it to that to say why a build failed.
+        print(f"  The end of {log}:", *log.read_text(errors="replace").splitlines()[-100:], sep="\n", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

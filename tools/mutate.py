@@ -41,8 +41,8 @@ TOGETHER = ["tests/contracts/test_identities.py"]
 
 def part_of(module: Path) -> str:
     """``compressors`` of src/gradwire/compressors/sparse/topk.py."""
-    folder = module.relative_to(PACKAGE).parent.parts
-    return folder[0] if folder else ""
+    folder = [name for name in module.relative_to(PACKAGE).parent.parts if name != "contrib"]
+    return {"mxnet": "kvstore"}.get(folder[0], folder[0]) if folder else ""
 
 
 @functools.cache

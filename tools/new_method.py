@@ -31,6 +31,7 @@ __all__ = ["new_method"]
 ROOT = Path(__file__).parents[1]
 SKELETON = Path(__file__).parent / "skeleton"
 _MARK = re.compile(r"# --- what follows is .*\n")
+_GPU = re.compile(r"^from tests\.ops\.triton.*\n|\n\n@sizes\n@CASES\ndef test_the_gpu.*\n.*\n", re.MULTILINE)
 _ALL = re.compile(r"^__all__ = \[(.*?)\](  # fmt: skip)?\n", re.DOTALL | re.MULTILINE)
 
 
@@ -77,6 +78,10 @@ def new_method(name: str, family: str, root: Path = ROOT, *, contrib: bool = Fal
     }
     if contrib:
         del texts[folder / "triton.py"]
+        # Neither compiled for AVX-512 nor for a GPU.
+        kernels = texts[folder / f"{name}.cc"]
+        texts[folder / f"{name}.cc"] = kernels.replace("GRADWIRE_KERNEL(", "GRADWIRE_KERNEL_SECOND(")
+        texts[tests] = re.sub(_GPU, "", texts[tests])
     made = not folder.is_dir()
     before = {path: path.read_bytes() if path.exists() else None for path in texts}
     try:
@@ -90,19 +95,6 @@ def new_method(name: str, family: str, root: Path = ROOT, *, contrib: bool = Fal
             folder.rmdir()
         raise
     return list(texts)
-
-
-def _check_operations(name: str, files: list[Path]) -> None:
-    """Refuse a name whose operations exist.
-
-    Raises:
-        ValueError: one of the files has them.
-    """
-    operations = {f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")}
-    for file in files:
-        known = operations & set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
-        if known:
-            raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known))}")
 
 
 def _check_new(name: str, family: str, files: list[Path], tiers: list[Path], compressors: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from gradwire import registry
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gradwire"
 
@@ -71,11 +73,9 @@ def generated() -> Iterator[tuple[str, str]]:
 
 def variants(folder: str, title: str) -> str:
     """The contract with all its members, then each variant, also of a family: its members are those of the contract."""
-    tiers = (PACKAGE / folder, PACKAGE / "contrib" / folder)
-    of_families = [file for tier in tiers for file in tier.glob("*/[!_]*.py") if file.stem not in ("ops", "triton")]
-    files = [*(file for tier in tiers for file in tier.glob("[!_]*.py")), *of_families]
-    files.sort(key=lambda file: (file.stem != "base", file.stem))
-    modules = (".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in files)
+    shared = [f"{folder}.{name}" for name in ("base", "simple") if (PACKAGE / folder / f"{name}.py").is_file()]
+    methods = [module.removeprefix("gradwire.") for _, module in sorted(registry.places(folder).items())]
+    modules = [*shared, *methods]
     contract, *rest = map(offered, modules)
     alone = "".join(f"\n::: gradwire.{name}\n    options:\n      members: false\n" for names in rest for name in names)
     return described(title, contract) + alone

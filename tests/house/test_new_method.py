@@ -150,6 +150,8 @@ def test_a_method_of_the_second_tier_has_no_gpu_kernel(small: Path) -> None:
     assert _differing(small) == {str(file.relative_to(small)) for file in files}
     folder = small / "src/gradwire/contrib/compressors/levels"
     assert {file.name for file in files if file.parent == folder} == {f"{NAME}.py", f"{NAME}.cc", "ops.py"}
+    assert "GRADWIRE_KERNEL(" not in (folder / f"{NAME}.cc").read_text(encoding="utf-8")
+    assert "tests.ops.triton" not in (small / f"tests/compressors/test_{NAME}.py").read_text(encoding="utf-8")
     assert "from gradwire.contrib.compressors.levels import ops" in (folder / f"{NAME}.py").read_text(encoding="utf-8")
     _ruff(small, "check", *(str(file) for file in files if file.suffix == ".py"))
 

@@ -36,7 +36,8 @@ STEPS = 40
 def defaults() -> Iterator[tuple[str, object]]:
     """The functions in which a compressor may be left out, and its default there. From the source: frameworks may be
     missing."""
-    for file in sorted((ROOT / "src/gradwire/frontends").glob("*.py")):
+    package = ROOT / "src/gradwire"
+    for file in sorted([*(package / "frontends").rglob("*.py"), package / "contrib/fsdp1.py"]):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 given = node.args.args[len(node.args.args) - len(node.args.defaults) :]

@@ -12,7 +12,7 @@ from tests.house.source import ROOT
 
 WIDTHS = pytest.mark.parametrize("bits", range(1, 9))
 COUNTS = pytest.mark.parametrize("n", range(34))
-PACKERS = {"ops/bits.py", "ops/codes.py", "ops/trits.py"}
+PACKERS = {"kernels/bits.py", "kernels/codes.py", "kernels/trits.py"}
 """The only files that join codes into bytes: from the lowest bit on, from the highest on, and in base 3."""
 JOINING = re.compile(r"(?:<<|\bbitwise_left_shift)[^\n]*\)\.sum\((?:dim=)?1[^\n]*(?:uint8|keepdim)|0x0102040810204080")
 
@@ -63,10 +63,12 @@ def test_what_lies_beyond_the_end_is_0(bits):
 
 def test_no_other_module_packs():
     package = ROOT / "src" / "gradwire"
-    sources = [*(package / "ops").glob("*.py"), *(package / "compressors").rglob("*.py"), package / "helpers.py"]
+    folders = "kernels", "compressors", "contrib"
+    sources = [package / "helpers.py", *(file for name in folders for file in (package / name).rglob("*.py"))]
     found = {
         str(file.relative_to(package))
         for file in sources
         if file.name != "triton.py" and JOINING.search(file.read_text(encoding="utf-8"))
     }
+    assert "kernels/bits.py" in found
     assert found <= PACKERS, "use gradwire.kernels.bits"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -128,3 +129,46 @@ def test_a_forked_child_does_not_hang():
             twobit_encode(x, codes, 0.5)
             os._exit(codes.numpy().tobytes() != expected)
         assert os.waitpid(child, 0)[1] == 0
+
+
+@needs_kernels
+@together
+@pytest.mark.parametrize("given", [None, "8", 0.5, [1], object()])
+def test_a_wrong_argument_of_a_kernel_is_named(given):
+    with pytest.raises(TypeError, match=r"^swap: argument 1 must be an address, got "):
+        kernels.swap(given, 0, 0, 1)
+    with pytest.raises(TypeError, match=r"^swap: argument 3 must be an integer of 64 bits, got "):
+        kernels.swap(0, 0, given, 1)
+
+
+@needs_kernels
+@together
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+def test_what_an_argument_itself_raises_is_not_hidden(error):
+    class Number:
+        def __index__(self):
+            raise error
+
+    with pytest.raises(error):
+        kernels.swap(0, 0, Number(), 1)
+
+
+ENDING = """
+import threading, time, torch
+from gradwire.kernels.native import kernels
+x, y = torch.zeros(1 << 16), torch.zeros(1 << 16)
+places = x.data_ptr(), y.data_ptr()
+def work():
+    while True:
+        kernels.swap(*places, 1 << 16, 1)
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+print("ended")
+"""
+
+
+@needs_kernels
+def test_a_process_ends_in_peace_while_a_daemon_thread_is_in_a_kernel():
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=110)
+    assert (done.returncode, done.stdout.split()) == (0, ["ended"]), done

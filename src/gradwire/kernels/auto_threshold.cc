@@ -1,4 +1,4 @@
-// The threshold that lets a wanted share of the elements fire: ops/auto_threshold.py says how it is chosen.
+// The threshold that lets a wanted share of the elements fire: kernels/auto_threshold.py says how it is chosen.
 #if !defined(GRADWIRE_TARGET)
 
 #include <algorithm>

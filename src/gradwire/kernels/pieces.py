@@ -113,9 +113,9 @@ class Pieces:
         ConfigError: the base is not as long as the places say.
 
     Example:
-        >>> from gradwire import ops
+        >>> from gradwire import kernels
         >>> x = torch.arange(8.0)
-        >>> ops.fill_where(Pieces(x, Places(8, [0, 5], [2, 1])), 0.5)
+        >>> kernels.fill_where(Pieces(x, Places(8, [0, 5], [2, 1])), 0.5)
         >>> x.tolist()
         [0.5, 0.5, 2.0, 3.0, 4.0, 0.5, 6.0, 7.0]
     """
