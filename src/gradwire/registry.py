@@ -2,8 +2,9 @@
 
 Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, or one of these in
 ``gradwire/contrib``, defines exactly one public class with ``name = "<name>"``. Adding a method is adding that file; no
-list is edited anywhere. Files that hold shared machinery (``base``, ``simple``; ``ops`` and ``triton`` of a family) and
-files whose name starts with an underscore define no ``name`` of their own and are skipped. Other packages register
+list is edited anywhere. Files that hold what methods are made of (``base``, ``simple``, ``ops`` and ``triton`` of a
+family, and others that ``_MACHINERY`` names) and files whose name starts with an underscore define no ``name`` of their
+own and are skipped. Other packages register
 theirs as entry points of the group ``gradwire.<kind>``; they are imported when they are asked for, and never take the
 place of ours.
 """
