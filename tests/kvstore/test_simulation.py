@@ -106,6 +106,9 @@ FOUND = [
     # An older file was put back when all workers had finished, and the server was not started with it any more.
     "seed=15000018 pace=0.2 sync=0 settings=1 steps=4 snapshot=10 proceed=1 exits=1 refused=1 staleness=2 "
     "stop=worker-1@0.575+1.42#1 older=server-0@0.717+3.26",
+    # A worker that had finished was started again with the others, who did not wait for it: it pulled a later value.
+    "seed=18000002 late=3.0 optimizer=adam cut=1 steps=8 snapshot=10 proceed=1 full=server-0@finishing0+20.11 "
+    "kill=server-0@finishing20.848+0.66 job=all@finished0.09+0.53#1",
 ]
 
 
