@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.casts.ops import cast_add_decoded
+from gradwire.compressors.levels.ops import moments
 from gradwire.compressors.ternary.ops import twobit_encode
-from gradwire.contrib.compressors.sketches.ops import sketch_estimate
 from gradwire.kernels import Pieces, Places
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
 
@@ -75,11 +75,11 @@ def test_of_what_pieces_lie_in_only_the_pieces_are_moved() -> None:
 
 
 def test_the_table_of_pieces_is_not_taken_for_an_argument_of_its_name() -> None:
-    tables = Pieces(torch.empty(64, device="meta"), Places(64, [0, 32], [16, 32]))
-    count = counted(lambda x: sketch_estimate(tables, Pieces(x, Places(N, [0, 600], [300, 200])), 1, 5, 7))
-    assert dict(count.names) == {"gradwire::sketch_estimate_each": 1}
+    tables = Pieces(torch.empty(64, device="meta"), Places(64, [0, 32], [4, 4]))
+    count = counted(lambda x: moments(Pieces(x, Places(N, [0, 600], [300, 200])), tables, True))
+    assert dict(count.names) == {"gradwire::moments_each": 1}
     # What is overwritten counts as read, too; the table of the pieces is the host's.
-    assert count.nbytes == 4 * (48 + 2 * 500)
+    assert count.nbytes == 4 * (500 + 2 * 8)
 
 
 def test_of_what_is_selected_from_only_that_is_moved() -> None:
