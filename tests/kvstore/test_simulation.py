@@ -109,6 +109,13 @@ FOUND = [
     # A worker that had finished was started again with the others, who did not wait for it: it pulled a later value.
     "seed=18000002 late=3.0 optimizer=adam cut=1 steps=8 snapshot=10 proceed=1 full=server-0@finishing0+20.11 "
     "kill=server-0@finishing20.848+0.66 job=all@finished0.09+0.53#1",
+    # A barrier that an older copy does not have was refused without a word of why.
+    "seed=19000013 workers=3 pace=0.2 sync=0 barrier=2 steps=8 uneven=2 snapshot=100 staleness=2 "
+    "stop=worker-1@0.968+21.87 full=server-0@finishing0+22.39 kill=server-0@finishing22.699+3.57 "
+    "older=server-0@0.954+3.96",
+    # A request has the time that it may take, whatever the server does meanwhile.
+    "seed=19000024 late=3.0 sync=0 optimizer=none keys=3 barrier=2 steps=8 snapshot=0 pull=3 "
+    "kill=server-0@7.561+24.09#8 hang=server-0@0.306+39.78",
 ]
 
 

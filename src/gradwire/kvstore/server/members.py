@@ -408,7 +408,10 @@ class Barriers:
             WireError: the number is not the next one.
         """
         if number > self.passed + 1:
-            raise WireError(f"barrier {number} is not the next one, {self.passed + 1}")
+            lost = (
+                "where the server was restarted without a snapshot, or with an older copy of it, those before are lost"
+            )
+            raise WireError(f"barrier {number} is not the next one, {self.passed + 1}: {lost}")
         arrived = self._arrived.setdefault(number, set())
         arrived.add(rank)
         self._arrived = {n: ranks for n, ranks in self._arrived.items() if n > number - 2}

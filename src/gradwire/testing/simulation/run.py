@@ -393,7 +393,7 @@ class StoreSimulation(Simulation):
             return False
         process, knows = server.machine.simulated, "if any" not in text
         limit = (DISCONNECT if knows and not self.work.snapshot else RESTART) + (HEARTBEAT if process.stopped else 0.0)
-        if "never answered" in text or process.running:
+        if "never answered" in text or "was not answered within" in text or process.running:
             limit = TIMEOUT
         since = max([*away, *(stop for _, stop in member.away)])
         # Whom it waited for before may have been away, too, or have ended, until the others went on without it.
