@@ -22,7 +22,7 @@
 //   }
 //   #endif
 //
-// No table names a kernel: one that a target lacks fails to link.
+// No table names a kernel: a library in which a target lacks one cannot be loaded.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,11 @@
 """Registry of methods, memories and strategies, which is the folder itself: a module there is registered.
 
 Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, or one of these in
-``gradwire/contrib``, defines exactly one public class with ``name = "<name>"``. Adding a method is adding that file; no
-list is edited anywhere. Files that hold what methods are made of (``base``, ``simple``, ``ops`` and ``triton`` of a
-family, and others that ``_MACHINERY`` names) and files whose name starts with an underscore define no ``name`` of their
-own and are skipped. Other packages register
-theirs as entry points of the group ``gradwire.<kind>``; they are imported when they are asked for, and never take the
-place of ours.
+``gradwire/contrib``, defines exactly one public class with the line ``name = "<name>"``. Adding a method is adding that
+file; no list is edited anywhere. Files in which no class has the file's name hold what methods are made of (``base``,
+``ops`` and ``triton`` of a family, and others), and are skipped, as files are whose name starts with an underscore.
+Other packages register theirs as entry points of the group ``gradwire.<kind>``; they are imported when they are asked
+for, and never take the place of ours.
 """
 
 import dataclasses
@@ -18,6 +17,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -38,14 +38,6 @@ __all__ = [
     "to_config",
 ]
 
-_MACHINERY = frozenset(
-    {
-        *("around", "auto_threshold", "base", "blocks", "exact_topk", "ops", "products", "rounding", "simple"),
-        *("sparsifier", "streams", "triton", "votes"),
-    }
-)
-"""Modules of the folders that register nothing: what their methods, and those of other families, are made of."""
-
 _DEPTH = 3
 
 
@@ -60,12 +52,18 @@ def places(kind: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for top in (f"gradwire.{kind}", f"gradwire.contrib.{kind}"):
         package = importlib.import_module(top)
-        families = [f"{top}.{name}" for name in folders_in(package.__path__)]
-        for folder in (package, *map(importlib.import_module, families)):
-            for name in names_in(folder.__path__):
-                if name not in _MACHINERY and f"{folder.__name__}.{name}" not in families:
-                    found[name] = f"{folder.__name__}.{name}"
+        families = [importlib.import_module(f"{top}.{name}") for name in folders_in(package.__path__)]
+        for folder in (package, *families):
+            found |= {
+                name: f"{folder.__name__}.{name}" for name in names_in(folder.__path__) if _is_named(folder, name)
+            }
     return found
+
+
+def _is_named(folder: ModuleType, name: str) -> bool:
+    """Return whether a class of a module has the module's name. The text is read, and nothing is imported."""
+    files = [Path(place, f"{name}.py") for place in folder.__path__]
+    return any(file.is_file() and f'\n    name = "{name}"\n' in file.read_text(encoding="utf-8") for file in files)
 
 
 def tier(kind: str, name: str) -> str:
