@@ -23,7 +23,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradwire
 from gradwire.frontends.fsdp import FSDPState, compress_fsdp
-from tests.cases import covering
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.fsdp_factor_jobs import divide
 from tests.integrations.jobs import answers
@@ -31,6 +30,7 @@ from tests.integrations.jobs import answers
 LAYOUTS = ("flat", "replicate=", "native", "data x tensor")
 FACTORS = (None, 1.0, 3.0)
 DTYPES = ("float32", "bfloat16")
+SETTINGS = tuple(product(LAYOUTS, FACTORS, DTYPES))
 CONTEXT = "data x context"
 """Ranks of context parallelism hold the same rows as those of data parallelism: FSDP shards over both as over one."""
 WIDTH = 48
@@ -203,21 +203,25 @@ def mixture(rank: int, folder: str) -> dict[Any, Any]:
     return told
 
 
-def settings(layouts: tuple[str, ...]) -> list[tuple[str, float | None, str, bool]]:
-    """Layouts, factors, types and whether gradients are constant, so that every two values of two of them meet."""
-    values: tuple[tuple[Any, ...], ...] = (layouts, FACTORS, DTYPES, (False, True))
-    rows = covering([len(each) for each in values])
-    return [cast(Any, tuple(each[index] for each, index in zip(values, row, strict=True))) for row in rows]
+def matrix(rank: int, layouts: tuple[str, ...] = (*LAYOUTS, CONTEXT)) -> dict[Any, Any]:
+    gc.freeze()  # Each set-up looks through all objects.
+    return {
+        (layout, factor, dtype): {
+            (str(method), constant): reduced(layout, factor, dtype, constant, method)
+            for constant in (False, True)
+            for method in (None, "none", "blockwise8")
+        }
+        for layout in layouts
+        for factor, dtype in product(FACTORS, DTYPES)
+    }
 
 
 CUBES = ("replicate x shard x tensor", "native x tensor", "replicate x context", "native x context")
-SETTINGS, CUBE_SETTINGS = settings((*LAYOUTS, CONTEXT)), settings(CUBES)
 
 
-def matrix(rank: int, rows: list[tuple[str, float | None, str, bool]]) -> dict[Any, Any]:
-    """The gradients of FSDP alone, of ours that compresses nothing, and of one that does, for each setting."""
-    gc.freeze()  # Each set-up looks through all objects.
-    return {row: {str(method): reduced(*row, method) for method in (None, "none", "blockwise8")} for row in rows}
+def cube(rank: int) -> dict[Any, Any]:
+    """Eight ranks in three dimensions."""
+    return matrix(rank, CUBES)
 
 
 def train(model: nn.Module, layout: str, steps: range, **how: bool) -> list[Tensor]:

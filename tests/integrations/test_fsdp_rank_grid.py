@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from torch import Tensor
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_rank_grid_jobs import (
     CASES,
-    CUBE_SETTINGS,
+    CONTEXT,
+    CUBES,
+    DTYPES,
     FACTORS,
     SETTINGS,
+    cube,
     load_parts,
     matrix,
     mixture,
@@ -29,8 +33,8 @@ ROUNDING = {"float32": 1e-6, "bfloat16": 2.0**-7}
 
 
 @once
-def told(dimensions: int) -> list[dict[Any, Any]]:
-    return run_ranks(4, matrix, SETTINGS) if dimensions < 3 else run_ranks(8, matrix, CUBE_SETTINGS)
+def told(job: str) -> list[dict[Any, Any]]:
+    return run_ranks(4, matrix) if job == "matrix" else run_ranks(8, cube)
 
 
 def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
@@ -39,26 +43,32 @@ def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
-def check(result: dict[Any, Any], dtype: str, constant: bool) -> None:
-    plain, dense, coded = (result[method] for method in ("None", "none", "blockwise8"))
-    assert min(float(each.norm()) for each in plain) > 0
-    assert distance(dense, plain) < ROUNDING[dtype]
-    assert distance(coded, plain) < (ROUNDING[dtype] if constant else 0.02 + ROUNDING[dtype])
+def check(result: dict[Any, Any], dtype: str) -> None:
+    for constant in (False, True):
+        plain, dense, coded = (result[method, constant] for method in ("None", "none", "blockwise8"))
+        assert min(float(each.norm()) for each in plain) > 0
+        assert distance(dense, plain) < ROUNDING[dtype]
+        assert distance(coded, plain) < (ROUNDING[dtype] if constant else 0.02 + ROUNDING[dtype])
 
 
-@pytest.mark.parametrize(("layout", "factor", "dtype", "constant"), SETTINGS)
-def test_a_setting_ends_in_the_gradients_of_fsdp_alone(
-    layout: str, factor: float | None, dtype: str, constant: bool
-) -> None:
-    """On meshes of one dimension and of two, and on one that is flattened out of two."""
-    for result in told(2):
-        check(result[layout, factor, dtype, constant], dtype, constant)
+@pytest.mark.parametrize(("layout", "factor", "dtype"), SETTINGS)
+def test_a_setting_ends_in_the_gradients_of_fsdp_alone(layout: str, factor: float | None, dtype: str) -> None:
+    for result in told("matrix"):
+        check(result[layout, factor, dtype], dtype)
 
 
-@pytest.mark.parametrize(("layout", "factor", "dtype", "constant"), CUBE_SETTINGS)
-def test_three_dimensions(layout: str, factor: float | None, dtype: str, constant: bool) -> None:
-    for result in told(3):
-        check(result[layout, factor, dtype, constant], dtype, constant)
+def test_a_mesh_that_is_flattened_out_of_two_dimensions() -> None:
+    for result in told("matrix"):
+        for factor, dtype in product(FACTORS, DTYPES):
+            check(result[CONTEXT, factor, dtype], dtype)
+
+
+@pytest.mark.parametrize("layout", CUBES)
+def test_three_dimensions(layout: str) -> None:
+    for result in told("cube"):
+        for (name, _, dtype), case in result.items():
+            if name == layout:
+                check(case, dtype)
 
 
 @pytest.fixture(scope="module")

@@ -85,6 +85,16 @@ def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None
         assert row["bytes_per_element"] <= nbytes, row["method"]
 
 
+@pytest.mark.parametrize("model", ["resnet50", "gpt2", "densenet40_k12"])
+def test_second_tier_methods_with_operations_of_their_own_ask_for_a_few_of_each_tensor(model: str) -> None:
+    """The bytes are few all the same."""
+    bounds = {"signum": 48, "thc": 60, "randomk": 56, "global_qsgd": 42, "demo": 120, "sketched_sgd": 75}
+    shapes = tuple(tuple(shape) for shape in network_shapes(model))
+    for row in exchange_rows(ExchangePlan(model, shapes, 4, "meta", seconds=0.01), ours(*bounds)):
+        assert row["operations"] + row["collectives"] <= 4 * len(shapes), row["method"]
+        assert row["bytes_per_element"] <= bounds[row["method"]], row["method"]
+
+
 def test_scales_of_a_memory_are_two_more_operations() -> None:
     code = registry.build("compressors", "eden")
     exchange = pretended_exchange(code, 4)
