@@ -17,7 +17,7 @@ SOURCES := pyproject.toml lab/pyproject.toml constraints.txt CMakeLists.txt $(sh
 
 help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
-	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods.md (hours on 2 cores)'
+	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods/convergence.md (hours on 2 cores)'
 	@echo 'make test      lint, type check and run the tests of the library (PYTEST="-k ddp")'
 	@echo 'make test-lab  run the tests of the laboratory: benchmarks, emulated links, the advisor, reports, their commands'
 	@echo 'make test-frameworks  run the tests that need JAX, Keras, Lightning, Hugging Face, dashboards or Triton (installs them: 3 GB)'
@@ -36,7 +36,7 @@ demo: .venv/.lab
 	$(BIN)/gradwire demo $(DEMO)
 
 convergence: .venv/.lab
-	$(BIN)/gradwire check convergence --json lab/src/gradwire_lab/advise/convergence.json --markdown docs/methods.md
+	$(BIN)/gradwire check convergence --json lab/src/gradwire_lab/advise/convergence.json --markdown docs/methods/convergence.md
 
 # OMP_WAIT_POLICY lets waiting OpenMP threads sleep: every core has a worker of pytest, and a thread that spins would
 # keep the core from the thread for which it waits.

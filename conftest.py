@@ -11,6 +11,9 @@ from tests.missing import pytest_terminal_summary
 
 __all__ = ["pytest_terminal_summary"]
 
+# Scripts as users have them; some train when they are imported, some need packages that are not installed.
+collect_ignore_glob = ["tests/run/scripts/*", "lab/src/gradwire_lab/experiments/run_scripts/*"]
+
 # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

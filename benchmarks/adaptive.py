@@ -173,7 +173,7 @@ def averaged(rate: float, label: str) -> Prepared:
     state = gradwire.compress_ddp(model, method, force=True, **options, **corrected)
 
     def end() -> float:
-        ratio = float(state.metrics()["ratio"])
+        ratio = float(state.metrics()["total_ratio"])
         state.close()
         return ratio
 
@@ -189,7 +189,7 @@ def stepped(rate: float, label: str) -> Prepared:
         if optimizer.since:
             optimizer.exchange_ways()
         optimizer.finish()
-        return float(optimizer.metrics()["ratio"]) * optimizer.every
+        return float(optimizer.metrics()["total_ratio"]) * optimizer.every
 
     return model, optimizer, end
 

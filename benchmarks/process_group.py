@@ -80,7 +80,7 @@ def main() -> None:
         for code in ("bf16-fp32sum", "fp8-two-phase", "qsgd:bits=4"):
             wrapped = gradwire.wrap_group(None, code)
             took = milliseconds(lambda t=tensor, g=wrapped: dist.all_reduce(t.clone(), group=g))
-            ratio = wrapped.metrics()["ratio"]
+            ratio = wrapped.metrics()["total_ratio"]
             lines.append(f"{numel:10d} {code:16} {took:9.2f} ms, plain {plain:9.2f} ms, {ratio:5.2f} times fewer bytes")
             wrapped.close()
     if dist.get_rank() == 0:

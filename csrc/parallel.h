@@ -1,9 +1,12 @@
 // Work that is shared out over threads.
 //
-// Law: a tensor is cut into chunks, and any thread takes any of them. What a chunk leaves is kept by the number of the
-// chunk and combined in that order, so that bits depend neither on the threads nor on how many there are. An operation
-// opens one parallel region, however many passes it makes: the thread that finishes the last chunk of a pass prepares
-// the next one, and nobody waits for a thread that holds no chunk. A thread that must wait goes to sleep soon.
+// Invariants:
+//   * A tensor is cut into chunks, and any thread takes any of them. The result of a chunk is kept by the number of the
+//     chunk, and results are combined in that order, so that the bits depend neither on the threads nor on how many
+//     there are.
+//   * An operation opens one parallel region for any number of passes: the thread that finishes the last chunk of a
+//     pass prepares the next one, and nobody waits for a thread that holds no chunk.
+//   * A thread that must wait goes to sleep soon.
 #pragma once
 
 #include <unistd.h>

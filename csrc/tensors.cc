@@ -45,7 +45,12 @@ struct {
   PyObject* profiler = nullptr;
   PyObject* requires_grad = nullptr;
   PyObject* is_profiler_enabled = nullptr;
+  PyObject* is_meta = nullptr;
 } torch;
+
+// Whether a tensor without memory was ever given. Torch raises for each of them, and collects a trace of the stack, in
+// the better part of a millisecond; so a process that has had one asks first.
+bool had_meta = false;
 
 // Whether what a call returned is true; also after an exception, which is left to the dispatcher.
 bool is_true(PyObject* returned) {
@@ -95,7 +100,8 @@ struct Numbers {
 
 bool describe(PyObject* object, bool asks_gradient, Described& out) {
   if (Py_TYPE(object) != torch.type) return false;
-  if (torch.api->describe(object, &out) != 0) return PyErr_Clear(), false;
+  if (had_meta && is_true(PyObject_GetAttr(object, torch.is_meta))) return false;
+  if (torch.api->describe(object, &out) != 0) return PyErr_Clear(), had_meta = true, false;
   if (out.device_type != kCpu || out.type_lanes != 1) return false;
   const bool is_float = out.type_code == kFloat || out.type_code == kBfloat;
   if (asks_gradient && is_float && is_true(PyObject_GetAttr(object, torch.requires_grad))) return false;
@@ -183,7 +189,8 @@ PyObject* read_with(PyObject*, PyObject* const* given, Py_ssize_t count) {
            given[4],
            given[5],
            PyUnicode_InternFromString("requires_grad"),
-           PyUnicode_InternFromString("_is_profiler_enabled")};
+           PyUnicode_InternFromString("_is_profiler_enabled"),
+           PyUnicode_InternFromString("is_meta")};
   Py_RETURN_NONE;
 }
 

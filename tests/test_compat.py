@@ -135,7 +135,7 @@ def test_a_method_that_needs_a_residual_runs_without_one_with_a_word():
     with pytest.warns(UserWarning, match=r"memory 'none' loses for good what TopK\(ratio=0.3.* does not send"):
         recipe = from_params({"compressor": "topk", "memory": "none"})
     assert recipe == MethodChoice(TopK(ratio=0.3), NoMemory(), force=True)
-    assert Settings().exchange(recipe, {}, None, "cpu").memory == NoMemory()
+    assert Settings().exchange(recipe, {}, None, "cpu").methods.memory == NoMemory()
     # What the call itself says is not forced by the dictionary.
     with pytest.raises(ConfigError, match="say force=True"):
         Settings(memory="none").exchange(recipe, {}, None, "cpu")

@@ -9,11 +9,11 @@ golden bytes, which ``python tests/golden/freeze.py NAME`` makes of the finished
     src/gradwire/compressors/FAMILY/triton.py     the same on a GPU
     src/gradwire/compressors/FAMILY/NAME.cc       the same on a CPU
     tests/compressors/test_NAME.py                what is special about it, and the kernels against the references
-    docs/methods.md                               its section
+    docs/methods/FAMILY.md                        its section
     CHANGELOG.md                                  its line
 
-A family that is not there yet gets its folder. With ``--contrib`` the method is one of the second tier: its files are
-in ``src/gradwire/contrib/compressors``, and no kernel for a GPU is among them.
+A family that is not there yet gets its folder, its page and its entry in mkdocs.yml. With ``--contrib`` the method is
+one of the second tier: its files are in ``src/gradwire/contrib/compressors``, and no kernel for a GPU is among them.
 """
 
 from __future__ import annotations
@@ -66,16 +66,20 @@ def new_method(name: str, family: str, root: Path = ROOT, *, contrib: bool = Fal
     words = {"name": name, "family": family, "title": title, "package": package}
     texts = {} if folder.is_dir() else {folder / "__init__.py": f'"""{family.capitalize()}."""\n'}
     # All of them before any is written: a place that is missing leaves the tree as it was.
-    methods, changes = root / "docs" / "methods.md", root / "CHANGELOG.md"
+    page, changes = root / "docs" / "methods" / f"{family}.md", root / "CHANGELOG.md"
     texts |= {
         folder / f"{name}.py": _filled("method", words),
         folder / "ops.py": _extended(folder / "ops.py", _filled("ops", words), f"Operations of the {family}."),
         folder / "triton.py": _extended(folder / "triton.py", _filled("triton", words), f"The {family} on a GPU."),
         folder / f"{name}.cc": _filled("kernels", words),
         tests: _filled("test", words),
-        methods: _inserted(methods, r"^## Convergence", _filled("section", words)),
+        page: _page(page, family) + _filled("section", words),
         changes: _inserted(changes, r"(?<=^### Added\n\n)", _filled("line", words)),
     }
+    if not page.exists():
+        navigation = root / "mkdocs.yml"
+        entry = f"          - {family.capitalize()}: methods/{family}.md\n"
+        texts[navigation] = _inserted(navigation, r"^ +- Memories: methods/", entry)
     if contrib:
         del texts[folder / "triton.py"]
         # Neither compiled for AVX-512 nor for a GPU.
@@ -156,6 +160,14 @@ def _extended(path: Path, addition: str, head: str) -> str:
     listed = "".join(f'    "{name}",\n' for name in names)
     before = f"{text[: found.start()].rstrip()}\n{imports.strip()}\n\n"
     return f"{before}__all__ = [\n{listed}]\n{text[found.end() :].rstrip()}\n\n\n{definitions.strip()}\n"
+
+
+def _page(path: Path, family: str) -> str:
+    """The page of a family, or one without a method, whose tables `make tables` fills."""
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    tables = "".join(f"\n<!-- {name} -->\n<!-- end of {name} -->\n" for name in ("costs", "promises", "columns"))
+    return f"# {family.capitalize()}\n\nSay what these methods have in common, and which to try first.\n{tables}"
 
 
 def _inserted(path: Path, place: str, addition: str) -> str:

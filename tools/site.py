@@ -13,13 +13,20 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from gradwire import registry
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gradwire"
 
-ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+ADOPTED = {
+    "CONTRIBUTING.md": "contributing.md",
+    "GOVERNANCE.md": "governance.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 """Pages of the repository that are pages of the site, too."""
 
 FOLDERS = {"compressors": "Compressors", "memory": "Memories", "comm": "Strategies"}
@@ -50,17 +57,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """A link that leaves docs/ leads to the page that adopted the file, or becomes its text where there is none."""
-    for file, page in ADOPTED.items():
-        markdown = markdown.replace(f"](../{file})", f"]({page})")
-    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
+    up = "../" * page.file.src_uri.count("/")
+    for file, adopted in ADOPTED.items():
+        markdown = markdown.replace(f"]({up}../{file})", f"]({up}{adopted})")
+    return re.sub(rf"\[([^\]]*)\]\({re.escape(up)}\.\./[^)]*\)", r"\1", markdown)
 
 
 def generated() -> Iterator[tuple[str, str]]:
     """(page, Markdown) of every page that no file of docs/ holds."""
     for file, page in ADOPTED.items():
-        yield page, (ROOT / file).read_text(encoding="utf-8").replace("](docs/", "](")
+        yield page, linked((ROOT / file).read_text(encoding="utf-8").replace("](docs/", "]("))
     own = [name for name in offered("") if not any((PACKAGE / form).exists() for form in (name, f"{name}.py"))]
     yield "api/index.md", described("gradwire", own)
     for folder, title in FOLDERS.items():
@@ -69,6 +77,13 @@ def generated() -> Iterator[tuple[str, str]]:
         yield f"api/{module}.md", described(title, offered(module))
     yield "api/frameworks.md", together("Frameworks", "frontends.adapters", FRAMEWORKS)
     yield "api/testing.md", together("Testing", "testing", TESTING)
+
+
+def linked(text: str) -> str:
+    """Let an adopted file's links lead to the pages of the others; a link to a file that no page has is its text."""
+    for file, page in ADOPTED.items():
+        text = text.replace(f"]({file})", f"]({page})")
+    return re.sub(r"\[([^\]]*)\]\((?:LICENSE|\.github/[^)]*)\)", r"\1", text)
 
 
 def variants(folder: str, title: str) -> str:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from gradwire.frontends.optimizer import compress_optimizer
     from gradwire.frontends.process_group import wrap_group
     from gradwire.frontends.torch_checkpoint import read_checkpoint
-    from gradwire.meeting import Meeting
     from gradwire.optim import CompressedStep, MicroAdam
+    from gradwire.optim.local.meeting import Meeting
     from gradwire.rounds import diloco, local_sgd
 
 __all__ = [
@@ -72,7 +72,7 @@ _HOMES = {
     **dict.fromkeys(("CompressedStep", "MicroAdam"), "optim"),
     **dict.fromkeys(("diloco", "local_sgd"), "rounds"),
     "Exchange": "exchange.exchange",
-    "Meeting": "meeting",
+    "Meeting": "optim.local.meeting",
     "SimpleCompressor": "compressors.simple",
     "compose": "compressors.wrappers.compose",
     "compress_fsdp": "frontends.fsdp",

@@ -1,17 +1,17 @@
 """Optimizers that divide gradients by the size of earlier ones, and what error feedback, bias and noise do to them.
 
-Law: Adam's step is lr m / sqrt(v), where m and v are means of what arrives and of its square. A residual arrives late
-and in one piece: what waited for T steps is T times as large as a gradient, and v becomes T times as large. So it
-counts as about sqrt(T) steps of ordinary size, where T were due. Error feedback keeps the sum of what was sent
-right; the sum of such steps is another one.
-
-An error that is the same in every step stays however small it is beside other elements, because each is divided by its
-own size. Noise makes v larger and leaves the mean of m: steps become shorter.
+Why:
+    * Adam's step is lr m / sqrt(v), where m and v are means of what arrives and of its square. A residual arrives late
+      and in one piece: the residual of T steps is T times as large as a gradient, and v becomes T times as large. So it
+      counts as about sqrt(T) steps of ordinary size, where T were due. Error feedback keeps the sum of what was sent
+      right, but the sum of such steps is another one.
+    * An error that is the same in every step stays, however small it is beside other elements, because each element is
+      divided by its own size.
+    * Noise makes v larger and leaves the mean of m: steps become shorter.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
+from gradwire.notices import log
 
 __all__ = [
     "KERAS",
@@ -40,7 +41,6 @@ __all__ = [
     "warn_of_spread_zeros",
 ]
 
-log = logging.getLogger("gradwire")
 
 _NAMES = (
     "Adadelta",
@@ -78,52 +78,41 @@ class Remedies:
 
 
 TORCH = Remedies(
-    "for 1 bit and fewer 'eden' with variance_correction=optimizer and, under DDP, memory='preconditioned'; or "
-    "exchange the optimizer's steps: gradwire.CompressedStep(optimizer)",
-    "Give variance_correction=optimizer to compress_ddp, compress_fsdp or compress_fsdp1, or variance_correction=True "
-    "to compress_optimizer: it measures by how much, and multiplies the learning rates by that",
+    "for fewer bytes exchange steps by gradwire.CompressedStep(optimizer)",
+    "Give variance_correction=optimizer, or True to compress_optimizer, which makes them as long as before",
 )
 KERAS = Remedies(
     "for 1 bit and fewer 'eden' with variance_correction=True",
-    "Give variance_correction=True to DistributedOptimizer: it measures by how much, and multiplies the steps by that",
+    "Give variance_correction=True to DistributedOptimizer, which makes them as long as before",
 )
 STORE = Remedies(
-    "for fewer bytes train by gradwire.compress_ddp, whose noise can be corrected, or exchange the optimizer's steps: "
-    "gradwire.CompressedStep(optimizer)",
-    "A store cannot measure by how much: take a higher learning rate; docs/kvstore.md says how high",
+    "for fewer bytes exchange steps by gradwire.CompressedStep(optimizer)",
+    "A store cannot measure by how much: take a higher learning rate; docs/kvstore_reference.md says how high",
 )
 
 _WHY = {
     "late": (
-        "%s keeps back what it does not send, and %s divides gradients by the size of recent ones: what arrives late "
-        "counts for far fewer steps than it waited, and training ends worse than without compression. "
+        "%s keeps back what it does not send, and %s divides gradients by the size of recent ones: training ends "
+        "worse. "
     ),
     "votes": (
-        "%s hands out votes, all of one size, and %s divides by the size of what arrives: that is another optimizer, "
-        "and training may end far worse than without compression. Votes are meant for SGD with a learning rate of "
-        "their own. "
+        "%s hands out votes, all of one size, and %s divides by the size of what arrives: training may end far worse. "
     ),
     "biased": (
-        "What %s sends is wrong on average, and %s divides gradients by the size of recent ones: the error does not "
-        "average out over the steps, and training may end far worse than without compression. "
+        "What %s sends is wrong on average, and %s divides gradients by the size of recent ones: training may end far "
+        "worse. "
     ),
-    "noisy": ("%s adds noise to gradients, and %s divides by their root mean square, so its steps become shorter. "),
+    "noisy": "%s adds noise to gradients, and %s divides by their root mean square, so its steps become shorter. ",
 }
-_INSTEAD = (
-    "Use a method that keeps nothing back and is right on average: 'qsgd' with bits=4, or 'eden' with bits=2; %s. "
-    "docs/adaptive.md shows why; force=True says that you know"
-)
-_FIGURES = "%s. docs/adaptive.md has figures"
+_INSTEAD = "Use 'qsgd' with bits=4, or 'eden' with bits=2; %s (docs/adaptive.md; force=True says that you know)"
+_FIGURES = "%s (docs/adaptive.md)"
 _SPREAD = (
-    "%s makes noise of zeros, and %s divides what arrives by its own size, so the noise counts as much as gradients. "
-    "In the first step %.0f %% of the gradient of %r were zeros, as of an embedding whose rows are rarely used. Give "
-    "such parameters a method that sends zeros as zeros: overrides={%r: 'qsgd:bits=4'}. docs/choosing.md has figures"
+    "%s makes noise of zeros, and %s divides what arrives by its own size. In the first step %.0f %% of the gradient "
+    "of %r were zeros: give it overrides={%r: 'qsgd:bits=4'} (docs/choosing.md)"
 )
 _SPARSE = (
-    "In the first round %.0f %% of the step of %r were zeros, as of an embedding whose rows are rarely used. A row "
-    "that few workers have seen moves too little when the steps of their %s are averaged, whatever sends them, so "
-    "training may end worse than with gradients that are averaged, as by gradwire.compress_ddp or "
-    "gradwire.compress_optimizer. docs/transformer.md has figures"
+    "In the first round %.0f %% of the step of %r were zeros: a row that few workers have seen moves too little when "
+    "the steps of their %s are averaged. gradwire.compress_ddp averages gradients (docs/transformer.md)"
 )
 
 MOSTLY = 0.5

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.exchange.exchange import default_strategy
+from gradwire.exchange.plan import default_strategy
 from gradwire.memory.base import Memory, default_memory
 from gradwire.vocabulary import Key, State
 from gradwire.wire import sent_nbytes
@@ -34,7 +34,7 @@ _MEASURED_AT = (256, 256)
 
 def methods() -> list[dict[str, Any]]:
     """A row for each registered compressor at its default parameters, in the order of their names."""
-    return [describe(registry.build("compressors", name)) for name in registry.names("compressors")]
+    return [describe(registry.build("compressors", name)) for name in registry.usable("compressors")]
 
 
 def describe(compressor: Compressor) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """GRACE's parameter dictionary, translated into our objects, for users of GRACE.
 
-Law: a key means here what it means there, or it is refused with the reason; none is ignored in silence. Where GRACE's
-helper has a default, it is the default here, except that a memory and a communicator that are not named are chosen
-from what the compressor declares (GRACE takes ``none`` and ``allreduce``, which suits few methods).
+Invariants:
+    * A key means here what it means there, or it is refused with the reason. None is ignored silently.
+    * A default of GRACE's helper is the default here, except that a memory and a communicator that are not named are
+      chosen from what the compressor declares (GRACE takes ``none`` and ``allreduce``, which suits few methods).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire import registry
+from gradwire._short_traceback import short_traceback
 from gradwire.comm.base import Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, nearest, require
@@ -65,6 +67,7 @@ class MethodChoice:
     force: bool = False
 
 
+@short_traceback
 def from_params(params: Mapping[str, Any]) -> MethodChoice:
     """Read the dictionary that GRACE's ``grace_from_params`` takes.
 

@@ -1,6 +1,6 @@
 """The modes of torch that hold for the thread that calls, and must not change what an exchange computes or keeps.
 
-Invariants
+Invariants:
     * What is kept from step to step is made outside of inference mode: a tensor that was made inside it can never be
       written to outside of it, so one evaluation, or a set-up in that mode, would end the training after it.
     * Products are not rounded to 16 bits by autocast: ranks that use it elsewhere would decode other values.
@@ -11,8 +11,10 @@ for every operation where it is set aside. So every tensor of ours is made with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,31 +22,52 @@ from torch.utils.dlpack import from_dlpack
 
 __all__ = ["has_memory", "ordinary", "ordinary_modes"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 AUTOCAST = ("cpu", "cuda")
 """Kinds of devices for which autocast may be on."""
 
 
-@contextmanager
-def ordinary_modes() -> Iterator[None]:
+class ordinary_modes:  # noqa: N801 - It is written like torch.no_grad.
     """Set the caller's modes aside inside the block, or the function that it decorates: no inference mode, no gradients
     and no autocast.
+
+    A step of an exchange comes here several times, on a thread without gradients, where a call costs four questions and
+    no more.
 
     >>> with torch.inference_mode(), ordinary_modes():
     ...     torch.zeros(1).is_inference()
     False
     """
-    cast = [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]
-    if not cast and not torch.is_inference_mode_enabled():
-        with torch.no_grad():
-            yield
-        return
-    with ExitStack() as stack:
-        for kind in cast:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        # Leaving inference mode turns gradients on.
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        yield
+
+    __slots__ = ("_stack",)
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        for kind in AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                self._stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.is_inference_mode_enabled():
+            # Leaving inference mode turns gradients on.
+            self._stack.enter_context(torch.inference_mode(False))
+        self._stack.enter_context(torch.no_grad())
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorate a function."""
+
+        @functools.wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> T:
+            changed = torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+            if not changed and not any(map(torch.is_autocast_enabled, AUTOCAST)):
+                return function(*args, **kwargs)
+            with ordinary_modes():
+                return function(*args, **kwargs)
+
+        return inner
 
 
 def ordinary(tensor: Tensor) -> Tensor:

@@ -1,11 +1,14 @@
 """Registry of methods, memories and strategies, which is the folder itself: a module there is registered.
 
-Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, or one of these in
-``gradwire/contrib``, defines exactly one public class with the line ``name = "<name>"``. Adding a method is adding that
-file; no list is edited anywhere. Files in which no class has the file's name hold what methods are made of (``base``,
-``ops`` and ``triton`` of a family, and others), and are skipped, as files are whose name starts with an underscore.
-Other packages register theirs as entry points of the group ``gradwire.<kind>``; they are imported when they are asked
-for, and never take the place of ours.
+Invariants:
+    * The module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, or one of these in
+      ``gradwire/contrib``, defines exactly one public class with the line ``name = "<name>"``. Adding a method is
+      adding that file; no list is edited anywhere.
+    * Files in which no class has the file's name hold what methods are made of (``base``, ``ops`` and ``triton`` of a
+      family, and others), and are skipped, as files are whose name starts with an underscore.
+    * Other packages register theirs as entry points of the group ``gradwire.<kind>``. They are imported when they are
+      asked for, and never take the place of ours.
+    * Compressors in a file that a command line names are found by their name, too (``gradwire.method_files``).
 """
 
 import dataclasses
@@ -13,7 +16,6 @@ import importlib
 import inspect
 import json
 import pkgutil
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -21,11 +23,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gradwire import method_files
 from gradwire.errors import ConfigError, nearest, require
+from gradwire.notices import log
 
 __all__ = [
     "assignment",
     "build",
+    "family",
     "find",
     "folders_in",
     "from_config",
@@ -33,9 +38,12 @@ __all__ = [
     "named_of",
     "names",
     "names_in",
+    "parameters",
     "places",
+    "registered",
     "tier",
     "to_config",
+    "usable",
 ]
 
 _DEPTH = 3
@@ -76,6 +84,16 @@ def tier(kind: str, name: str) -> str:
     if name not in places(kind):
         return "outside"
     return "second" if places(kind)[name].startswith("gradwire.contrib.") else "first"
+
+
+def family(kind: str, name: str) -> str:
+    """The folder of a name's family; an empty string where there is none, or where another package registers the name.
+
+    >>> family("compressors", "randomk"), family("memory", "residual")
+    ('sparse', '')
+    """
+    folder = places(kind).get(name, "").rpartition(".")[0]
+    return folder.rpartition(f".{kind}.")[2] if f".{kind}." in folder else ""
 
 
 def names_in(path: Iterable[str]) -> tuple[str, ...]:
@@ -129,7 +147,7 @@ def _outside(kind: str) -> dict[str, list[EntryPoint]]:
     for point in entry_points(group=f"gradwire.{kind}"):
         if point.name in places(kind):
             told = f"{_package(point)} registers a {_singular(kind)} {point.name!r}, which is left out"
-            warnings.warn(f"{told}: gradwire has one of this name", RuntimeWarning, stacklevel=2)
+            log.warning("%s: gradwire has one of this name", told)
         else:
             found.setdefault(point.name, []).append(point)
     return found
@@ -148,21 +166,44 @@ def _load(kind: str, name: str) -> type[Any]:
     try:
         cls = point.load()
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{_singular(kind)} {name!r} of {_package(point)} cannot be imported: {said}") from error
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{_singular(kind)} {name!r} of {_package(point)} cannot be imported: {said}") from None
     if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls) and getattr(cls, "name", None) == name):
         raise ConfigError(f"{point.value} of {_package(point)} must be a dataclass with name = {name!r}, got {cls!r}")
     return cls
 
 
-@cache
 def names(kind: str) -> tuple[str, ...]:
     """The names registered under a folder (``"compressors"``, ``"memory"``, ``"comm"``), sorted.
 
     >>> "twobit" in names("compressors")
     True
     """
-    return tuple(sorted({*places(kind), *_outside(kind)}))
+    return tuple(sorted({*places(kind), *_outside(kind), *_in_files(kind)}))
+
+
+@cache
+def usable(kind: str) -> tuple[str, ...]:
+    """The names without those that other packages register and that cannot be loaded, each of which is logged once.
+
+    >>> "twobit" in usable("compressors")
+    True
+    """
+    found = []
+    for name in names(kind):
+        try:
+            find(kind, name)
+        except ConfigError as error:
+            if tier(kind, name) != "outside":
+                raise
+            log.warning("%s; it is left out", error)
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def _in_files(kind: str) -> dict[str, tuple[Path, str]]:
+    return method_files.named_classes() if kind == "compressors" else {}
 
 
 @cache
@@ -177,6 +218,8 @@ def find(kind: str, name: str) -> type[Any]:
         raise ConfigError(f"unknown {_singular(kind)} {name!r}: {nearest(name, names(kind))}")
     if name in _outside(kind):
         return _load(kind, name)
+    if name in _in_files(kind):
+        return method_files.find_class(*_in_files(kind)[name])
     module = importlib.import_module(places(kind)[name])
     classes = list(
         {
@@ -188,6 +231,32 @@ def find(kind: str, name: str) -> type[Any]:
     if len(classes) != 1:
         raise ConfigError(f"{module.__name__} must define exactly one class with name = {name!r}, found {classes}")
     return classes[0]
+
+
+def registered(text: str, folder: Path | None = None) -> str:
+    """Return the text of a compressor by which every process finds it, after its file was loaded; a name is unchanged.
+
+    Args:
+        text: ``NAME``, ``FILE.py:Class``, or either with ``:PARAMETER=VALUE,...``.
+        folder: folder from which the file is looked for; None: the current one.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be imported, has no such class, or the class is no compressor.
+
+    Example:
+        >>> registered("topk:ratio=0.1")
+        'topk:ratio=0.1'
+    """
+    parts = method_files.separate(text, folder)
+    if parts is None:
+        return text
+    file, cls, params = parts
+    name = method_files.name_of(method_files.find_class(file, cls), file)
+    if method_files.named_classes().get(name) != (file, cls):
+        if name in names("compressors"):
+            raise ConfigError(f"{file}:{cls} is called {name!r}, as another method is: give it another name")
+        method_files.remember(name, file, cls)
+    return f"{name}:{params}" if params else name
 
 
 def named_of(text: str) -> dict[str, Any]:
@@ -244,18 +313,33 @@ def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
     for given in told.keys() & params.keys():
         raise ConfigError(f"{given} of {name!r} is given twice: {told[given]!r} in its name, and {params[given]!r}")
     params = {**told, **params}
-    known = [field.name for field in dataclasses.fields(cls) if field.init]
+    known = parameters(cls)
     for given in params:
         if given not in known:
             allowed = nearest(given, known) if known else "it takes no parameters"
             raise ConfigError(f"{cls.__name__} has no parameter {given!r}: {allowed}")
     nested = _nested(cls)
-    return cls(**{key: _inner(value) if key in nested else value for key, value in params.items()})
+    made = cls(**{key: _inner(value) if key in nested else value for key, value in params.items()})
+    return made.adapted({"name": name, **params}) if hasattr(cls, "adapted") else made
+
+
+def parameters(cls: type[Any]) -> dict[str, Any]:
+    """Map the parameters of a registered class to their defaults, ``dataclasses.MISSING`` where there is none; those of
+    a simple method are the arguments of its constructor.
+
+    >>> parameters(find("compressors", "topk"))["ratio"]
+    0.01
+    """
+    if dataclasses.is_dataclass(cls):
+        return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
+    found = inspect.signature(cls).parameters.values()
+    return {each.name: dataclasses.MISSING if each.default is each.empty else each.default for each in found}
 
 
 def _nested(cls: type[Any]) -> set[str]:
     """Build the parameters that are compressors themselves."""
-    return {f.name for f in dataclasses.fields(cls) if f.type == "Compressor"}
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return {f.name for f in fields if f.type == "Compressor"}
 
 
 def _inner(value: Any) -> Any:

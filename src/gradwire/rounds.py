@@ -7,13 +7,15 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from gradwire.meeting.meeting import Meeting
-from gradwire.optim.diloco import DiLoCo
-from gradwire.optim.qsparse_local import QsparseLocal
+from gradwire._short_traceback import short_traceback
+from gradwire.optim.local.diloco import DiLoCo
+from gradwire.optim.local.meeting import Meeting
+from gradwire.optim.local.qsparse_local import QsparseLocal
 
 __all__ = ["diloco", "local_sgd"]
 
 
+@short_traceback
 def local_sgd(
     inner: Optimizer,
     compressor: Any = "topk",
@@ -68,6 +70,7 @@ def local_sgd(
     return QsparseLocal(inner, compressor, every=every, process_group=process_group, meeting=meeting, **options)
 
 
+@short_traceback
 def diloco(
     inner: Optimizer,
     compressor: Any = "qsgd",
@@ -91,7 +94,8 @@ def diloco(
         momentum: momentum of the outer step, in [0, 1).
         meeting: meeting of workers, as for ``local_sgd``.
         process_group: group of the workers, as for ``local_sgd``.
-        options: further arguments, as for ``compress_ddp``.
+        options: further arguments, as for ``gradwire.optim.DiLoCo``, such as ``fragments`` and ``delay``, and for
+            ``compress_ddp``.
 
     Returns:
         The optimizer, as for ``local_sgd``.

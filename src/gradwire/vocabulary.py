@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import as_python
 
 __all__ = [
@@ -90,6 +91,7 @@ class Configuration:
 
 
 def _converted_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    @short_traceback
     @wraps(check)
     def convert_and_check(self: Any) -> None:
         _convert(self)
@@ -199,7 +201,7 @@ class Key:
         return _stream(self.seed, self.tensor, self.phase, -1 if common else self.rank)
 
     def of(self, tensor: int) -> Key:
-        return replace(self, tensor=tensor)
+        return Key(self.seed, self.step, tensor, self.phase, self.rank)
 
 
 # Of as many tensors as a model may have: it is asked for in every step.

@@ -1,9 +1,13 @@
-"""The thread that talks to the network.
+"""Thread on which the exchanges of a model run, one after the other.
 
-Law: exchanges run in the order in which they were submitted, which is the same on all ranks; so a method may issue a
-second collective after the first without asking anybody, and nothing is ever started inside a callback. After a
-failure the ranks no longer agree on what comes next, so every later exchange fails at once with the first error.
-The thread ends before the interpreter does: one that is caught inside C++ at that moment takes the process down.
+Invariants:
+    Exchanges run in the order in which they were submitted, which is the same on all ranks. So a method may issue a
+    second collective right after the first, and nothing is started in a callback of a collective.
+
+Failure modes:
+    * After a failure the ranks no longer agree on what comes next, so every later exchange fails at once with the first
+      error.
+    * A thread that is inside C++ when the interpreter ends takes the process down, so the thread ends before that.
 """
 
 from __future__ import annotations
@@ -42,8 +46,6 @@ class Worker:
     def submit(self, job: Callable[[], Tensor]) -> Future[Tensor]:
         """Run ``job`` after all earlier ones; the future gets its result or its exception.
 
-        An exception set from Python stays a mere value to C++; one raised in a callback is an error to both.
-
         Raises:
             ConfigError: the worker was closed, and its process group may serve somebody else.
         """
@@ -59,6 +61,8 @@ class Worker:
             self._stop = weakref.finalize(self, _end_one, id(self), self._jobs, thread)
             self._stop.atexit = False
             _open[id(self)] = partial(_end, self._jobs, thread)
+        # For C++, such as DDP's reducer, an exception that Python sets is a mere value; one that is raised in a
+        # callback is an error for both.
         done: Future[Tensor] = future.then(lambda finished: finished.wait())
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # A new thread has another current device, and a stream that does not wait for the caller's.
@@ -75,6 +79,7 @@ class Worker:
 
     def close(self) -> None:
         """Finish the queue and end the thread; nothing can be submitted any more."""
+        # First, so that nothing is queued behind the end of the thread.
         self._closed = True
         if self._stop is not None:
             self._stop()
@@ -88,14 +93,23 @@ def _on_stream(stream: torch.cuda.Stream, job: Callable[[], Tensor]) -> Tensor:
 
 
 def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
+    # OpenMP keeps this number for each thread, so a new one would begin with the default and not with the user's.
     torch.set_num_threads(threads)
     while (item := jobs.get()) is not None:
         job, future = item
         try:
+            # The other ranks may have stopped at the exchange that failed, and would not answer this one.
             if failed:
                 raise GroupError(f"an earlier exchange failed: {failed[0]}")
-            future.set_result(job())
+            # A job has no graph; whoever waits for its future may have one in a function of this thread.
+            torch.set_grad_enabled(False)
+            try:
+                result = job()
+            finally:
+                torch.set_grad_enabled(True)
+            future.set_result(result)
         except Exception as error:
+            # Before the future is set, because whoever waits for that reads the error here.
             failed.append(error)
             future.set_exception(error)  # type: ignore[arg-type]
         # While it waits for the next job the thread must not keep the last one's model alive.
@@ -104,7 +118,9 @@ def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
 
 def _end(jobs: Jobs, thread: threading.Thread) -> None:
     jobs.put(None)
+    # The last job of a worker may drop the last reference to it, and a thread cannot wait for itself.
     if thread is not threading.current_thread():
+        # With a deadline: an exchange whose peer is gone may last as long as the group's timeout.
         thread.join(PATIENCE)
 
 
@@ -119,5 +135,6 @@ def _end_one(key: int, jobs: Jobs, thread: threading.Thread) -> None:
 
 @atexit.register
 def _end_all() -> None:
+    # A copy, because a worker that is collected meanwhile removes its entry.
     for end in list(_open.values()):
         end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 import re
@@ -22,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.auto import step_record
-from gradwire.auto.pilot import LONGEST, AutoPilot
+from gradwire.auto.controller import AutoPilot
 from gradwire.auto.probe import probe
+from gradwire.auto.recorder import LONGEST
 from gradwire.auto.step_record import BucketRun, StepRecord
 from gradwire.compressors.casts.none import Identity
 from gradwire.exchange.exchange import Exchange
@@ -262,7 +264,7 @@ class Training:
 
     @property
     def auto(self) -> dict[str, Any]:
-        auto: dict[str, Any] = self.state.metrics()["auto"]
+        auto: dict[str, Any] = self.state.decisions()
         return auto
 
     @property
@@ -278,7 +280,7 @@ def slow_link(rank: int, budget: str, optimizer: str) -> dict[str, Any]:
     after = training.state.metrics()
     return {
         "digest": digest(training.model),
-        "assigned": sorted((name, repr(each[0])) for name, each in training.state.exchange.assigned.items()),
+        "assigned": sorted((name, repr(each[0])) for name, each in training.state.exchange.methods.assigned.items()),
         "auto": training.auto,
         "ratio": (after["dense_bytes"] - before["dense_bytes"]) / (after["bytes_sent"] - before["bytes_sent"]),
     }
@@ -301,7 +303,7 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
 
 def warming_up(rank: int) -> dict[str, Any]:
     """A slow link, and steps that are uncompressed whatever is decided; then as many that are not."""
-    said = heard()
+    said = heard(logging.DEBUG)
     training, phases = Training(rank, start_after=40), []
     training.channel.rate = SLOW
     for _ in range(80):
@@ -382,7 +384,7 @@ def looking_for_unused(rank: int, steps: int) -> list[bool]:
 
 def told(rank: int) -> list[str]:
     """The messages until a slow link is compressed for."""
-    said = heard()
+    said = heard(logging.DEBUG)
     Training(rank).settle(SLOW, least=2)
     return said
 
@@ -450,7 +452,7 @@ def with_embeddings(rank: int) -> dict[str, float]:
     shape = (256, 256)
     return {
         name: 8 * code.traffic(shape) / (256 * 256)
-        for name, (code, _) in state.exchange.assigned.items()
+        for name, (code, _) in state.exchange.methods.assigned.items()
         if name.endswith("weight")
     }
 
@@ -513,7 +515,7 @@ def sixteen_bits(rank: int) -> dict[str, Any]:
             link.wait()
             optimizer.step()
             if state is not None:
-                told = state.metrics()["auto"]
+                told = state.decisions()
                 phases.add(told["phase"])
         digests.append(digest(model))
     return {"digests": digests, "phases": phases, "auto": told, "said": said}
@@ -552,7 +554,7 @@ def changed_at_once(rank: int, rate: float) -> dict[str, Any]:
 
 def slower_than_uncompressed(rank: int) -> dict[str, Any]:
     """The forward pass takes longer than all that methods save, as long as buckets have any."""
-    said = heard()
+    said = heard(logging.DEBUG)
     training = Training(rank)
     training.settle(SLOW, least=1)
     for _ in range(40):
@@ -597,13 +599,18 @@ def made_again(rank: int) -> dict[str, Any]:
 def resumed(rank: int) -> dict[str, Any]:
     training = Training(rank)
     training.settle(SLOW, least=3)
-    saved, before = training.state.state_dict(), sorted(training.state.exchange.assigned)
+    saved, before = training.state.state_dict(), sorted(training.state.exchange.methods.assigned)
     training.state.close()
     other = Training(rank)
     other.state.load_state_dict(saved)
-    after = sorted(other.state.exchange.assigned)
+    after = sorted(other.state.exchange.methods.assigned)
     other.settle(SLOW)
-    return {"before": before, "after": after, "later": sorted(other.state.exchange.assigned), "auto": other.auto}
+    return {
+        "before": before,
+        "after": after,
+        "later": sorted(other.state.exchange.methods.assigned),
+        "auto": other.auto,
+    }
 
 
 def resumed_in_part(rank: int) -> dict[str, Any]:
@@ -632,7 +639,7 @@ def resumed_in_part(rank: int) -> dict[str, Any]:
     model = model_of("2.")
     state = gradwire.compress_ddp(model)
     state.load_state_dict(saved)
-    assigned, auto = {name: code.bits for name, (code, _) in state.exchange.assigned.items()}, state.metrics()["auto"]
+    assigned, auto = {name: code.bits for name, (code, _) in state.exchange.methods.assigned.items()}, state.decisions()
     step(model)
     try:
         state.load_state_dict({**saved, "auto": saved["auto"].replace("2.weight", "elsewhere")})
@@ -664,8 +671,8 @@ def taken_over(rank: int, holding: bool) -> dict[str, Any]:
         sent.append(training.state.metrics()["bytes_sent"] - before)
     return {
         "sent": sent,
-        "auto": "auto" in training.state.metrics(),
-        "assigned": training.state.exchange.assigned,
+        "auto": bool(training.state.decisions()),
+        "assigned": training.state.exchange.methods.assigned,
         "digest": digest(training.model),
     }
 
@@ -697,7 +704,7 @@ def plain_loop(rank: int) -> dict[str, Any]:
         optimizer.zero_grad()
         loss_of(model, examples(data)).backward()
         optimizer.step()
-    return {"digest": digest(model), "auto": state.metrics()["auto"]}
+    return {"digest": digest(model), "auto": state.decisions()}
 
 
 def by_layer(model: nn.Module) -> nn.Module:
@@ -729,6 +736,12 @@ class SlowGather(DefaultAllGather):
         return super().__call__(*given, **named)
 
 
+def gather_apart(model: nn.Module, wait: Callable[[], None] = lambda: None) -> None:
+    """Gather the weights of a model on a link of their own, which nobody watches."""
+    for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
+        module.set_custom_all_gather(SlowGather(wait))
+
+
 def sharded(
     rank: int, version: str, rate: float, pause: float = 0.0, gather: float = 0.0, steps: int = 40
 ) -> dict[str, Any]:
@@ -742,8 +755,7 @@ def sharded(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = compress(model, "auto")
     link = slow(state.exchange, rate)
-    for module in (each for each in model.modules() if isinstance(each, FSDPModule) and gather):
-        module.set_custom_all_gather(SlowGather(lambda: link.compute(gather)))
+    gather_apart(model, lambda: link.compute(gather))
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
     for _ in range(steps):
         before = state.metrics()["bytes_sent"]
@@ -754,9 +766,9 @@ def sharded(
         optimizer.step()
         losses.append(float(loss.detach()))
         sent.append(state.metrics()["bytes_sent"] - before)
-    codes = {name: code for name, (code, _) in state.exchange.assigned.items() if not name.endswith("bias")}
+    codes = {name: code for name, (code, _) in state.exchange.methods.assigned.items() if not name.endswith("bias")}
     bits = {int(re.findall(r"\d+", name)[0]): code.bits for name, code in codes.items()}
-    return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent, "bits": bits}
+    return {"auto": state.decisions(), "losses": losses, "sent": sent, "bits": bits}
 
 
 def sharded_on_hosts(rank: int, sharing: int) -> dict[str, Any]:
@@ -767,6 +779,7 @@ def sharded_on_hosts(rank: int, sharing: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = gradwire.compress_fsdp(model, "auto")
     slow(state.exchange, SLOW / 4)
+    gather_apart(model)
     channel = state.exchange.channel
     channel.__class__ = HostChannel
     channel.sharing = sharing  # type: ignore[attr-defined]
@@ -775,7 +788,7 @@ def sharded_on_hosts(rank: int, sharing: int) -> dict[str, Any]:
         optimizer.zero_grad()
         loss_of(model, examples(data)).backward()
         optimizer.step()
-    return {"auto": state.metrics()["auto"], "local": state.metrics()["local_bytes"]}
+    return {"auto": state.decisions(), "local": state.metrics()["local_bytes"]}
 
 
 def scattered_by_hosts(rank: int, bad: bool) -> dict[str, Any]:
@@ -808,10 +821,11 @@ def sharded_in_16_bits(rank: int) -> dict[str, Any]:
     model = fully_shard(network(128), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
     state = gradwire.compress_fsdp(model)
     slow(state.exchange, SLOW)
+    gather_apart(model)
     data = torch.Generator().manual_seed(rank + 1)
     for _ in range(10):
         loss_of(model, examples(data)).backward()
-    return {"link": state.metrics()["auto"]["link"]}
+    return {"link": state.decisions()["link"]}
 
 
 class Ticks:
@@ -833,9 +847,9 @@ def codes_of_parts(rank: int) -> tuple[float, float]:
     pilot.scatter(lambda _: None)
     exchange.counters.clock = lambda: 0.0
     step_record.time = Ticks()  # type: ignore[assignment]
-    choice, part = pilot._choices[-1], torch.randn(64 * 64)
+    choice, part = pilot.model.candidates[-1], torch.randn(64 * 64)
     one = probe(exchange, choice, lambda _: choice.compressor, part, params, 1)
-    expected = pilot._probe(choice, part, params)
+    expected = pilot.model.probe(choice, part, params)
     assert one is not None
     assert expected is not None
     return one.seconds, expected.seconds
@@ -846,12 +860,11 @@ def room(rank: int) -> int | None:
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
     pilot = AutoPilot(exchange, [("weight", (4, 4))])
     pilot.scatter(lambda _: None, lambda: 2 + rank)
-    window = []
     for step in range(3):
         run = BucketRun((("weight", (4, 4)),), float(step), float(step), 0.0)
         run.done = step + 0.5
-        window.append(StepRecord(begun=float(step), runs=[run]))
-    seen = pilot._gathered(window, pilot._numbers_to_share(1e-3))
+        pilot.recorder.steps.append(StepRecord(begun=float(step), runs=[run]))
+    seen = pilot.recorder.measure(bears=False, latency=1e-3)
     assert seen is not None
     return seen.buffers
 
@@ -891,7 +904,7 @@ def sharded_refused_later(rank: int) -> dict[str, Any]:
                 state.load_state_dict(saved)
             except gradwire.ConfigError as error:
                 said = str(error)
-    return {"said": said, "steps": steps, "decisions": state.metrics()["auto"]["decisions"]}
+    return {"said": said, "steps": steps, "decisions": state.decisions()["decisions"]}
 
 
 def drained(rank: int, bad: bool) -> list[Tensor]:

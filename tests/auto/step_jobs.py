@@ -52,7 +52,7 @@ class StepTraining:
 
     @property
     def auto(self) -> dict[str, Any]:
-        auto: dict[str, Any] = self.optimizer.metrics()["auto"]
+        auto: dict[str, Any] = self.optimizer.decisions()
         return auto
 
     @property

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.auto.decide import ALIKE, Option, Stage, Timeline, best, exposed, finish
+from gradwire.auto.decide import ALIKE, Option, Stage, best, exposed, finish
+from gradwire.auto.timeline import Timeline
 
 numbers = st.floats(0.0, 1.0, allow_nan=False)
 stages = st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.auto.shared_link import Gathers
 from gradwire.auto.step_record import BucketRun, StepRecord, arrivals
 
 
@@ -52,7 +53,7 @@ def test_a_stream_that_does_not_wait_has_them_when_they_are_computed() -> None:
 
 def test_a_pause_for_weights_hides_nothing() -> None:
     made = step((10.0, 13.0), (15.0, 16.0), (19.0, 20.0))
-    made.runs[0].stalls = ((8.0, 9.0),)  # Before the first bucket, which begins the step.
-    made.runs[1].stalls = ((10.5, 12.0), (12.0, 14.5))
-    made.runs[2].stalls = ((15.0, 18.0),)
+    made.runs[0].gathers = Gathers(stalls=((8.0, 9.0),))  # Before the first bucket, which begins the step.
+    made.runs[1].gathers = Gathers(stalls=((10.5, 12.0), (12.0, 14.5)))
+    made.runs[2].gathers = Gathers(stalls=((15.0, 18.0),))
     assert arrivals(made) == [0.0, 1.0, 2.0]

@@ -39,6 +39,7 @@ def test_facts_are_those_of_this_process(findings):
 
 def test_the_table_says_the_same(gradwire, findings):
     shown = gradwire("doctor").stdout
+    assert all(len(line) <= 80 or " " not in line.strip() for line in shown.splitlines())
     for section, items in findings.items():
         assert section in shown
         assert all(item.split()[0] in shown for item in items)

@@ -40,6 +40,18 @@ def test_every_method_is_described_as_its_class_is(gradwire):
     assert [each.name for each in described_methods()] == list(registry.names("compressors"))
 
 
+def test_a_method_that_is_named_is_described_whole(gradwire):
+    said = gradwire("methods", "qsgd").stdout
+    assert said.startswith("qsgd: levels, recommended or well tried\n\nRound each element at random")
+    assert "bits: bits for each element, 2 to 8" in said
+    assert 'gradwire.compress_ddp(model, "qsgd", bits=4, block=512' in said
+    assert "docs/methods/levels.md#qsgd" in said
+    assert json.loads(gradwire("methods", "qsgd", "--json", "-").stdout)[0]["name"] == "qsgd"
+    refused = gradwire("methods", "qsdg")
+    assert refused.exit_code == 2
+    assert "unknown method 'qsdg': did you mean 'qsgd'?" in refused.stderr
+
+
 ELSEWHERE = """
 class Other:
     name = "other"
@@ -60,7 +72,8 @@ def test_a_method_of_another_package_is_described_wherever_it_is(place, tmp_path
     module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     monkeypatch.syspath_prepend(tmp_path)
     told = foreign(EntryPoint("mine", f"{module}:Mine", "gradwire.compressors"), "elsewhere")
-    assert told == DescribedMethod("mine", "elsewhere", summary="Send nothing.", parameters={"share": "0.5"})
+    said = "Send nothing."
+    assert told == DescribedMethod("mine", "elsewhere", summary=said, parameters={"share": "0.5"}, text=said)
     assert module not in sys.modules
 
 

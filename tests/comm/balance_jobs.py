@@ -22,7 +22,8 @@ from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.contrib.memory.momentum import Momentum
 from gradwire.contrib.memory.variance import VarianceMemory
-from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory
@@ -60,7 +61,7 @@ GRADIENTS: dict[str, Gradients] = {"constant": constant, "fresh": fresh}
 
 
 def carried(memory: Memory, before: Kept, grad: Tensor) -> Tensor:
-    """The mean over the ranks of all that is to come out of a step or to be kept: the law of each memory.
+    """The mean over the ranks of all that is to come out of a step or to be kept: what each memory must keep constant.
 
     Args:
         grad: the mean gradient.

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import build_compressor
 from gradwire.group.channel import traffic_of

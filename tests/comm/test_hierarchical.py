@@ -233,7 +233,7 @@ def bare() -> list[str]:
 def test_a_step_asks_no_device(name: str) -> None:
     """On the device without elements whoever asks for a value gets an error. A memory is asked once, for a new plan."""
     exchange = pretended_exchange(registry.build("compressors", name), 4)
-    exchange.choose(exchange.compressor, strategy=TWO)
+    exchange.change(exchange.methods.changed(exchange.methods.compressor, strategy=TWO))
     exchange.begin_step()
     exchange.run(torch.empty(N, device="meta"), SHAPES)
     assert 0 < exchange.counters.local_bytes < exchange.counters.bytes_sent

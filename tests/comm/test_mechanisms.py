@@ -6,7 +6,8 @@ import torch
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange, default_strategy
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import default_strategy
 from gradwire.memory.base import default_memory
 from gradwire.testing import contract
 from gradwire.testing.inputs import gaussian
@@ -112,4 +113,4 @@ def test_a_method_names_its_memory():
     assert default_memory(WithMemory()) == "residual"
     with pytest.raises(ConfigError, match="makes another method of 'topk', which is defined with memory 'residual'"):
         Exchange(WithMemory(), memory="none")
-    assert Exchange(WithMemory(), memory="none", force=True).memory_for(WithMemory()).name == "none"
+    assert Exchange(WithMemory(), memory="none", force=True).methods.memory_for(WithMemory()).name == "none"

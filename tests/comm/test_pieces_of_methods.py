@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.group.part import Batch, Message, Part, Piece, Unit, nonfinite
 from gradwire.kernels.stored import shaped
 from gradwire.memory.base import Memory, default_memory
+from gradwire.memory.residual import Residual
 from gradwire.vocabulary import Key
 
 SHAPES = [(20, 50), (37,), (16, 16), (64, 64), (5,)]
@@ -107,6 +111,76 @@ def test_a_factor_that_a_method_does_not_take_itself_is_taken_tensor_by_tensor(n
         assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))
 
 
+def given(part: Part, bad_step: int, way: str) -> list[Tensor]:
+    """All that remains of three steps as ``deliver`` ends them: by a branch of the host, or as an accelerator does."""
+    message, found = Message(part.packing, torch.device("cpu")), []
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 4):
+        flat = torch.randn(sum(SIZES), generator=generator)
+        if step == bad_step:
+            flat[7] = torch.inf
+        bad = nonfinite(flat)
+        part.encode(flat, message, Key(step=step))
+        decode = partial(part.decode, message.stacked, flat, 0.5)
+        if way == "branch":
+            part.deliver(flat, bad, decode)
+        else:
+            part.deliver_unseen(flat, bad, decode, own=way == "at once")
+        found += [flat, *(tensor.clone() for p in part.pieces for tensor in (*p.kept.values(), *p.state.values()))]
+    return found
+
+
+@pytest.mark.parametrize("way", ["at once", "select"])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("code", methods(), ids=repr)
+def test_what_an_accelerator_hands_out_and_keeps_is_what_the_branch_does(
+    code: Compressor, together: bool, way: str
+) -> None:
+    memory = registry.build("memory", default_memory(code))
+    for bad_step in (0, 2):
+        wanted = given(part_of(code, memory, together=together), bad_step, "branch")
+        found = given(part_of(code, memory, together=together), bad_step, way)
+        for one, two in zip(found, wanted, strict=True):
+            assert torch.equal(one.isnan(), two.isnan())
+            assert torch.equal(one.nan_to_num(nan=0.5).view(torch.uint8), two.nan_to_num(nan=0.5).view(torch.uint8))
+
+
+def test_the_sums_of_some_methods_begin_where_the_step_is_taken_back() -> None:
+    begins = {"topk": True, "dgc": True, "eden": True, "twobit": False, "ef21": False, "signsgd": False}
+    for name, at_once in begins.items():
+        code = registry.build("compressors", name)
+        part = part_of(code, registry.build("memory", default_memory(code)), together=True)
+        assert [batch.begins_at_once for batch in part.batches] == [at_once] * len(part.batches)
+
+
 def test_many_methods_say_so() -> None:
     names = "bf16 blockwise8 compose demo dgc dynamic8 ef21 fp8 loco lpc_svrg natural oktopk onebit_sgd qsgd randomk"
     assert {*names.split(), "signsgd", "signum", "terngrad"} <= {code.name for code in methods()}
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedResidual(Residual):
+    """Keeps how often it was encoded, too, and undoes that in a bad step."""
+
+    name = "counted_residual"
+
+    buffers = ("residual", "count")
+
+    def takes_pieces(self, scale: float) -> bool:
+        return True
+
+    def encode(self, compressor: Compressor, grad: Tensor, kept: Any, *rest: Any, **named: Any) -> None:
+        kept["count"].add_(1.0)
+        super().encode(compressor, grad, kept, *rest, **named)
+
+    def rollback(self, grad: Tensor, kept: Any, when: Tensor | None = None) -> None:
+        super().rollback(grad, kept, when)
+        kept["count"].sub_(1.0 if when is None else when.to(torch.float32))
+
+
+def test_a_memory_that_undoes_more_than_its_base_is_asked_for_it_on_an_accelerator() -> None:
+    code = registry.build("compressors", "topk")
+    wanted, found = (given(part_of(code, CountedResidual(), together=False), 2, way) for way in ("branch", "at once"))
+    for one, two in zip(found, wanted, strict=True):
+        assert torch.equal(one.nan_to_num(), two.nan_to_num())
+    assert any(torch.equal(each, torch.full_like(each, 2.0)) for each in wanted)

@@ -11,7 +11,7 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import default_strategy
+from gradwire.exchange.plan import default_strategy
 from gradwire.group.agree import DIGEST
 from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks

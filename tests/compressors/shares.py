@@ -1,5 +1,5 @@
 """Shares of the elements that ``sidco`` really sends: ``python -m tests.compressors.shares`` prints the figures of
-``docs/methods.md``."""
+``docs/methods/sparse.md``."""
 
 from __future__ import annotations
 

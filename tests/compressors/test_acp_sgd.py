@@ -1,4 +1,4 @@
-"""One factor a step: the projection, the rounds, and the convergence that methods.md reports."""
+"""One factor a step: the projection, the rounds, and the convergence that docs/methods/convergence.md reports."""
 
 import math
 import re

@@ -61,7 +61,7 @@ def test_tiles_do_not_mix():
 
 
 def test_it_helps_where_the_gradient_is_smooth_and_not_in_noise():
-    """methods.md: 0.30 on a smooth matrix, where the largest elements themselves leave 0.92; 0.93 on noise."""
+    """transforms.md: 0.30 on a smooth matrix, where the largest elements themselves leave 0.92; 0.93 on noise."""
     code = DeMo(ratio=1 / 128)
     assert relative_error(smooth(256, 256), decoded(code, smooth(256, 256))) < 0.3
     assert 0.9 < relative_error(matrix(256, 256), decoded(code, matrix(256, 256))) < 0.97
@@ -189,7 +189,7 @@ def trained(rank: int) -> dict[str, torch.Tensor]:
         for param, grad in zip(params.values(), flat.split([math.prod(s) for s in SHAPES.values()]), strict=True):
             param.grad = grad.view(param.shape).clone()
         optimizer.step()
-    assert exchange.memory_for(DeMo()) == DeMoMemory(beta=0.999)
+    assert exchange.methods.memory_for(DeMo()) == DeMoMemory(beta=0.999)
     return {
         **{name: param.detach() for name, param in params.items()},
         **{f"kept {name}": exchange.residuals.worker["residual"][name] for name in SHAPES},
@@ -254,7 +254,7 @@ def test_by_its_name_alone_it_is_the_algorithm_of_the_paper():
 def test_another_memory_makes_another_method_of_it():
     with pytest.raises(ConfigError, match="memory 'residual' makes another method of 'demo'"):
         Exchange(DeMo(), memory="residual")
-    assert Exchange(DeMo(sign=False)).memory_for(DeMo(sign=False)) == Residual()
+    assert Exchange(DeMo(sign=False)).methods.memory_for(DeMo(sign=False)) == Residual()
 
 
 def test_it_cannot_be_cut_into_shards():

@@ -37,7 +37,7 @@ def test_the_inner_method_may_be_given_by_name_or_configuration():
 
 
 def test_it_runs_with_its_own_memory_only():
-    assert Exchange(EF21()).memory_for(EF21()).name == "ef21"
+    assert Exchange(EF21()).methods.memory_for(EF21()).name == "ef21"
     with pytest.raises(ConfigError, match="makes another method of 'ef21'"):
         Exchange(EF21(), memory="residual")
 
@@ -45,7 +45,7 @@ def test_it_runs_with_its_own_memory_only():
 def test_the_optimizer_gets_the_estimate():
     code = EF21(TopK(ratio=0.4))
     exchange = Exchange(code)
-    exchange.policy = type(exchange.policy)(min_numel=0)
+    exchange.methods.policy = type(exchange.methods.policy)(min_numel=0)
     g, outputs = torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0]).repeat(10), []
     for _ in range(3):
         flat = g.clone()

@@ -65,7 +65,7 @@ def test_qsgd_l2_comes_within_five_percent_of_its_entropy(bits):
     limit = entropy_of(codes, bits)
     payload = Entropy(method).compress(x)
     assert limit * n / 8 < used(payload) < 1.05 * limit * n / 8
-    told = {2: 0.32, 4: 1.12, 8: 4.61}[bits]  # docs/methods.md, with 32 bits for the norm of each block.
+    told = {2: 0.32, 4: 1.12, 8: 4.61}[bits]  # docs/methods/wrappers.md, with 32 bits for the norm of each block.
     assert 8 * used(payload) / n + 32 / method.block == pytest.approx(told, abs=0.01)
 
 

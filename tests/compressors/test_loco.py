@@ -32,7 +32,7 @@ from tests.wire.levels import levels
 
 
 def parse(payload: bytes, config: dict[str, int], shape: Sequence[int]) -> np.ndarray:
-    """Read a payload as its row in docs/methods.md says, without gradwire or torch: tests/wire compares it."""
+    """Read a payload as its row in docs/methods/levels.md says, without gradwire or torch: tests/wire compares it."""
     n, block = math.prod(shape), config["block"]
     blocks = -(-n // block)
     step = np.frombuffer(payload[: 4 * blocks], "<f4") / np.float32(7)

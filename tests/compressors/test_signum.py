@@ -43,8 +43,8 @@ def test_the_momentum_is_no_view_of_the_gradient():
 
 def test_the_memory_is_the_methods_own():
     exchange = Exchange(Signum())
-    assert exchange.memory_for(Signum()) == Momentum(beta=0.9)
-    assert Exchange(Signum(), memory=Momentum(0.99)).memory_for(Signum()) == Momentum(0.99)
+    assert exchange.methods.memory_for(Signum()) == Momentum(beta=0.9)
+    assert Exchange(Signum(), memory=Momentum(0.99)).methods.memory_for(Signum()) == Momentum(0.99)
     for other in ("none", "residual"):
         with pytest.raises(ConfigError, match="is defined with memory 'momentum'"):
             Exchange(Signum(), memory=other)

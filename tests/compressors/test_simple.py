@@ -167,7 +167,7 @@ def test_a_summable_method_has_no_aggregate_of_its_own():
 
 def test_a_method_with_a_memory_of_its_own_gets_no_other():
     code = OwnMemory().adapted()
-    assert Exchange(code).memory_for(code).name == "none"
+    assert Exchange(code).methods.memory_for(code).name == "none"
     with pytest.raises(ConfigError, match="which is defined with memory 'none'"):
         Exchange(code, memory="dgc")
 

@@ -30,7 +30,7 @@ def recall(code: SketchedSGD, x: torch.Tensor, heavy: set[int], step: int = 0) -
 
 
 def test_a_wide_sketch_finds_the_heavy_elements_and_a_narrow_one_fewer():
-    """methods.md: 1e5 elements, 100 heavy ones, 5 rows: 1e4 columns find 0.99 of them."""
+    """sketches.md: 1e5 elements, 100 heavy ones, 5 rows: 1e4 columns find 0.99 of them."""
     x, heavy = with_heavy(100_000, 100)
     wide = recall(SketchedSGD(ratio=0.001, width=100, candidates=1), x, heavy)
     narrow = recall(SketchedSGD(ratio=0.001, width=1, rows=1, candidates=1), x, heavy)

@@ -217,7 +217,7 @@ def test_feedback_that_diverges_is_refused_with_an_explanation_unless_forced(com
         Exchange(compressor, memory="residual")
     assert repr(compressor) in str(refused.value) or repr(compressor.name) in str(refused.value)
     assert "force=True" in str(refused.value)
-    assert Exchange(compressor, memory="residual", force=True).memory_for(compressor) == Residual()
+    assert Exchange(compressor, memory="residual", force=True).methods.memory_for(compressor) == Residual()
     Exchange(compressor)
 
 

@@ -1,4 +1,4 @@
-"""Each check of ``gradwire.testing`` notices the compressor that breaks its law."""
+"""Each check of ``gradwire.testing`` notices the compressor that breaks it."""
 
 import re
 import threading

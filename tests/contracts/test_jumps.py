@@ -24,7 +24,7 @@ def keeps(code: str, memory: str | None) -> Memory | None:
     """Return the memory, if it or the method keeps anything; None also where they do not go together."""
     compressor = registry.build("compressors", code)
     try:
-        used = Exchange(compressor, memory=memory, force=True).memory_for(compressor)
+        used = Exchange(compressor, memory=memory, force=True).methods.memory_for(compressor)
     except ConfigError:
         return None
     return used if used.buffers or compressor.init_state(SHAPE, Key()) else None

@@ -106,7 +106,7 @@ def test_elements_near_the_largest_number_come_out_finite_or_the_step_does_not_c
         assert counted in ({0}, {1}, {2}), f"{code} {how}: {counted}"
         assert all(each.count(False) <= min(counted) for each in finite), f"{code} {how}: {finite}, {counted} counted"
         for rank in ranks:
-            last, transient = rank.steps[2], rank.exchange.buffers("transient")
+            last, transient = rank.steps[2], rank.exchange.methods.buffers("transient")
             kept = [of for name, of in last.after.items() if name not in transient] + list(last.states.values())
             tensors = [last.owned, *(each for of in kept for each in of.values())]
             assert all(bool(each.isfinite().all()) for each in tensors), f"{code} {how}"

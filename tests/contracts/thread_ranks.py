@@ -13,7 +13,8 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.channel import Channel
@@ -150,9 +151,8 @@ def exchange_in_threads(
 
     def work(rank: int) -> Rank:
         torch.set_num_threads(1)  # A thread begins with the number of the process, whatever the test has set.
-        made = Rank(Exchange(compressor, policy=Policy(min_numel=MIN_NUMEL), seed=SEED, **options))
-        made.exchange.channel = ThreadChannel(meeting, rank, made.exchange.counters)
-        made.exchange.residuals.world = world
+        channel = ThreadChannel(meeting, rank, Metrics())
+        made = Rank(Exchange(compressor, policy=Policy(min_numel=MIN_NUMEL), seed=SEED, channel=channel, **options))
         try:
             for step in range(steps):
                 _step(made, step, gradient(step, rank), watched is None or step in watched)

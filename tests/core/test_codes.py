@@ -17,8 +17,9 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residual_store import ResidualStore
-from gradwire.frontends.resharding import Sharded, of_shard, recut, repadded
+from gradwire.frontends.resharding import of_shard, recut, repadded
 from gradwire.group.part import Piece, Unit
+from gradwire.group.shards import Sharded
 from gradwire.kernels.stored import read, stored_like, write
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.residual import Residual
@@ -137,7 +138,7 @@ def test_a_step_with_a_nan_leaves_codes_as_they_were(strategy: str, code: object
 
 def test_a_skipped_step_is_taken_back_completely() -> None:
     of = exchange()
-    of.skips_steps = True
+    of.rollback.follow_skips(True)
     steps(of, [["a"], ["b"]], 2)
     before = {name: tensor.clone() for name, tensor in of.residuals.worker["residual"].items()}
     of.begin_step()

@@ -15,17 +15,14 @@ from tests.once import once
 
 PACKAGE = Path(__file__).parent / "outside"
 SCRIPT = """
-import json, sys, warnings
+import json, sys
 import torch
 
 found = {}
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    import gradwire
-    from gradwire import registry
-    from gradwire.errors import ConfigError
-    found["names"] = [name for name in ("halves", "topk", "broken") if name in registry.names("compressors")]
-found["warnings"] = [str(each.message) for each in told if "outside" in str(each.message)]
+import gradwire
+from gradwire import catalogue, registry
+from gradwire.errors import ConfigError
+found["names"] = [name for name in ("halves", "topk", "broken") if name in registry.names("compressors")]
 found["imported early"] = "outside_gradwire" in sys.modules
 code = gradwire.compressor("halves", gain=2.0)
 found["decoded"] = code.decompress(code.compress(torch.tensor([0.5, -1.0])), (2,)).tolist()
@@ -36,6 +33,7 @@ for name in ("broken", "misnamed", "twice"):
         gradwire.compressor(name)
     except ConfigError as error:
         found[name] = str(error)
+found["declared"] = [row["name"] for row in catalogue.methods()]
 print(json.dumps(found))
 """
 
@@ -66,6 +64,7 @@ def told(folder: Path) -> dict[str, object]:
         )
         assert done.returncode == 0, done.stderr
         found |= json.loads(done.stdout)
+        found.setdefault("warnings", done.stderr.splitlines())
     return found
 
 
@@ -83,9 +82,23 @@ def test_it_is_found_by_name_and_works_like_ours(found: dict[str, object]) -> No
 
 def test_it_does_not_take_the_place_of_ours(found: dict[str, object]) -> None:
     assert found["topk"] == "gradwire.compressors.sparse.topk"
-    assert found["warnings"] == [
-        "the package outside-gradwire registers a compressor 'topk', which is left out: gradwire has one of this name"
-    ]
+    warnings = found["warnings"]
+    assert isinstance(warnings, list)
+    assert warnings[0] == (
+        "gradwire: the package outside-gradwire registers a compressor 'topk', which is left out: gradwire has one of"
+        " this name"
+    )
+
+
+def test_what_cannot_be_loaded_is_one_line_each_and_all_others_are_listed(found: dict[str, object]) -> None:
+    warnings, declared = found["warnings"], found["declared"]
+    assert isinstance(warnings, list)
+    assert isinstance(declared, list)
+    beginnings = ["compressor 'broken'", "outside_gradwire:Halves", "compressor 'twice'"]
+    assert all(line.startswith(f"gradwire: {begin} ") for line, begin in zip(warnings[1:], beginnings, strict=True))
+    assert all(line.startswith("gradwire: ") and line.endswith("; it is left out") for line in warnings[1:])
+    assert {"halves", "topk", "qsgd"} <= {*declared}
+    assert not {"broken", "misnamed", "twice"} & {*declared}
 
 
 def test_it_is_described_without_being_imported(found: dict[str, object]) -> None:

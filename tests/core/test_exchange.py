@@ -16,7 +16,8 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange, Named, default_strategy
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named, default_strategy
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import Settings
 from gradwire.kernels.stored import read
@@ -69,7 +70,7 @@ def test_needed_error_feedback_is_refused_only_by_force(name: str) -> None:
         Exchange(compressor, memory="none")
     with pytest.raises(ConfigError, match=r"memory 'none' loses for good what.*say force=True"):
         Exchange(Identity(), memory="none", policy=Policy(overrides={"*": EFSignSGD()}))
-    assert Exchange(compressor, memory="none", force=True).memory_for(compressor).name == "none"
+    assert Exchange(compressor, memory="none", force=True).methods.memory_for(compressor).name == "none"
 
 
 @together
@@ -87,10 +88,10 @@ def test_a_group_of_one_needs_no_process_group_and_still_compresses(name: str) -
     assert not torch.equal(flat.view(64, 64), grad)
     assert flat.isfinite().all()
     kept = exchange.residuals.worker.get("residual", {})
-    votes = type(exchange.compressor).settle is not Compressor.settle
+    votes = type(exchange.methods.compressor).settle is not Compressor.settle
     if kept and not votes:
         left = read(kept["w"], 4096)
-        codes = exchange.memory_for(exchange.compressor).form.block
+        codes = exchange.methods.memory_for(exchange.methods.compressor).form.block
         rounding = float(left.abs().max()) / 253 if codes else 2e-6
         torch.testing.assert_close(flat + left, grad.reshape(-1), rtol=0, atol=rounding)
 
@@ -140,9 +141,9 @@ def test_a_scheduled_threshold_keeps_the_plan_and_a_scheduled_ratio_makes_a_new_
         for _ in range(3):
             exchange.begin_step()
             exchange.run(torch.randn(1024), [("w", (32, 32))])
-            made.add(id(exchange._plans["w"].sessions[0]))
-            last = exchange._plans["w"]
-        assert last.units[0].compressor == exchange.policy.at(2, compressor)
+            made.add(id(exchange.planner._plans["w"].sessions[0]))
+            last = exchange.planner._plans["w"]
+        assert last.units[0].compressor == exchange.methods.policy.at(2, compressor)
         assert len(made) <= plans
         assert (plans > 1) == (len(made) > 1)
 
@@ -263,9 +264,9 @@ def test_the_width_of_a_residual_is_checked_and_told_to_the_ranks() -> None:
 def test_a_residual_of_16_bits_does_not_collect_how_ranks_differ() -> None:
     told = {"residual_dtype": "bfloat16", "policy": Policy(overrides={"a.*": PowerSGD(rank=4)})}
     exchange = Exchange(PowerSGD(rank=2), **told)
-    assert exchange.compressor == PowerSGD(rank=2, error="local")
-    assert exchange.policy.overrides == {"a.*": PowerSGD(rank=4, error="local")}
-    assert Exchange(PowerSGD(rank=2)).compressor == PowerSGD(rank=2)
+    assert exchange.methods.compressor == PowerSGD(rank=2, error="local")
+    assert exchange.methods.policy.overrides == {"a.*": PowerSGD(rank=4, error="local")}
+    assert Exchange(PowerSGD(rank=2)).methods.compressor == PowerSGD(rank=2)
     with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got fewer bits"):
         Exchange(GradiVeQ(), residual_dtype="bfloat16")
     with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got fewer bits"):
@@ -297,7 +298,7 @@ def test_a_bad_factor_of_residuals(bad: float) -> None:
 
 def test_a_factor_after_a_skipped_step_is_not_taken_back_with_it() -> None:
     exchange, waits = Exchange(TopK(ratio=0.05), policy=Policy(min_numel=0)), []
-    exchange.skips_steps = True
+    exchange.rollback.follow_skips(True)
     for last in (2.0, float("nan")):
         exchange.begin_step()
         for name, value in (("a", 1.0), ("b", last)):
@@ -314,3 +315,14 @@ def test_without_another_word_an_uncompressed_exchange_is_counted_in_float32(wor
     """A ring moves 2 (W - 1) / W of the gradient's bytes."""
     rank = exchange_in_threads(TopK(), world, 1, lambda *_: torch.ones(N))[0]
     assert rank.exchange.metrics()["dense_bytes"] == 2 * (world - 1) * 4 * N // world
+
+
+def test_a_step_that_is_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would repeat the launches of one step for ever, with its random numbers and without its comparison."""
+    exchange = Exchange(QSGD())
+    exchange.begin_step()
+    exchange.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ConfigError, match="a step must not be captured in a CUDA graph"):
+        exchange.begin_step()
+    assert exchange.step == 1

@@ -127,7 +127,7 @@ def test_a_table_that_one_thread_finds_is_whole() -> None:
 
     def sizes(value: float) -> dict[str, int]:
         first = Pieces(torch.zeros(6), places)
-        return many.sizes(many.table(first, {"out": first, "value": value, "when": None}))
+        return many.sizes(many.table(first, value, None))
 
     class Meanwhile(float):
         """A number at which another thread asks for the same table while it is being made."""

@@ -57,8 +57,8 @@ def test_a_configuration_comes_back_equal() -> None:
 
 def test_parameters_may_stand_behind_the_name_wherever_a_name_is_given() -> None:
     exchange = gradwire.Exchange(gradwire.compressor("eden:bits=0.5", block=1024), memory="preconditioned:beta=0.9")
-    assert exchange.compressor == EDEN(bits=0.5, block=1024)
-    assert exchange.memory == Preconditioned(beta=0.9)
+    assert exchange.methods.compressor == EDEN(bits=0.5, block=1024)
+    assert exchange.methods.memory == Preconditioned(beta=0.9)
     settings, _ = Settings.split({"overrides": {"*.bias": "qsgd:bits=8,norm=l2"}})
     assert settings.policy().overrides == {"*.bias": QSGD(bits=8, norm="l2")}
     assert registry.build("comm", "oktopk:period=8").period == 8
@@ -104,4 +104,4 @@ def test_a_number_that_python_does_not_read_is_an_error_of_ours() -> None:
 
 def test_a_narrow_residual_is_one_with_parameters_too() -> None:
     exchange = gradwire.Exchange(gradwire.compressor("topk"), memory="residual:beta=0.9", residual_dtype="bfloat16")
-    assert exchange.memory == Residual(beta=0.9, dtype="bfloat16")
+    assert exchange.methods.memory == Residual(beta=0.9, dtype="bfloat16")

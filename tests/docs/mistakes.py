@@ -142,7 +142,9 @@ def traced_unused_parameters(rank: int) -> str:
 
 
 def other_world(rank: int) -> str:
-    state = gradwire.compress_ddp(wrapped(), "topk")
+    model = wrapped()
+    state = gradwire.compress_ddp(model, "topk")
+    backward(model)
     saved = {**state.state_dict(), "world": 4}
     return told(lambda: state.load_state_dict(saved))
 

@@ -90,6 +90,7 @@ TESTED = {
     "bench codec": "lab/tests/commands/test_bench.py",
     "bench exchange": "lab/tests/commands/test_bench_exchange.py",
     "bench kvstore": "lab/tests/commands/test_bench_kvstore.py",
+    "bench launches": "lab/tests/commands/test_bench_launches.py",
     "check": "lab/tests/commands/test_check.py",
     "demo": "lab/tests/demo",
     "launch": "tests/cli/test_launch.py",
@@ -97,9 +98,11 @@ TESTED = {
     "netlab": "lab/tests/commands/test_netlab.py",
     "replay": "lab/tests/commands/test_replay.py",
     "report": "lab/tests/commands/test_report.py",
+    "run": "tests/run/test_scripts.py",
     "server": "tests/kvstore",
     "sweep": "lab/tests/commands/test_sweep.py",
     "train": "lab/tests/commands/test_train.py",
+    "try": "lab/tests/commands/test_try.py",
     "keygen": "tests/kvstore",
 }
 """Commands that need or take more than the tests of pages have, by their first words, and the tests that run them."""

@@ -1,7 +1,8 @@
-"""The worked example of a method keeps the whole contract, in twenty lines."""
+"""The worked examples of methods keep the whole contract, that of the simple door in twenty lines."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian
+from tests.cases import pairwise
 from tests.docs.blocks import blocks
 
 EXAMPLE = next(block.code for block in blocks("docs/simple.md") if block.fate == "python")
@@ -42,3 +44,32 @@ def test_the_contract_notices_a_slip_in_it(example: dict[str, Any]) -> None:
 
     with pytest.raises(AssertionError):
         contract.check_all(Slips().adapted(), gaussian(100))
+
+
+CODEC = [block.code for block in blocks("docs/own_codec.md") if block.fate == "python"]
+
+
+@pytest.fixture(scope="module")
+def codec() -> Any:
+    """The compressor of the page that builds the full contract up, as the blocks before the training leave it."""
+    names: dict[str, Any] = {"__name__": __name__}  # dataclasses look the module up
+    for code in CODEC[: next(number for number, code in enumerate(CODEC) if "check_all" in code)]:
+        exec(compile(code, "docs/own_codec.md", "exec"), names)
+    return names["Declared"]
+
+
+@pairwise
+@pytest.mark.parametrize("block", [1, 2, 256])
+@pytest.mark.parametrize("shape", [(1,), (7,), (11, 30)])
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_the_codec_keeps_the_contract(codec: Any, kind: str, shape: tuple[int, ...], block: int) -> None:
+    contract.check_all(codec(block=block), SPECIAL[kind](math.prod(shape)).view(shape))
+
+
+def test_the_contract_notices_a_codec_that_declares_too_much(codec: Any) -> None:
+    class Claims(codec):
+        def delta(self, n: int) -> float:
+            return 1.0
+
+    with pytest.raises(AssertionError):
+        contract.check_all(Claims(), gaussian(1000))

@@ -84,3 +84,12 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not [url for url in fetched if re.match(r"(\w+:)?//", url)], page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_long_signatures_are_wrapped(site: Path) -> None:
+    """They are only where a formatter is installed with mkdocstrings, which says nothing of its absence."""
+    text = (site / "api" / "optim.html").read_text(encoding="utf-8")
+    signatures = re.findall(r'<div class="doc-signature highlight">(.*?)</div>', text, re.DOTALL)
+    lines = [re.sub(r"<[^>]+>", "", line) for each in signatures for line in each.splitlines()]
+    assert any(line.startswith("    variance_correction") for line in lines)
+    assert max(map(len, lines)) <= 100

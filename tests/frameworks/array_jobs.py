@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradwire.frontends.optimizer import compress_optimizer
+from tests.heard import without_name
 
 SHAPES = {"b": (40,), "v": (40, 24), "w": (48, 40)}
 """Parameters in the order of their names, as JAX walks a dict."""
@@ -46,7 +47,7 @@ class Said(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        self.lines.append(without_name(record.getMessage()))
 
 
 Means = list[dict[str, np.ndarray]]

@@ -124,7 +124,8 @@ def test_rows_are_what_was_counted(dashboard: str, trained: dict[str, Any]) -> N
         wanted = {f"{name}_per_step": (now[name] - before[name]) / EVERY for name in COUNTED}
         wanted["ratio"] = (now["dense_bytes"] - before["dense_bytes"]) / (now["bytes_sent"] - before["bytes_sent"])
         wanted |= {
-            f"seconds_per_step/{phase}": (now["seconds"][phase] - before["seconds"][phase]) / EVERY for phase in PHASES
+            f"seconds_per_step/{phase}": (now[f"{phase}_seconds"] - before[f"{phase}_seconds"]) / EVERY
+            for phase in PHASES
         }
         wanted |= {name: now[name] for name in ("residual_norm", "nonfinite_steps")}
         assert row == pytest.approx(wanted, rel=1e-6)

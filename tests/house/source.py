@@ -14,8 +14,9 @@ NAMES = tuple(package.name for package in PACKAGES)
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of every module and package."""
-    return {dotted(package, file): file for package in PACKAGES for file in sorted(package.rglob("*.py"))}
+    """Dotted name -> file, of every module and package; scripts as users write them are none."""
+    files = ((package, file) for package in PACKAGES for file in sorted(package.rglob("*.py")))
+    return {dotted(package, file): file for package, file in files if "run_scripts" not in file.parts}
 
 
 def dotted(package: Path, file: Path) -> str:

@@ -42,35 +42,41 @@ def compressors() -> Iterator[Compressor]:
 
 
 def methods_short(tier: str) -> Iterator[str]:
-    yield "| method | bits an element | error feedback | what it does |"
-    yield "|---|---|---|---|"
+    yield "| method | family | bits an element | residual | what it does |"
+    yield "|---|---|---|---|---|"
     for each in (each for each in compressors() if registry.tier("compressors", each.name) == tier):
-        bits = catalogue.shown_bits(catalogue.describe(each))
-        yield f"| [`{each.name}`](#{each.name}) | {bits} | {each.feedback} | {summary(type(each))} |"
+        family = registry.family("compressors", each.name)
+        link, bits = f"[`{each.name}`]({family}.md#{each.name})", catalogue.shown_bits(catalogue.describe(each))
+        yield f"| {link} | [{family}]({family}.md) | {bits} | {each.feedback} | {summary(type(each))} |"
 
 
-def methods_costs() -> Iterator[str]:
-    yield "| method | class | nature | bits an element | state bytes | feedback | memory | aggregation | reference |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for row in catalogue.methods():
+def of_family(family: str) -> Iterator[Compressor]:
+    """The methods of a family, those of the first tier first."""
+    mine = [each for each in compressors() if registry.family("compressors", each.name) == family]
+    return iter(sorted(mine, key=lambda each: registry.tier("compressors", each.name)))
+
+
+def methods_costs(family: str) -> Iterator[str]:
+    yield "| method | tier | bits an element | bytes kept | residual | memory | travels by |"
+    yield "|---|---|---|---|---|---|---|"
+    for each in of_family(family):
+        row = catalogue.describe(each)
         cells = [
-            f"[`{row['name']}`](#{row['name']})",
-            row["family"],
-            row["nature"],
+            f"[`{each.name}`](#{each.name})",
+            registry.tier("compressors", each.name),
             catalogue.shown_bits(row),
             catalogue.shown_state(row),
             row["feedback"],
-            f"`{row['memory']}`",
-            ", ".join(f"`{name}`" for name in row["aggregation"]),
-            row["reference"].replace("|", r"\|"),
+            f"[`{row['memory']}`](memories.md#{row['memory']})",
+            ", ".join(f"[`{name}`](strategies.md#{name})" for name in row["aggregation"]),
         ]
         yield f"| {' | '.join(cells)} |"
 
 
-def methods_declared() -> Iterator[str]:
-    yield "| method | parameters | declares | cut at |"
-    yield "|---|---|---|---|"
-    for each in compressors():
+def methods_declared(family: str) -> Iterator[str]:
+    yield "| method | parameters and their defaults | promises | cut at | source |"
+    yield "|---|---|---|---|---|"
+    for each in of_family(family):
         row = each.properties()
         declares = [flag for flag in catalogue.FLAGS if row[flag]] + ([] if row["fixed_size"] else ["variable size"])
         cells = [
@@ -78,8 +84,35 @@ def methods_declared() -> Iterator[str]:
             parameters(type(each)),
             ", ".join(declares),
             str(each.alignment or "never"),
+            row["reference"].replace("|", r"\|"),
         ]
         yield f"| {' | '.join(cells)} |"
+
+
+COLUMNS = {
+    "tier": "first: recommended; second: for comparisons and readers of papers, and never chosen by `auto` "
+    "([tiers](index.md#tiers))",
+    "bits an element": "size of the message of a 1024 x 1024 matrix at the default parameters, with all scales and "
+    'indices; uncompressed it is 32. "~": it depends on the gradient, here 65,536 normal random values',
+    "bytes kept": "what a worker stores from step to step for each element: the method's own state and its memory",
+    "residual": "whether keeping what was not sent, for later steps, is required, built-in, optional or unsafe "
+    "([what these mean](index.md#residual))",
+    "memory": "the memory that is chosen for the method",
+    "travels by": "the strategy for up to 4 workers, and the one for more workers where it is another",
+    "promises": "properties that tests hold the method to ([the list](index.md#promises))",
+    "cut at": "a tensor can be cut into shards at multiples of so many elements, which `two_phase` needs",
+}
+"""The columns of the tables of methods, in plain words."""
+
+
+def columns() -> Iterator[str]:
+    yield "| column | meaning |"
+    yield "|---|---|"
+    for name, meaning in COLUMNS.items():
+        yield f"| *{name}* | {meaning} |"
+
+
+FAMILIES = sorted({registry.family("compressors", name) for name in registry.places("compressors")})
 
 
 def memories() -> Iterator[str]:
@@ -87,7 +120,7 @@ def memories() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name in registry.names("memory"):
         cls: type[Memory] = registry.find("memory", name)
-        yield f"| [`{name}`](#memory-{name}) | {parameters(cls)} | {4 * len(cls().buffers)} | {summary(cls)} |"
+        yield f"| [`{name}`](#{name}) | {parameters(cls)} | {4 * len(cls().buffers)} | {summary(cls)} |"
 
 
 def strategies() -> Iterator[str]:
@@ -95,16 +128,24 @@ def strategies() -> Iterator[str]:
     yield "|---|---|---|"
     for name in registry.names("comm"):
         cls = registry.find("comm", name)
-        yield f"| [`{name}`](#strategy-{name}) | {parameters(cls)} | {summary(cls)} |"
+        yield f"| [`{name}`](#{name}) | {parameters(cls)} | {summary(cls)} |"
 
 
 TABLES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
-    ("docs/methods.md", "overview"): partial(methods_short, "first"),
-    ("docs/methods.md", "second tier"): partial(methods_short, "second"),
-    ("docs/methods.md", "methods"): methods_costs,
-    ("docs/methods.md", "promises"): methods_declared,
-    ("docs/methods.md", "memories"): memories,
-    ("docs/methods.md", "strategies"): strategies,
+    ("docs/methods/index.md", "overview"): partial(methods_short, "first"),
+    ("docs/methods/index.md", "second tier"): partial(methods_short, "second"),
+    ("docs/methods/index.md", "columns"): columns,
+    ("docs/methods/memories.md", "memories"): memories,
+    ("docs/methods/strategies.md", "strategies"): strategies,
+    **{
+        (f"docs/methods/{family}.md", marker): rows
+        for family in FAMILIES
+        for marker, rows in {
+            "costs": partial(methods_costs, family),
+            "promises": partial(methods_declared, family),
+            "columns": columns,
+        }.items()
+    },
     **{
         ("docs/torch_settings.md", marker): partial(torch_settings.wrapper_rows, rows)
         for marker, (rows, _) in torch_settings.TABLES.items()

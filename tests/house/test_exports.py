@@ -46,7 +46,8 @@ def test_what_is_offered_is_there_and_documented(module: str) -> None:
 
 def is_kernel(module: str, name: str) -> bool:
     """A GPU kernel is documented by the operation of its name."""
-    operations = module.replace(".triton", "") if ".kernels.triton." in module else ""
+    family = module.removesuffix("triton") + "ops" if module.endswith(".triton") else ""
+    operations = module.replace(".triton", "") if ".kernels.triton." in module else family
     return operations in modules() and name in (exported(operations) or [])
 
 

@@ -12,7 +12,8 @@ from tests.house.source import executed, imported, modules, tree
 
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_once", "_system"),
-    ("vocabulary", "registry", "metrics", "modes", "worker", "meeting"),
+    ("_short_traceback", "method_files", "notices"),
+    ("vocabulary", "registry", "metrics", "modes", "worker"),
     ("wire", "kernels"),
     ("helpers",),
     ("compressors",),
@@ -31,12 +32,14 @@ LAYERS = (
         "exchange.checkpoint",
         "exchange.policy",
         "exchange.residual_store",
+        "exchange.rollback",
         "exchange.second_moment",
-        "exchange.undo",
     ),
-    ("exchange.plan",),
+    ("exchange.leftovers", "exchange.plan"),
+    ("exchange.methods", "exchange.step", "exchange.zeros"),
+    ("exchange.planner", "exchange.protocol"),
     ("exchange.exchange", "schedules"),
-    ("exchange.settings",),
+    ("exchange.owner_plan", "exchange.settings"),
     ("auto",),
     ("frontends",),
     ("frontends.adapters",),
@@ -52,13 +55,14 @@ LAYERS = (
     ("contrib.mxnet",),
     ("rounds",),
     ("",),
+    ("run",),
     ("testing",),
     ("catalogue",),
     ("cli",),
     ("__main__",),
     # The laboratory, which the library never imports.
     ("lab.",),
-    ("lab.netlab",),
+    ("lab.netlab", "lab.simulation"),
     # What a measurement is made of: the machine, numbers, arrays, and what stands beside it.
     (
         *("lab.bench", "lab.bench.buckets", "lab.bench.hooks", "lab.bench.machine", "lab.bench.operations"),
@@ -78,8 +82,10 @@ LAYERS = (
         *("lab.bench.bandwidth", "lab.bench.codec", "lab.bench.device_times", "lab.bench.exchange", "lab.bench.goals"),
         *("lab.bench.gpu_kernels", "lab.bench.peers", "lab.bench.store_comparison", "lab.bench.store_over_link"),
     ),
+    ("lab.bench.launches",),
     ("lab.experiments",),
     ("lab.advise", "lab.report"),
+    ("lab.nccl",),
     ("lab.commands",),
 )
 """Lowest first. A name is a module or a folder of gradwire, or one in such a folder; the empty one is
@@ -94,6 +100,7 @@ VARIANTS = (
     "gradwire.frontends",
     "gradwire.frontends.adapters",
     "gradwire.optim",
+    "gradwire.optim.local",
     "gradwire.cli.commands",
     "gradwire_lab.bench.peers",
     "gradwire_lab.experiments.models",
@@ -105,9 +112,11 @@ VARIANTS = (
 """Folders of one variant in each file."""
 
 MACHINERY = {
-    *("arguments", "base", "simple", "native", "ddp", "fsdp"),
-    *("optimizer_watch", "exchanged", "local", "ownership", "setup"),
-    *("auto_threshold", "resharding", "sharded", "sparsifier", "state_units", "uncompressed", "variance_correction"),
+    *("arguments", "base", "simple", "native", "ddp", "fsdp", "hierarchical"),
+    *("optimizer_watch", "exchanged", "local_steps", "ownership", "setup"),
+    *("attendance", "board", "closed", "meeting"),
+    *("auto_threshold", "resharding", "sharded", "sparsifier", "state_units", "summary"),
+    *("uncompressed", "variance_correction"),
 }
 """Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
 with DDP or FSDP2 attach its hook."""

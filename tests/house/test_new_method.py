@@ -26,6 +26,7 @@ PARTS = (
     "examples",
     *(file.name for file in ROOT.glob("*.md")),
     "pyproject.toml",
+    "mkdocs.yml",
     "conftest.py",
     "lab",
     ".ci",
@@ -50,6 +51,7 @@ TOUCHED = (
     "tests/compressors",
     "docs",
     "CHANGELOG.md",
+    "mkdocs.yml",
     "pyproject.toml",
 )
 """Paths that the tool reads and writes."""
@@ -107,7 +109,8 @@ def _differing(tree: Path) -> set[str]:
 
 def test_a_method_with_kernels_is_eight_files(tree: Path, made: list[Path]) -> None:
     golden = {f"tests/golden/{NAME}.json"}
-    assert _differing(tree) == {str(file.relative_to(tree)) for file in made}
+    overview = {"docs/methods/index.md"}  # `make tables` writes its row.
+    assert _differing(tree) == {str(file.relative_to(tree)) for file in made} | overview
     assert len(made) + len(golden) <= MOST
 
 
@@ -183,6 +186,9 @@ def test_a_family_that_is_new(tree: Path, made: list[Path]) -> None:
     code = "from gradwire import registry; print(registry.build('compressors', 'first_of_them').layout((3,)).nbytes)"
     done = _run(tree, "-c", code)
     assert done.stdout == "3\n", done.stderr
+    assert "          - Cubes: methods/cubes.md\n" in (tree / "mkdocs.yml").read_text(encoding="utf-8")
+    _run(tree, "-m", "tests.house.tables").check_returncode()
+    assert "](cubes.md#first_of_them) |" in (tree / "docs/methods/index.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

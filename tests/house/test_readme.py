@@ -21,7 +21,7 @@ def run(script: str, folder: Path) -> str:
         [sys.executable, *arguments, str(file)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -35,8 +35,6 @@ def test_the_diff_is_all_it_takes(tmp_path: Path) -> None:
     compile(before, "before", "exec")
     out = run(after, tmp_path)
     # Whether anything is gained is the machine's business; that it was looked at is not.
-    watched = re.findall(r"'auto': \{'budget': 'safe', 'phase': '(\w+)'", out)
-    assert len(watched) == 2
-    assert set(watched) <= {"watching", "probing", "holding"}
-    assert [float(ratio) >= 0.99 for ratio in re.findall(r"'ratio': ([\d.]+)", out)] == [True, True]
-    assert re.findall(r"'steps': (\d+)", out) == ["20", "20"]
+    assert out.count("gradwire GradwireState: 2 ranks, step 100") == 2
+    assert out.count("method    auto, budget 'safe': ") == 2
+    assert [float(ratio) >= 0.99 for ratio in re.findall(r"now, ([\d.]+) times fewer", out)] == [True, True]

@@ -35,10 +35,10 @@ def test_every_file_of_the_readme_is_linked_absolutely_where_an_index_shows_it()
     relative = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
     before, after = text("README.md"), re.sub(rule["pattern"], rule["replacement"], text("README.md"))
     files = {target.partition("#")[0] for target in relative.findall(before)}
-    assert {"docs/install.md", "docs/methods.md"} <= files
+    assert {"docs/install.md", "docs/methods/index.md"} <= files
     assert not [file for file in files if not (ROOT / file).exists()]
     assert not relative.findall(after)
-    assert f"]({SOURCE}/blob/main/docs/methods.md#topk)" in after
+    assert f"]({SOURCE}/blob/main/docs/optim.md#compressed_step)" in after
 
 
 def test_the_citation_has_the_version_and_the_licence_of_the_package() -> None:

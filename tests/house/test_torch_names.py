@@ -41,6 +41,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "torch.Tensor": ("_post_accumulate_grad_hooks", "_version"),
     "torch.UntypedStorage": ("_cdata",),
     "torch.autograd.Variable": ("_execution_engine",),
+    "torch.cuda": ("_sleep",),
+    "torch.cuda._sanitizer": ("enable_cuda_sanitizer",),
     "torch.distributed.ProcessGroup": ("_device_types", "_get_backend", "_register_backend", "_set_default_backend"),
     "torch.distributed.device_mesh": ("_get_root_mesh",),
     "torch.distributed.distributed_c10d": (

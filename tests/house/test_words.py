@@ -1,4 +1,5 @@
-"""A docstring begins with a noun or a verb and ends its first paragraph as a sentence does; so do its entries and the
+"""Docstrings are clear to a reader who knows the field and not this code: they begin with a noun or a verb, their first
+paragraph ends as a sentence does, and those of modules have short sentences and no words of our own. So do entries and
 strings under constants, which a reader meets without the code beside them. Names are the field's own."""
 
 from __future__ import annotations
@@ -102,6 +103,38 @@ def beginning(text: str) -> str:
     return words[0].strip(",.:`").lower() if words else ""
 
 
+HEADS = ("Invariants:", "Why:", "Failure modes:")
+"""The heads under which a module's docstring says what always holds, the reasons, and how it fails: in this order."""
+
+HEAD = re.compile(r"^(Laws?|Invariants?|Reasons?|Why|Failure modes?)\b.*$", re.MULTILINE)
+"""A line that begins as a head does."""
+
+DIALECT = ("law", "told", "heard of", "taken back", "what waits", "in silence")
+"""Phrases that only a reader of the code could decode, and for which there are plain words: invariant, said or sent,
+not silent, undone, residual, silently."""
+
+MOST_WORDS = 45
+"""Words of a sentence at most: a longer one has to be read twice."""
+
+
+def obscure(module: ast.Module) -> Iterator[str]:
+    """The parts of a module's docstring that are not clear: old heads, words of our own, and sentences too long."""
+    text = ast.get_docstring(module) or ""
+    heads = [found.group() for found in HEAD.finditer(text)]
+    if heads != [head for head in HEADS if head in heads]:
+        yield f"heads {heads}"
+    words = " ".join(text.split()).lower()
+    yield from (phrase for phrase in DIALECT if re.search(rf"\b{phrase}\b", words))
+    yield from (sentence for sentence in sentences(text) if len(sentence.split()) > MOST_WORDS)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences and clauses of a text, without its tables: lines in which several spaces separate columns."""
+    for paragraph in re.split(r"\n\s*\n|\n(?= *\* )", text):
+        if re.search(r"\S {2,}\S", paragraph) is None:
+            yield from re.split(r"(?<=[.;:?])\s", " ".join(paragraph.split()))
+
+
 FILES = [
     file.relative_to(ROOT)
     for folder in ("benchmarks", "examples", "tests", "lab/tests", "tools")
@@ -161,6 +194,31 @@ def test_names_are_the_terms_of_the_field(module: str) -> None:
 )
 def test_wordplay_is_found(text: str, found: list[str]) -> None:
     assert list(wordplay(ast.parse(text))) == found
+
+
+@together
+@pytest.mark.parametrize("module", modules())
+def test_modules_are_clear(module: str) -> None:
+    assert list(obscure(tree(module))) == []
+    assert "Law:" not in modules()[module].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("A queue.\n\nInvariants:\n    It is short.\n\nFailure modes:\n    It is full.", []),
+        ("A queue.\n\nLaw: it is short.", ["heads ['Law: it is short.']", "law"]),
+        ("A queue.\n\nFailure modes:\n    None.\n\nWhy:\n    It.", ["heads ['Failure modes:', 'Why:']"]),
+        ("A queue.\n\nInvariants\n    It is short.", ["heads ['Invariants']"]),
+        ("A queue of what\nwaits.", ["what waits"]),
+        ("A queue that lawyers foretold.", []),
+        (f"A queue{' of queues' * 21}.", []),
+        (f"A queue{' of queues' * 22}.", [f"A queue{' of queues' * 22}."]),
+        ("A queue:\n\n    " + "first   last\n    " * 50, []),
+    ],
+)
+def test_an_obscure_module_is_found(text: str, found: list[str]) -> None:
+    assert list(obscure(ast.parse(f'"""{text}"""'))) == found
 
 
 @together

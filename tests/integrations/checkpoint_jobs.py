@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import registry
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange, default_strategy
-from gradwire.exchange.plan import carries
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import carries, default_strategy
 from gradwire.exchange.policy import Policy
 from gradwire.frontends.ddp import GradwireState, compress_ddp
 from gradwire.frontends.optimizer import compress_optimizer
@@ -145,8 +145,8 @@ def refused(path: str, powersgd: dict[str, Any]) -> dict[str, str]:
         "word": lambda: fresh.load_state_dict(powersgd, on_resize="split"),
         "no state": lambda: fresh.load_state_dict({"step": 3}),
         "rank missing": lambda: fresh.load_state_dict({**powersgd, "ranks": {}}),
-        "file of rank 0": lambda: fresh.load_state_dict(
-            {**powersgd, "ranks": {"0": next(iter(powersgd["ranks"].values()))}}
+        "file of rank 1": lambda: fresh.load_state_dict(
+            {**powersgd, "ranks": {"1": next(iter(powersgd["ranks"].values()))}}
         ),
         "other key": lambda: gradwire.read_checkpoint(path, "hook"),
         "steps": lambda: fresh.load_state_dict({**powersgd, "step": 3 + dist.get_rank()}),

@@ -51,7 +51,7 @@ def one(layout: str, code: str | None = CODE, dtype: torch.dtype | None = None, 
         "used": still[0],
         "dtype": still[0][0].dtype,
         "loss": float(sum(loss_of(trained, seed) for seed in range(4))),
-        "weights": state.metrics().get("weights"),
+        "estimate_bytes": state.metrics().get("weights_estimate_bytes"),
     }
     state.close()
     return {**told, "closed": same(masters(model), gathered(model)), "left": state.estimates()}
@@ -95,15 +95,15 @@ def passes(reshards: bool | int) -> dict[str, Any]:
     model, state = watched(reshard_after_forward=reshards)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     told: dict[str, Any] = {"same": [], "bytes": [], "dense": []}
-    before = {"bytes_sent": 0, "dense_bytes": 0}
+    before = {"weights_bytes_sent": 0, "weights_dense_bytes": 0}
     for number in range(3):
         step(model, optimizer, number)
         told["same"].append(torch.equal(model.seen["forward"], model.seen["backward"]))
-        now = state.metrics()["weights"]
-        told["bytes"].append(now["bytes_sent"] - before["bytes_sent"])
-        told["dense"].append(now["dense_bytes"] - before["dense_bytes"])
+        now = state.metrics()
+        told["bytes"].append(now["weights_bytes_sent"] - before["weights_bytes_sent"])
+        told["dense"].append(now["weights_dense_bytes"] - before["weights_dense_bytes"])
         before = now
-    return {**told, "estimate_bytes": before["estimate_bytes"]}
+    return {**told, "estimate_bytes": before["weights_estimate_bytes"]}
 
 
 def spoiled() -> dict[str, Any]:
@@ -151,7 +151,7 @@ def resumed() -> dict[str, Any]:
     sent = []
     for number in range(3, 6):
         step(fresh, optimizer, number)
-        sent.append(state.metrics()["weights"]["bytes_sent"])
+        sent.append(state.metrics()["weights_bytes_sent"])
     state.close()
     return {
         "same": same(whole[0], masters(fresh)) and torch.equal(whole[1], fresh.seen["forward"]),

@@ -84,7 +84,7 @@ def compare(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None, methods: 
         state = compress_fsdp(model, name, replicate=replicate, min_numel=64, **options) if name != "plain" else None
         if state is None and replicate is not None:
             model = sharded(init_device_mesh("cpu", (replicate.size(), mesh.size()), mesh_dim_names=("r", "s")))
-        own = state is not None and "momentum" in state.exchange.buffers("buffers")
+        own = state is not None and "momentum" in state.exchange.methods.buffers("buffers")
         weights = train(model, range(STEPS), rank, momentum=0.0 if own else 0.5)
         told[name] = {"weights": weights, "loss": loss_of(plain(model)), "metrics": state.metrics() if state else {}}
     return told

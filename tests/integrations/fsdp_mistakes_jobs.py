@@ -21,6 +21,7 @@ from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam
+from tests.heard import without_name
 from tests.integrations.fsdp_jobs import sharded
 from tests.integrations.jobs import answers, batch, model_of
 
@@ -35,7 +36,7 @@ class Warned(logging.Handler):
         self.said: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.said.append(without_name(record.getMessage()))
 
 
 def values(model: nn.Module) -> list[Tensor]:

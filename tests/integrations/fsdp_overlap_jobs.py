@@ -10,8 +10,9 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+import gradwire.exchange.owner_plan
 import gradwire.frontends.sharded
-from gradwire.auto.pilot import AutoPilot
+from gradwire.auto.controller import AutoPilot
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.group import hosts
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
@@ -260,7 +261,7 @@ def late_hosts(rank: int) -> list[Tensor]:
         under_way.append(len(state.background._under_way))
         return asked(*given)
 
-    gradwire.frontends.sharded.hosts_of = hosts_of  # type: ignore[assignment]
+    gradwire.exchange.owner_plan.hosts_of = hosts_of  # type: ignore[assignment]
     weights = after_steps(model, rank, 3)
     state.close()
     return [torch.tensor(under_way), *weights]

@@ -66,7 +66,7 @@ def differing(rank: int) -> str:
     model = sharded(init_device_mesh("cpu", (dist.get_world_size(),)))
     state = compress_fsdp(model, "none", timeout=20.0)
     if rank == 0:
-        state.exchange.choose(TopK(ratio=0.1))
+        state.exchange.change(state.exchange.methods.changed(TopK(ratio=0.1)))
     try:
         one_step(model, 0, rank)
     except Exception as error:

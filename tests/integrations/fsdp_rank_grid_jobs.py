@@ -192,7 +192,7 @@ def mixture(rank: int, folder: str) -> dict[Any, Any]:
             if state is not None:
                 told[per_parameter, factor, "ratio", method] = state.metrics()["ratio"]
             if state is not None and weights is not None:
-                told[per_parameter, factor, "ratio", "weights"] = state.metrics()["weights"]["ratio"]
+                told[per_parameter, factor, "ratio", "weights"] = state.metrics()["weights_ratio"]
             if state is not None:
                 state.close()
     told["resumed"] = all(resumed_with(lambda: experts(True), "flat", f"{folder}/experts"))

@@ -40,7 +40,7 @@ def one(layout: str, code: str | None, dtype: torch.dtype | None = None, **optio
     exact, used = masters(model), gathered(model)
     again = gathered(model)
     same = all(torch.equal(*pair) for pair in zip(exact, masters(model), strict=True))
-    once = state.metrics().get("weights")
+    once = {name: value for name, value in state.metrics().items() if name.startswith("weights_")}
     trained = train(model, layout, range(3))
     loss = float(sum(loss_of(trained, seed) for seed in range(4)))
     state.close()

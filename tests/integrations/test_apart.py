@@ -148,7 +148,7 @@ def test_a_rank_that_was_silent_is_named_by_the_others_and_told_so_itself(
 
 def test_a_rank_that_sets_up_alone_says_whom_it_waits_for(waiting: dict[str, Future[list[Any]]]) -> None:
     (told, logged), *_ = waiting["alone"].result()
-    assert logged[0] == "set-up has waited 0.5 s for ranks 1, 2: every rank must make the call"
+    assert logged == ["set-up has waited 0.5 s for ranks 1, 2: every rank must make the call (docs/troubleshooting.md)"]
     assert told.startswith(
         "ranks 1, 2 did not set up gradwire: ranks [0, 1, 2] did not all set up gradwire within 10 s"
     )

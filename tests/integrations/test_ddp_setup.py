@@ -88,7 +88,7 @@ def _numpy_on_one_rank(rank: int) -> dict[str, Any]:
     options = {"min_numel": whole(7), "seed": whole(3), "start_after": whole(0), "timeout": number(60.0)}
     state = compress_ddp(model, "qsgd", bits=whole(4), block=whole(64), **options)
     nn.functional.cross_entropy(model(batch(0, rank)[0]), batch(0, rank)[1]).backward()
-    return state.exchange.compressor.to_config()
+    return state.exchange.methods.compressor.to_config()
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -87,7 +87,11 @@ def _trained(way: str) -> dict[str, Any]:
         inner = model_of()
         for param, value in zip(inner.parameters(), values, strict=True):
             param.data.copy_(value)
-    return {"loss": loss_of(inner), "metrics": state.metrics() if state else {}}
+    return {
+        "loss": loss_of(inner),
+        "metrics": state.metrics() if state else {},
+        "decisions": state.decisions() if state else {},
+    }
 
 
 def _compared(rank: int) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def compared() -> dict[str, Any]:
 def test_the_default_trains_under_adamw_as_no_compression_does(compared: dict[str, Any], way: str) -> None:
     start, plain, ours = loss_of(model_of()), compared["plain"]["loss"], compared[way]
     assert abs(ours["loss"] - plain) < 0.02 * (start - plain)
-    assert ours["metrics"]["auto"]["budget"] == "safe"
+    assert ours["decisions"]["budget"] == "safe"
     assert ours["metrics"]["residual_norm"] == 0.0
 
 

@@ -22,6 +22,7 @@ from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.testing.processes import run_ranks
+from tests.heard import without_name
 from tests.integrations.jobs import STREAMS, answers, batch, digest, model_of
 from tests.once import once
 
@@ -204,7 +205,7 @@ class Counted(logging.Handler):
         self.said: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.said.append(without_name(record.getMessage()))
 
 
 @once

@@ -5,7 +5,8 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import merge_states, state_of
-from gradwire.frontends.resharding import Sharded, of_shard, recut, repadded
+from gradwire.frontends.resharding import of_shard, recut, repadded
+from gradwire.group.shards import Sharded
 
 
 def of_two_shards(numel=10):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.auto.pilot import LONGEST
+from gradwire.auto.recorder import LONGEST
 from gradwire.testing.processes import run_ranks
 from tests.integrations import unused_jobs
 

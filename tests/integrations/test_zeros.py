@@ -37,7 +37,7 @@ def train(model: Any, optimizer: Any, steps: range) -> None:
 
 
 def said_of(said: list[str], docs: str) -> list[str]:
-    return [text for text in said if f"docs/{docs}.md has figures" in text and "zeros" in text]
+    return [text for text in said if f"(docs/{docs}.md)" in text and "zeros" in text]
 
 
 def gradients(rank: int, way: str, optimizer: str, empty: bool, method: str, options: dict[str, Any]) -> list[str]:

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.auto.choices import DENSE
-from gradwire.auto.pilot import LONGEST, AutoPilot
+from gradwire.auto.controller import AutoPilot
+from gradwire.auto.recorder import LONGEST
 from gradwire.comm.allgather import AllGather
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.exchange.exchange import Exchange
@@ -119,7 +120,7 @@ def methods_left(rank: int, way: str, pause: tuple[int, int]) -> dict[str, Any]:
         optimizer.step()
         for name, param in params.items():
             arrived[name] += 0 if param.grad is None else param.grad
-        waits.append([name.split(".")[1] for name in params if exchange.left_over(name) is not None])
+        waits.append([name.split(".")[1] for name in params if exchange.leftovers.of([name])])
     for sent in own.values():
         dist.all_reduce(sent)
         sent /= dist.get_world_size()
@@ -140,7 +141,7 @@ def never_again(rank: int) -> dict[str, Any]:
     exchange = compress_ddp(called, "auto", min_numel=0).exchange
     pilot = exchange.pilot
     assert isinstance(pilot, AutoPilot)
-    pilot._choices = [DENSE]  # Whatever times this machine shows, nothing else is decided.
+    pilot.model.candidates = [DENSE]  # Whatever times this machine shows, nothing else is decided.
     arrived, own, idle = torch.zeros_like(param), torch.zeros_like(param), []
 
     def step(number: int, names: Sequence[str]) -> None:
@@ -158,13 +159,13 @@ def never_again(rank: int) -> dict[str, Any]:
     for number in range(3, 3 + 2 * LONGEST):
         step(number, ["used"])
         idle.append(pilot.idle)
-    waited = exchange.draining
+    waited = bool(exchange.leftovers.waiting)
     for number in range(3 + 2 * LONGEST, 3 + 4 * LONGEST):
         step(number, ["used", "paused"])
     exchange.end_step()
     dist.all_reduce(own)
     own /= dist.get_world_size()
-    return {"idle": idle, "waited": waited, "waits": exchange.draining, "arrived": arrived, "own": own}
+    return {"idle": idle, "waited": waited, "waits": bool(exchange.leftovers.waiting), "arrived": arrived, "own": own}
 
 
 def plain_loop(rank: int, method: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ exit ${code:-0}
 
 
 def test_the_batch_script_for_slurm_runs_as_it_is_documented(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "kvstore.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "kvstore_start.md").read_text()
     (script,) = re.findall(r"^```bash[^\n]*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert script.count(":7000") == 1
     commands = {

@@ -13,9 +13,9 @@ from torch import nn
 
 import gradwire
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
-from gradwire.meeting.attendance import Attendance
-from gradwire.meeting.board import PIECE, Board
-from gradwire.meeting.closed import Closed
+from gradwire.optim.local.attendance import Attendance
+from gradwire.optim.local.board import PIECE, Board
+from gradwire.optim.local.closed import Closed
 from tests.compressors.methods import Vote
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import gradwire
 from gradwire.errors import ConfigError, GroupError
-from gradwire.meeting.attendance import KEPT, Attendance
+from gradwire.optim.local.attendance import KEPT, Attendance
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradwire.compressors.sparse.dgc import DGC
 from gradwire.exchange.checkpoint import merge_states
-from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import Policy
 from gradwire.frontends._unused import exchange_used
 from gradwire.memory.dgc import DGCMemory
@@ -60,7 +61,7 @@ def clipped(rank: int) -> list[Tensor]:
 def skipped(rank: int) -> list[dict[str, Any]]:
     """Two buckets, of which the second is not finite in the third step, which the optimizer skips."""
     exchange, told = exchange_of(), []
-    exchange.skips_steps = True
+    exchange.rollback.follow_skips(True)
     for step in range(4):
         flat = gradient(step, rank, N)
         if step == 2:

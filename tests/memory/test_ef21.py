@@ -87,7 +87,7 @@ def test_the_ranks_stay_identical_and_approach_a_fixed_gradient(compressor, stra
 
 
 def test_the_speed_on_a_fixed_heavy_tailed_gradient():
-    """Top 5 % of one worker: methods.md gives 8.7e-3 after 5 steps and 2.8e-4 after 10."""
+    """Top 5 % of one worker: docs/methods/memories.md gives 8.7e-3 after 5 steps and 2.8e-4 after 10."""
     g, code, kept = gaussian(10000) ** 3, TopK(ratio=0.05), {"local": torch.zeros(10000)}
     layout, errors = code.layout((10000,)), []
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gradwire.optim import CompressedStep, DiLoCo, MicroAdam, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.optim.exchanged import Exchanged
-from gradwire.optim.local import LocalSteps
+from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 

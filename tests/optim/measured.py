@@ -1,4 +1,4 @@
-"""The table of ``docs/optim.md``: ``python -m tests.optim.measured`` trains its rows and prints them."""
+"""The table of ``docs/optimizers.md``: ``python -m tests.optim.measured`` trains its rows and prints them."""
 
 from __future__ import annotations
 

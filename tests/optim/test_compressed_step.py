@@ -15,7 +15,7 @@ import gradwire
 from gradwire.errors import ConfigError
 from gradwire.optim import CompressedStep, QsparseLocal
 from gradwire.optim._flat import FlatParameters
-from gradwire.optim.local import LocalSteps
+from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 from tests.optim.jobs import adamw, dense_loss, digest, forward, loss_of, model_of, parameters, resume, train
@@ -48,13 +48,22 @@ def test_under_adamw_the_noise_of_few_bits_costs_little_and_nothing_waits(option
     assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
 
 
+def _kept_by_auto(rank: int) -> bool:
+    optimizer = CompressedStep(torch.optim.AdamW(model_of().parameters()), "auto", keep=True)
+    return optimizer.exchange.pilot is not None
+
+
+def test_what_auto_keeps_back_may_be_kept() -> None:
+    assert run_ranks(2, _kept_by_auto) == [True, True]
+
+
 def _defaults(rank: int) -> tuple[Any, ...]:
     model = model_of()
     optimizer = gradwire.CompressedStep(torch.optim.AdamW(model.parameters()))
     others = [CompressedStep(each(model_of().parameters(), lr=0.1)) for each in (torch.optim.SGD, torch.optim.Adam)]
     kept = CompressedStep(torch.optim.AdamW(model_of().parameters()), keep=True)
     found = [
-        (each.exchange.compressor, each.exchange.memory_for(each.exchange.compressor).name)
+        (each.exchange.methods.compressor, each.exchange.methods.memory_for(each.exchange.methods.compressor).name)
         for each in (optimizer, kept)
     ]
     return (found, optimizer.every, optimizer.decay, optimizer.moments, [other.decay for other in others])

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam
 from gradwire.testing.processes import run_ranks
+from tests.heard import without_name
 from tests.integrations.jobs import answers
 from tests.once import once
 from tests.optim.jobs import digest, forward, make, model_of, parameters
@@ -255,7 +256,7 @@ class Heard(logging.Handler):
         self.heard: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage())
+        self.heard.append(without_name(record.getMessage()))
 
 
 @once

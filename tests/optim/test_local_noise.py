@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradwire
 from gradwire.errors import ConfigError, GroupError
 from gradwire.optim import CompressedStep
-from gradwire.optim._local_noise import EVERY, FIRST, LEAST, MOST, MOST_SAMPLED, SHARE, LocalNoise
+from gradwire.optim.local._local_noise import EVERY, FIRST, LEAST, MOST, MOST_SAMPLED, SHARE, LocalNoise
 from gradwire.testing.processes import run_ranks
 from tests.heard import heard
 from tests.optim.jobs import model_of, resume
@@ -101,7 +101,8 @@ def _samples(rank: int, groups: list[list[tuple[int, int]]], numel: int, rounds:
     optimizer = CompressedStep(torch.optim.AdamW([nn.Parameter(torch.zeros(4))]), "none")
     noise = LocalNoise(optimizer.exchange, groups, "AdamW")
     places, found = torch.arange(numel), []
-    for optimizer.exchange.step in range(1, rounds + 1):
+    for step in range(1, rounds + 1):
+        optimizer.exchange.protocol.go_to(step)
         found.append([noise._sample(places, spans).tolist() for spans in groups])
     return found
 
@@ -160,7 +161,7 @@ def _came_apart(rank: int) -> str:
     _step_with(optimizer, param, SIGNS[rank])
     if rank == 1:
         # Its next round is one that is not measured.
-        optimizer.exchange.step = FIRST + 1
+        optimizer.exchange.protocol.go_to(FIRST + 1)
     try:
         _step_with(optimizer, param, SIGNS[rank])
     except GroupError as error:
@@ -343,7 +344,7 @@ def _said(rank: int) -> list[str]:
     optimizer = CompressedStep(torch.optim.AdamW([param], lr=LR), "none")
     for _ in range(3):
         _step_with(optimizer, param, SIGNS[rank])
-    return [line for line in lines if "made 1.41 times as long" in line]
+    return [line for line in lines if "makes local steps 1.41 times as long" in line]
 
 
 def test_the_log_says_it_once() -> None:

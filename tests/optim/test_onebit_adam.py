@@ -281,6 +281,7 @@ def _world(rank: int) -> str:
     optimizer = make("onebit_adam", model_of(), SPARSE)
     state = optimizer.state_dict()
     state["exchange"]["world"] = 8
+    state["exchange"]["ranks"]["0"] = {"worker": {"residual": {"0.0": torch.zeros(3)}}, "tensors": 1}
     answers = []
     fixed = make("onebit_adam", model_of(), {**SPARSE, "freeze_step": 3})
     window = make("micro_adam", model_of(), {}).state_dict()

@@ -46,10 +46,22 @@ def inside(package: Path) -> dict[str, bytes]:
         return found
 
 
-def test_the_wheel_holds_the_package_and_nothing_else() -> None:
+@pytest.mark.parametrize(("platform", "machine"), [("linux", "x86_64"), ("linux", "aarch64"), ("macos", "arm64")])
+def test_cibuildwheel_takes_its_configuration_and_builds_what_a_release_uploads(platform: str, machine: str) -> None:
+    """It reads and checks all of its options, and starts no container."""
+    command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", platform]
+    done = subprocess.run(
+        [*command, "--archs", machine], cwd=ROOT, capture_output=True, text=True, timeout=LONGEST, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    system = {"linux": "manylinux", "macos": "macosx"}[platform]
+    assert done.stdout.split() == [f"cp3{minor}-{system}_{machine}" for minor in (11, 12, 13)]
+
+
+def test_the_wheel_holds_the_package_and_a_line_for_starts_of_python() -> None:
     files = inside(the("gradwire-*.whl"))
     tops = {name.partition("/")[0] for name in files}
-    assert tops == {"gradwire", f"gradwire-{PROJECT['version']}.dist-info"}
+    assert tops == {"gradwire", "gradwire_run.pth", f"gradwire-{PROJECT['version']}.dist-info"}
     assert len([name for name in files if re.fullmatch(r"gradwire/_kernels\..*(so|pyd)", name)]) == 1
     left_out = (".cc", ".h", ".pyc")
     assert not [name for name in files if "/tests/" in name or "results/" in name or name.endswith(left_out)]

@@ -195,12 +195,12 @@ def test_the_slowest_worker_counts_in_each_repeat() -> None:
 
 
 def test_the_qualities_are_those_of_the_documentation() -> None:
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "methods" / "convergence.md").read_text(encoding="utf-8")
     shown = {row["method"]: [] for row in table()}
     for row in table():
         points = "" if row["method"] == "none" else f" ({row['points']:+.1f})"
         shown[row["method"]].append(f" {row['accuracy']:.1%}{points} | {row['bytes_per_step']:,.0f} |")
-    lines = re.findall(r"^\| \[`([^`]+)`\]\(#\w+\) \|( \d+\.\d%.*?\|.*?\|.*?\|.*?\|)", page, re.MULTILINE)
+    lines = re.findall(r"^\| \[`([^`]+)`\]\(\w+\.md#\w+\) \|( \d+\.\d%.*?\|.*?\|.*?\|.*?\|)", page, re.MULTILINE)
     assert {name: "".join(cells) for name, cells in shown.items()} == dict(lines)
 
 

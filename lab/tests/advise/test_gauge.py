@@ -18,7 +18,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.errors import ConfigError
 from gradwire_lab.advise.examples import example
-from gradwire_lab.advise.gauge import Alphas, _model, _replayed, _wire
+from gradwire_lab.advise.gauge import Alphas, _model, _replayed, measure_wire
 from gradwire_lab.advise.profile import assigned, middle, profile_step, shortest
 from gradwire_lab.experiments import models
 from gradwire_lab.netlab import Link
@@ -116,4 +116,4 @@ def test_a_link_is_what_is_written_on_it_or_what_was_measured() -> None:
 
 def test_a_group_of_one_measures_nothing_of_a_link(alone: None) -> None:
     with pytest.raises(ConfigError, match="workers must be an integer >= 2, got 1"):
-        _wire()
+        measure_wire()

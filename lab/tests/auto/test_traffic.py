@@ -20,7 +20,7 @@ from gradwire.compressors.transforms.eden import EDEN
 from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import Policy
 from gradwire_lab.experiments.recommended import labels, recommended
 from gradwire_lab.netlab import Link

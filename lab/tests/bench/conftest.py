@@ -37,6 +37,6 @@ def broken(tmp_path, monkeypatch):
 
 def _forget():
     registry.places.cache_clear()
-    registry.names.cache_clear()
+    registry.usable.cache_clear()
     registry.find.cache_clear()
     sys.modules.pop("gradwire.compressors.broken", None)

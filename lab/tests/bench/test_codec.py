@@ -59,11 +59,11 @@ def test_a_method_with_a_memory_of_its_own_is_timed_as_an_exchange_encodes_it(na
     STEP[op].run(work)
     payload = code.layout(work.shape).views(torch.zeros_like(work.rows[0]))
     state, status = code.init_state(work.shape, work.key), torch.zeros(1, dtype=torch.int32)
-    exchange.memory_for(code).encode(code, grad, kept, payload, state, work.key, status)
+    exchange.methods.memory_for(code).encode(code, grad, kept, payload, state, work.key, status)
     assert all(torch.equal(work.kept[name], tensor) for name, tensor in kept.items())
     assert torch.equal(work.grad, grad)
     changed = {"dgc": 2, "variance": 2}.get(name, 1)
-    each = 2 * exchange.memory_for(code).form.nbytes(N) + 4 * N
+    each = 2 * exchange.methods.memory_for(code).form.nbytes(N) + 4 * N
     assert STEP[op].fewest_bytes(work) == 4 * N + changed * each + round(work.sent)
     work.restore()
     assert work.changed() == 0

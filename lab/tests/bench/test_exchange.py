@@ -35,12 +35,13 @@ def test_what_is_known_by_counting_by_hand() -> None:
     assert plain["bytes_sent"] == 2 * cast["bytes_sent"] == 6 * n
 
 
-def test_every_method_is_counted_and_none_of_fixed_size_reads_anything_back() -> None:
+def test_every_method_is_counted_and_one_alone_of_fixed_size_reads_anything_back() -> None:
     rows = {row["method"]: row for row in exchange_rows(META, ours(*registry.names("compressors")))}
     waiting = {name for name, row in rows.items() if row.get("synchronisations")}
     assert {name for name, row in rows.items() if "skipped" in row} == waiting
     fixed = {name for name in rows if registry.build("compressors", name).fixed_size}
-    assert not waiting & fixed
+    # Places of rice codes are counted on the host, and numbers of combinations are read there (docs/regions.md).
+    assert waiting & fixed <= {"sparseloco"}
     for name in rows.keys() - waiting:
         assert rows[name]["operations"] >= rows[name]["collectives"] > 0, name
         assert rows[name]["bytes_per_element"] >= 8, name
@@ -98,7 +99,7 @@ def test_second_tier_methods_with_operations_of_their_own_ask_for_a_few_of_each_
 def test_scales_of_a_memory_are_two_more_operations() -> None:
     code = registry.build("compressors", "eden")
     exchange = pretended_exchange(code, 4)
-    exchange.choose(code, "preconditioned")
+    exchange.change(exchange.methods.changed(code, "preconditioned"))
     params = [(str(i), tuple(shape)) for i, shape in enumerate(network_shapes("resnet50"))]
     flat = torch.empty(sum(torch.Size(shape).numel() for _, shape in params), device="meta")
     with OperationCount("meta") as count:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.compressors.casts.ops import cast_add_decoded
 from gradwire.compressors.levels.ops import moments
 from gradwire.compressors.ternary.ops import twobit_encode
-from gradwire.kernels import Pieces, Places
+from gradwire.kernels import Pieces, Places, begin_sum
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
 
 N = 1000
@@ -44,6 +44,14 @@ def test_work_is_counted_with_what_it_reads_and_writes(
     assert dict(count.names) == names
     assert count.operations == sum(names.values())
     assert count.nbytes == 4 * elements
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_sum_that_begins_counts_as_what_is_filled(device: str) -> None:
+    bad = torch.zeros(1, dtype=torch.bool, device=device)
+    count = counted(lambda x: begin_sum(x, x.clone(), bad), device)
+    assert dict(count.names) == {"aten::clone": 1, "gradwire::begin_sum": 1}
+    assert count.nbytes == 4 * (2 * N + 2 * N) + 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

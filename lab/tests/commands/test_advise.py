@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 
 from gradwire.auto.link_cost import PAYLOAD_SHARE
-from gradwire.auto.pipeline import PipelineStep
 from gradwire.errors import ConfigError
 from gradwire_lab.advise.check import Compared, Setting, holds
+from gradwire_lab.advise.pipeline import PipelineStep
 from gradwire_lab.commands._check_advise import _line, _table
 from gradwire_lab.netlab import Link
 
@@ -27,6 +27,23 @@ def test_an_answer_for_people_and_for_programs(gradwire):
     assert rows["twobit"]["step"]["total"] < told["dense"]["total"]
     assert rows["twobit"]["break_even"] > 1e8
     assert told["dense"]["sent"] == 2 * 15 / 16 * 4 * 6_573_120
+
+
+def test_where_no_step_can_be_timed_the_link_says_what_it_takes(gradwire):
+    """An answer, and no error."""
+    asked = ("--model", "resnet50", "--within", "0.01", "--link", "100mbit", "--latency", "0ms")
+    shown = gradwire("advise", *asked)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("cannot tell: two steps of resnet50 on 8 examples take more than 0.005 s here. Give")
+    assert "Error" not in shown.output
+    told = json.loads(gradwire("advise", *asked, "--json", "-").stdout)
+    rows = {row["method"]: row for row in told["on_the_link"]}
+    plain = 2 * 3 / 4 * 4 * 25_557_032  # an all-reduce of 4 workers moves 1.5 times the float32 of the model
+    assert rows["uncompressed"]["bytes"] == pytest.approx(plain, rel=1e-3)
+    assert rows["bf16"]["bytes"] == pytest.approx(plain / 2, rel=0.01)
+    assert rows["twobit"]["bytes"] == pytest.approx(plain / 8, rel=0.3)  # of 2 bits each, sent to all others
+    for row in rows.values():
+        assert row["seconds"] == pytest.approx(8 * row["bytes"] / 100e6, rel=0.1)
 
 
 def test_a_table_for_nodes_says_what_is_on_paper(gradwire):

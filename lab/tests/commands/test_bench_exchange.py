@@ -26,6 +26,7 @@ def test_meta_has_rows_and_a_table(gradwire, tmp_path):
         cells = f"| `{row['method']}` | {row['operations']:,} | {row['collectives']:,} | 0 | "
         assert cells + f"{row['bytes_per_element']:.2f} |" in text
     assert "2 ranks, meta, 1 bucket" in done.stdout
+    assert "host, microseconds for a bucket of 1,024 elements in 4 tensors: twobit " in done.stdout
 
 
 def test_real_ranks_with_a_busy_neighbour(gradwire):
@@ -33,6 +34,8 @@ def test_real_ranks_with_a_busy_neighbour(gradwire):
     assert done.exit_code == 0, done.stderr
     plain, cast = json.loads(done.stdout)
     assert (plain["method"], plain["ratio"], cast["method"], cast["busy"]) == ("all_reduce", 1, "bf16", 1)
+    assert "host_seconds" not in plain
+    assert 0 < cast["host_seconds"] < 1
     assert cast["all_reduce_seconds"] > 0
     assert cast["checked"] == "bound"
 

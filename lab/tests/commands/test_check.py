@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from gradwire.testing.simulation.run import Case
+from gradwire_lab.simulation.run import Case
 
 
 @pytest.mark.timeout(600)
 def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_tables(gradwire, tmp_path):
-    page, figures = tmp_path / "methods.md", tmp_path / "figures.json"
+    page, figures = tmp_path / "convergence.md", tmp_path / "figures.json"
     page.write_text("before\n<!-- convergence -->\nold\n<!-- end of convergence -->\nafter\n")
     # A threshold that nothing ever passes: only biases and norms learn.
     done = gradwire(
@@ -43,7 +43,7 @@ def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_table
     assert text.startswith("before\n<!-- convergence -->\n2 epochs, 1 seed:\n\n| method | 2 workers |")
     assert text.endswith("|\n<!-- end of convergence -->\nafter\n")
     assert "\nold\n" not in text
-    assert f"| [`{silent}`](#twobit) |" in text
+    assert f"| [`{silent}`](ternary.md#twobit) |" in text
 
 
 @pytest.mark.timeout(600)

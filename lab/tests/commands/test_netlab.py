@@ -1,5 +1,8 @@
 import json
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -79,3 +82,52 @@ def row(**figures):
 )
 def test_a_link_keeps_its_rate_within_ten_per_cent(figures, verdict):
     assert row(**figures).verdict == verdict
+
+
+SENT = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor = torch.full((2,), float(dist.get_rank() + 1))
+dist.all_reduce(tensor)
+told = f"rank {dist.get_rank()} of {dist.get_world_size()} sum {tensor.tolist()} {sys.argv[1:]}"
+os.write(1, f"{told}{os.linesep}".encode())  # At once, because the other rank writes, too.
+if dist.get_rank() == 1 and "fail" in sys.argv:
+    os._exit(7)  # An orderly end with a group that is open can abort in torch's threads, which is no exit code of ours.
+if "fail" in sys.argv:
+    import time
+    print("waits", flush=True)
+    time.sleep(600)
+dist.destroy_process_group()
+"""
+
+
+def run_command(tmp_path, *arguments):
+    script = tmp_path / "train.py"
+    script.write_text(SENT)
+    command = [sys.executable, "-m", "gradwire", "netlab", "run", "--link", "100mbit", "--workers", "2", "--"]
+    before = namespaces()
+    done = subprocess.run(
+        [*command, sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert namespaces() == before
+    return done
+
+
+def test_a_script_of_ones_own_runs_on_links(tmp_path):
+    done = run_command(tmp_path, "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2 sum [3.0, 3.0] ['--steps', '3']" in done.stdout
+
+
+def test_a_worker_that_fails_ends_the_others_with_its_exit_code(tmp_path):
+    started = time.monotonic()
+    done = run_command(tmp_path, "fail")
+    assert done.returncode == 7
+    assert time.monotonic() - started < 100
+
+
+def test_what_netlab_runs_is_one_worker(gradwire):
+    refused = gradwire("netlab", "run", "--", "torchrun", "train.py")
+    assert "COMMAND must start one worker, such as `python train.py`" in refused.stderr
+    assert "COMMAND must be a program that can be started" in gradwire("netlab", "run", "--", "nosuchprogram").stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -85,17 +86,41 @@ def test_killed_in_an_epoch_and_resumed_is_the_unbroken_run(gradwire: Any, tmp_p
 
 
 @pytest.mark.timeout(400)
-def test_a_request_to_end_names_the_last_checkpoint(tmp_path: Path) -> None:
-    arguments = ["--epochs", "50", "--checkpoint", str(tmp_path), "--checkpoint-every", "2"]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_end_keeps_the_epochs_and_names_the_last_checkpoint(tmp_path: Path, number: int) -> None:
+    results = tmp_path / "results.jsonl"
+    arguments = ["--epochs", "200", "--checkpoint", str(tmp_path), "--recipe", "steps=2", "--results", str(results)]
     process = Forked([*COMMAND, *arguments], stderr=subprocess.PIPE, begin=fork_own_workers)
     try:
-        wait_for_step(process, tmp_path, 2)
+        wait_for_step(process, tmp_path, 4)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    last = said.splitlines()[-1]
+    (record,) = read(results)
+    ended = len(record.history)
+    assert ended >= 1
+    assert [point.step for point in record.history] == [2 * (epoch + 1) for epoch in range(ended)]
+    assert (record.status, record.error) == ("failed", f"stopped after epoch {ended} of 200")
+    assert last.startswith(f"{record.error}: {results} has them; the last checkpoint is {tmp_path / 'step-'}")
+    assert last.endswith(f"{steps_in(tmp_path)[-1]:08d}: go on with the same command and --resume")
+
+
+@pytest.mark.timeout(400)
+def test_a_run_without_a_checkpoint_says_how_it_could_have_gone_on(tmp_path: Path) -> None:
+    process = Forked([*COMMAND, "--epochs", "200"], stderr=subprocess.PIPE, begin=fork_own_workers)
+    try:
+        for line in process.stderr:
+            if b"epoch 1/200" in line:
+                break
         process.terminate()
         _, said = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert f"stopped; the last checkpoint is {tmp_path / 'step-'}{steps_in(tmp_path)[-1]:08d}: go on with" in said
+    assert "of 200; it cannot go on, because no checkpoint was asked for: begin again, with --checkpoint" in said
 
 
 @pytest.mark.timeout(400)

@@ -62,9 +62,9 @@ def test_the_table_of_the_docs() -> None:
     lines = markdown([dense[0], dataclasses.replace(GOOD, reason="because"), dense[1], four]).splitlines()
     assert lines[:2] == ["10 epochs, 2 seeds:", ""]
     assert lines[2] == "| method | 2 workers | bytes a step | 4 workers | bytes a step | verdict | settings |"
-    assert lines[4] == "| [`none`](#none) | 99.0% | 1,234 | 99.0% | 1,234 | reached | defaults |"
+    assert lines[4] == "| [`none`](casts.md#none) | 99.0% | 1,234 | 99.0% | 1,234 | reached | defaults |"
     shown = "98.0% (-1.0) | 1,234 | 50.0% (-49.0) | 1,234 | reached; FAILED | because |"
-    assert lines[5] == f"| [`topk`](#topk) | {shown}"
+    assert lines[5] == f"| [`topk`](sparse.md#topk) | {shown}"
     assert len({line.count("|") for line in lines[2:]}) == 1
 
 
@@ -116,7 +116,9 @@ def test_parameters_behind_a_name_may_have_settings_of_their_own() -> None:
         written = parse_method(label)
         assert ":" not in label or recommended(label).compressor == written
     assert setup_of("twobit:threshold=1e6") == RECOMMENDED["twobit"] != setup_of("twobit:threshold=auto")
-    assert "[`twobit:threshold=auto`](#twobit)" in markdown([dataclasses.replace(GOOD, method="twobit:threshold=auto")])
+    assert "[`twobit:threshold=auto`](ternary.md#twobit)" in markdown(
+        [dataclasses.replace(GOOD, method="twobit:threshold=auto")]
+    )
 
 
 @pytest.mark.timeout(600)

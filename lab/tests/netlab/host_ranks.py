@@ -115,8 +115,8 @@ def decided() -> dict[str, object]:
         dist.barrier()
         sent.append(own_counters()[INTERFACE][1] - before)
         # All ranks see the same phase.
-        held = held + 1 if state.metrics()["auto"]["phase"] == "holding" else 0
-    auto = state.metrics()["auto"]
+        held = held + 1 if state.decisions()["phase"] == "holding" else 0
+    auto = state.decisions()
     choices = [each["choice"] for each in auto["buckets"]]
     state.close()
     return {"choices": choices, "link": auto["link"], "before": sent[2], "after": median(sent[-5:])}

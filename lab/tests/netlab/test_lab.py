@@ -86,6 +86,12 @@ def test_a_command_runs_on_every_worker_and_is_told_who_it_is(lab: Netlab) -> No
     assert f"10.77.0.3 {os.uname().nodename}" in process.communicate(timeout=10)[0]
 
 
+def test_torch_finds_the_names_of_its_peers(lab: Netlab) -> None:
+    script = "import socket; print(*(socket.getnameinfo((f'::ffff:10.77.0.{n}', 1), 0)[0] for n in (1, 2, 3)))"
+    done = lab.run([sys.executable, "-I", "-S", "-c", script])
+    assert {each.stdout.strip() for each in done} == {"worker-0 worker-1 worker-2"}
+
+
 def test_one_that_fails_ends_the_others(lab: Netlab) -> None:
     script = "test $RANK = 1 && { echo the disk is full >&2; exit 3; }; sleep 100"
     start = time.monotonic()

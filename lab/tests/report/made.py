@@ -82,7 +82,7 @@ def timed(method, op, size, samples, **more):
 
 
 def bucket(choice, exposed=0.02, error=0.01):
-    """A row of ``metrics()["auto"]["buckets"]``."""
+    """A row of ``decisions()["buckets"]``."""
     return {"bucket": 0, "choice": choice, "exposed": exposed, "dense_exposed": 0.1, "error": error, "budget": 0.15}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import html
 import json
 import math
 import os
@@ -57,6 +60,7 @@ def page(tmp_path_factory):
 def drawn(page, tmp_path_factory):
     """The page in a browser without a network, with a table sorted twice and another choice made."""
     path, sections = page
+    named = {section.name: section for section in sections}
     script = f"""<script>
     const [, head] = document.querySelectorAll("#quality_table th");
     head.click();
@@ -64,7 +68,7 @@ def drawn(page, tmp_path_factory):
     const column = head.closest("table").querySelectorAll("td:nth-child(2)");
     document.title = [...column].map((cell) => cell.textContent).join(" ");
     const menu = document.querySelector("#quality_epochs select");
-    menu.value = {json.dumps(sections[0].blocks[1].choice)};
+    menu.value = {json.dumps(named["quality_table"].blocks[1].choice)};
     menu.dispatchEvent(new Event("change"));
     </script></body>"""
     changed = tmp_path_factory.mktemp("browser") / "changed.html"
@@ -123,6 +127,28 @@ def test_a_narrow_page_breaks_no_word_of_a_methods_name(tmp_path, width):
     assert not [line for line in lines if re.search(r"[^_:,= ]\|", line)]
 
 
+@needs_browser
+def test_on_a_phone_all_text_of_a_figure_stays_in_the_picture(page, tmp_path):
+    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
+    inner.write_text(page[0].read_text(encoding="utf-8"), encoding="utf-8")
+    outer.write_text("""<iframe src="inner.html" width="390" height="800"></iframe><script>
+    addEventListener("load", () => setTimeout(() => {
+      const page = document.querySelector("iframe").contentDocument, outside = [];
+      const texts = [...page.querySelectorAll("svg.figure text")];
+      for (const text of texts) {
+        const box = text.getBoundingClientRect(), picture = text.closest("svg").getBoundingClientRect();
+        if (box.left < picture.left - 1 || box.right > picture.right + 1) outside.push(text.textContent);
+      }
+      document.title = JSON.stringify([texts.length, outside, page.documentElement.scrollWidth]);
+    }, 3000));
+    </script>""")
+    (title,) = re.findall(r"<title>(.*?)</title>", dumped(outer, "--allow-file-access-from-files"))
+    count, outside, across = json.loads(html.unescape(title))
+    assert count > 100
+    assert outside == []
+    assert across <= 390
+
+
 def test_nothing_is_loaded_from_anywhere(page):
     path, _ = page
     text = path.read_text(encoding="utf-8")
@@ -141,11 +167,24 @@ def test_names_from_files_are_text(page):
     assert "img" not in Loads(text).tags
 
 
+def figures_of(text):
+    """The figures of a page, in their order."""
+    found = re.findall(r'<script type="application/gzip">(.*?)</script>', text)
+    return [json.loads(gzip.decompress(base64.b64decode(each)), parse_constant=pytest.fail) for each in found]
+
+
 def test_the_json_of_every_plot_is_whole(page):
     path, sections = page
-    found = re.findall(r'<script type="application/json">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    found = figures_of(path.read_text(encoding="utf-8"))
     plots = [block for section in sections for block in section.blocks if isinstance(block, report.Plot)]
-    assert [len(json.loads(each)["data"]) for each in found] == [len(plot.figure["data"]) for plot in plots]
+    assert [len(each["data"]) for each in found] == [len(plot.figure["data"]) for plot in plots]
+
+
+def test_a_page_is_small(page):
+    """At most 1.5 MB, of which all but the results is below a tenth."""
+    path, sections = page
+    assert path.stat().st_size < 300_000
+    assert sum(len(section.blocks) for section in sections) > 20
 
 
 @needs_browser
@@ -155,7 +194,9 @@ def test_a_browser_without_a_network_draws_the_first_plot_of_every_section(page,
             (text,) = re.findall(rf'<section id="{section.name}">.*?</section>', drawn, re.DOTALL)
             (first, *_) = re.findall(r'<div class="block".*?<script', text, re.DOTALL)
             assert 'data-drawn="yes"' in first, f"{section.name} was not drawn"
-            assert "main-svg" in first
+            assert re.search(r'<svg [^>]*class="figure"', first)
+            assert re.search(r"<(path|polygon|rect|circle) ", first)
+            assert "NaN" not in first
 
 
 @needs_browser
@@ -164,7 +205,8 @@ def test_a_click_on_a_head_sorts_and_a_menu_chooses_for_all_sections(page, drawn
     assert len(figures) == 5
     assert figures == sorted(figures, reverse=True)
     shown = re.findall(r'<div class="block" data-choice="([^"]+)">', drawn)
-    chosen = page[1][0].blocks[1].choice
+    (table,) = (section for section in page[1] if section.name == "quality_table")
+    chosen = table.blocks[1].choice
     assert shown.count(chosen) == sum(chosen in [block.choice for block in section.blocks] for section in page[1]) > 2
 
 
@@ -228,8 +270,7 @@ def test_a_run_that_diverged_breaks_no_page_and_no_table(tmp_path):
     results, path = Results(runs), tmp_path / "report.html"
     report.write(path, results, report.sections(results), "diverged")
     text = path.read_text(encoding="utf-8")
-    for each in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL):
-        json.loads(each, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert figures_of(text)
     assert not re.search(r'data-sort="-?(nan|inf)', text)
     assert "| `topk` | diverged | 1 | 1,000 |" in report.markdown(results)["quality"]
 
@@ -286,7 +327,7 @@ def test_the_page_of_the_codec_has_violins_for_each_size(tmp_path):
     page = tmp_path / "latency.html"
     write_violins(list(codec.rows([Identity(), QSGD(bits=8)], [1000, 4096], repeats=3)), page)
     text = page.read_text(encoding="utf-8")
-    names = re.findall(r'"orientation":"h","name":"([^"]+)"', text)
+    names = [trace["name"] for figure in figures_of(text) for trace in figure["data"] if trace["type"] == "violin"]
     assert sorted(names) == ["none", "none", "qsgd:bits=8", "qsgd:bits=8"]
     for size in ("1,000 elements", "2^12 elements"):
         assert f"<option>{size}</option>" in text

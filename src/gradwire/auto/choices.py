@@ -27,8 +27,7 @@ from gradwire.comm.base import Strategy, of_messages
 from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange.exchange import Named
-from gradwire.exchange.plan import carries
+from gradwire.exchange.plan import Named, carries
 
 __all__ = [
     "BUDGETS",
@@ -57,20 +56,26 @@ class ErrorBudget:
         variance: variance that all codes together add, over the variance that the batch leaves in the mean, >= 0.
         kept: true: a method may keep back what it does not send, where every optimizer is known to bear it.
         methods: methods that are tried, as a user writes them.
+        weights: method in which weights may be gathered; None: they are gathered uncompressed.
     """
 
     name: str
     variance: float
     kept: bool
     methods: tuple[str, ...]
+    weights: str | None = None
 
+
+WEIGHTS = "blockwise8:block=64"
+"""The method for weights that cost no quality where it was measured: blocks of 2048 did in a small recurrent network
+(docs/fsdp_reference.md)."""
 
 BUDGETS: Mapping[str, ErrorBudget] = MappingProxyType(
     {
         each.name: each
         for each in (
             ErrorBudget("exact", 0.001, False, ("bf16",)),
-            ErrorBudget("safe", 0.15, False, ("bf16", "qsgd:bits=8", "qsgd", "eden:bits=2")),
+            ErrorBudget("safe", 0.15, False, ("bf16", "qsgd:bits=8", "qsgd", "eden:bits=2"), WEIGHTS),
             ErrorBudget(
                 "small",
                 1.0,
@@ -85,6 +90,7 @@ BUDGETS: Mapping[str, ErrorBudget] = MappingProxyType(
                     "topk:ratio=0.01",
                     "powersgd:rank=4",
                 ),
+                WEIGHTS,
             ),
         )
     }

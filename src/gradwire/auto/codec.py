@@ -1,7 +1,9 @@
 """Seconds that encoding and decoding take, bucket by bucket: the exchange itself, on a channel that carries nothing.
 
-Law: what is timed is ``Exchange.run`` on gradients of the real shapes, plan, memories, status words and all, minus the
-time in the channel. Whoever receives finds the bytes that this worker sent, so decoders do the work of W payloads.
+Invariants:
+    * ``Exchange.run`` is timed on gradients of the real shapes, with plan, memories and status words, minus the time in
+      the channel.
+    * A receiver finds the bytes that this worker sent, so decoders do the work of W payloads.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class DryChannel(Channel):
         metrics: metrics that count its bytes, as those of ``Channel``.
         rank: pretended rank of this worker.
     """
+
+    compares = False
 
     def __init__(self, workers: int, metrics: Metrics, rank: int = 0) -> None:
         super().__init__(None, metrics)
@@ -241,10 +245,7 @@ def dry_exchange(
         policy: per-parameter choices.
         options: further arguments of ``Exchange``.
     """
-    made = Exchange(compressor, policy=policy, **options)
-    made.channel = DryChannel(workers, made.counters, rank)
-    made.residuals.world = workers
-    return made
+    return Exchange(compressor, policy=policy, channel=DryChannel(workers, Metrics(), rank), **options)
 
 
 def measure(
@@ -277,9 +278,10 @@ def measure(
     try:
         compressor.check_world(workers)
     except ConfigError as error:
+        # No error of the caller: of the many methods that are tried some cannot work in such a world.
         return str(error)
     exchange = dry_exchange(compressor, workers, **(options or {}))
-    name = exchange.strategy_for(compressor).name
+    name = exchange.methods.strategy_for(compressor).name
     if name in UNHEARD:
         return f"what peers send under strategy {name!r} is their own, so it cannot be measured here: give --codec"
     exchange.counters.clock = clock

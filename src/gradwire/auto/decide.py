@@ -1,24 +1,19 @@
 """The decision for each bucket: the shortest step whose error stays in the budget.
 
-Law: one thread works the buckets off in their order, so bucket b is done at
-
-    f(b) = max(f(b - 1), ready(b)) + seconds(b)
-
-and the step is over when the last one is. Where what computes the gradients stands still for exchanges, because it
-waits for one of them, or because as many as may be under way are, all that follows is ready so much later. Of two ways
-to come to a bucket, one that is neither earlier nor less wrong can be left out, for all that follows grows with both.
-So what is left is a frontier of times and errors, bucket by bucket. It is thinned to some ``GRID`` ways, so what is
-found may be a little longer than the shortest, and never above the budget. The cost is buckets x choices x ``GRID``,
-and does not grow with the number of workers.
+A step is the queue of ``timeline.py``. Of two sequences of choices up to a bucket, one that is neither earlier nor less
+wrong can be left out, because all that follows grows with both. What is left is a frontier of times and errors, bucket
+by bucket. It is thinned to some ``GRID`` sequences, so what is found may be a little longer than the shortest, and is
+never above the budget. The cost is buckets x choices x ``GRID``, and does not grow with the number of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-__all__ = ["Option", "Stage", "Timeline", "best", "exposed", "finish"]
+from gradwire.auto.timeline import Timeline
+
+__all__ = ["Option", "Stage", "best", "exposed", "finish"]
 
 GRID = 64
 """Ways that are kept for each bucket, about: of those whose errors differ by less than the budget over this, one."""
@@ -49,61 +44,26 @@ class Stage:
             computes them.
         options: one for each choice; None: it cannot be chosen here.
         blocking: true where what computes waits for this exchange.
+        gathers: seconds of the gathers of weights before it, for which what computes waits.
+        asked: time at which they are asked for, as ``ready``.
     """
 
     ready: float
     options: Sequence[Option | None]
     blocking: bool = False
+    gathers: float = 0.0
+    asked: float = 0.0
 
-
-class Timeline(NamedTuple):
-    """The state of the two threads, one that computes and one that exchanges, after some buckets.
-
-    Args:
-        done: times at which the last exchanges are done, as many as ``buffers``, and one at least.
-        stood: seconds for which what computes has stood still.
-        buffers: exchanges that may be under way while it goes on, >= 1; None: any number.
-
-    Example:
-        >>> line = Timeline(buffers=1)
-        >>> for ready in (0.0, 1.0, 2.0):
-        ...     line = line.after(ready, 3.0)
-        >>> line.now, line.stood
-        (9.0, 4.0)
-    """
-
-    done: tuple[float, ...] = ()
-    stood: float = 0.0
-    buffers: int | None = None
-
-    @property
-    def now(self) -> float:
-        """The time at which the last exchange is done."""
-        return self.done[-1] if self.done else 0.0
-
-    def after(self, ready: float, seconds: float, *, blocking: bool = False) -> Timeline:
-        """Return the state after one more bucket.
-
-        Args:
-            ready: time at which its gradients are there if nothing stands still.
-            seconds: seconds of its exchange.
-            blocking: true where what computes waits for it.
-        """
-        there = ready + self.stood
-        if self.buffers is not None and len(self.done) >= self.buffers:
-            there = max(there, self.done[-self.buffers])
-        done = max(there, self.now) + seconds
-        stood = (done if blocking else there) - ready
-        if self.buffers is None or self.buffers == 1:
-            return Timeline((done,), stood, self.buffers)
-        return Timeline((*self.done, done)[-self.buffers :], stood, self.buffers)
+    def after(self, line: Timeline, seconds: float) -> Timeline:
+        """The state after this bucket, whose exchange takes so long, and the gathers before it."""
+        return line.gathered(self.asked, self.gathers).after(self.ready, seconds, blocking=self.blocking)
 
 
 def exposed(stages: Sequence[Stage], seconds: Sequence[float], buffers: int | None = None) -> list[float]:
     """The seconds of each exchange in which what computes stands still, or has nothing more to do.
 
-    Law: the one thread that exchanges is busy then, so each such second belongs to one exchange, and their sum is what
-    the step takes longer than without any.
+    The one thread that exchanges is busy then, so each such second belongs to one exchange, and their sum is what the
+    step takes longer than without any.
 
     Args:
         stages: stages in their order; their options do not matter.
@@ -117,7 +77,7 @@ def exposed(stages: Sequence[Stage], seconds: Sequence[float], buffers: int | No
     """
     line, busy, still = Timeline(buffers=buffers), list[tuple[float, float]](), list[tuple[float, float]]()
     for stage, each in zip(stages, seconds, strict=True):
-        then = line.after(stage.ready, each, blocking=stage.blocking)
+        then = stage.after(line, each)
         busy.append((then.now - each, then.now))
         if then.stood > line.stood:
             still.append((stage.ready + line.stood, stage.ready + then.stood))
@@ -133,7 +93,7 @@ def finish(stages: Sequence[Stage], chosen: Sequence[int], buffers: int | None =
     for stage, place in zip(stages, chosen, strict=True):
         option = stage.options[place]
         assert option is not None
-        line = line.after(stage.ready, option.seconds, blocking=stage.blocking)
+        line = stage.after(line, option.seconds)
     return line.now
 
 
@@ -165,7 +125,7 @@ def best(stages: Sequence[Stage], budget: float, rest: float = 0.0, buffers: int
         for spent, _, path, line in front:
             for place, option in enumerate(stage.options):
                 if option is not None and spent + option.error <= budget:
-                    made = line.after(stage.ready, option.seconds, blocking=stage.blocking)
+                    made = stage.after(line, option.seconds)
                     # All that follows grows with both times. Their sum drops a way that is later now and would have
                     # been faster in the end, by more than 3 % in one of two hundred random cases.
                     late = made.now + (made.stood if number < len(stages) else 0.0)

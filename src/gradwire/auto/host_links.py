@@ -1,6 +1,6 @@
 """Links of hosts that have several ranks each: how fast they are, and whether the ranks of a host share one.
 
-Law, for L ranks on each of H hosts, W = L H, and s from 1 (every rank has a link of its own) to L (all share one):
+For L ranks on each of H hosts, W = L H, and s from 1 (every rank has a link of its own) to L (all share one):
 
     all_reduce    c edges of the ring leave a host    b (1 + (c - 1)(s - 1)/(L - 1)) / beta
     exchange      (W - L)/(W - 1) of it leaves        b s (W - L)/(W - 1) / beta, beside b (L - 1)/(W - 1) / beta'
@@ -161,6 +161,7 @@ def _times(channel: Channel, device: torch.device, some: SubsetChannel, nbytes: 
     receives, together = torch.empty_like(sends), torch.zeros(1, dtype=torch.float32, device=device)
     found = []
     for _ in range(1 + RUNS):
+        # All ranks begin the exchange together, or the time would be that of the one that comes last.
         channel.all_reduce(together)
         start = moment(device)
         some.exchange(list(sends), list(receives))

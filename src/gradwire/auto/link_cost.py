@@ -1,6 +1,6 @@
 """The cost of one round of messages: the alpha-beta model of a link.
 
-Law, for W workers of which each has a full-duplex link of its own to all others:
+For W workers, each with a full-duplex link of its own to all others:
 
     exchange      every worker sends a message to every other    alpha + (W - 1) omicron + max(out, in) / beta
     all_reduce    Gloo's ring over b bytes                       2 (W - 1) alpha + 2 (W - 1)/W b / beta

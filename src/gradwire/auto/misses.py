@@ -1,9 +1,12 @@
-"""By what factor the messages of a choice miss the model of the link.
+"""The factors by which the messages of a choice take another time than the model of the link says.
 
-Law: the link is known from uncompressed steps. What the first window of a choice says differently is the choice, if it
-is little, or no more than times differ anyway; from then on what takes longer is the link. Where it is much, the link
-may have changed just then. If steps as they are beat uncompressed ones in either case, nothing has to be found out: the
-factor is the choice's until uncompressed steps are seen again, and then it is forgotten. Else these must come at once.
+Invariants:
+    * The link is known from uncompressed steps. If the first window of a choice differs from the model only a little,
+      or no more than times differ from step to step anyway, the factor is the choice's own. From then on any further
+      difference is the link's.
+    * If it differs much, the link may have changed just then. Where the current steps beat uncompressed ones in either
+      case, nothing has to be found out: the factor is the choice's until uncompressed steps are seen again, and then it
+      is dropped. Otherwise uncompressed steps must come at once.
 """
 
 from __future__ import annotations
@@ -92,6 +95,8 @@ class Misses:
         """
         doubted, self._doubted = self._doubted, {}
         unsettled, self._unsettled = self._unsettled, set()
+        # These factors were taken without proof, and the link is known now: the next window of the choice measures them
+        # anew.
         for label in unsettled:
             del self._factors[label]
         for label, (rounds, taken) in doubted.items():

@@ -1,9 +1,11 @@
-"""Probes of a method on a bucket of real gradients: seconds of its code, and the error it adds.
+"""Probes of a method on a bucket of real gradients: seconds of its code, and the error that it adds.
 
-Both are measured on the bucket itself, on the thread that exchanges it, in a step that goes on uncompressed. Of large
-tensors the first rows are taken. The seconds are those of a whole exchange over a channel that carries nothing, so
-plans, status words and the decoding of all ranks' messages are in them; the least of several runs counts, because what
-else a processor does only makes it longer.
+Invariants:
+    * Both are measured on the bucket itself, on the thread that exchanges it, in a step that stays uncompressed. Of
+      large tensors the first rows are taken.
+    * The seconds are those of a whole exchange over a channel that carries nothing, so plans, status words and the
+      decoding of all ranks' messages are in them. The least of several runs counts, because other load of the processor
+      only makes them longer.
 """
 
 from __future__ import annotations
@@ -79,10 +81,10 @@ def probe(
     Returns:
         None where the choice would compress nothing of the bucket.
     """
-    names = set(compressible(params, exchange.policy, choice))
+    names = set(compressible(params, exchange.methods.policy, choice))
     if not names or choice.dense:
         return None
-    policy = dataclasses.replace(exchange.policy, min_numel=0, start_after=0, schedule={})
+    policy = dataclasses.replace(exchange.methods.policy, min_numel=0, start_after=0, schedule={})
     shapes, sample = _rows(flat, params, names, TIMED)
     whole = sum(math.prod(shape) for name, shape in params if name in names)
     rank = exchange.channel.rank if world > 1 else 0

@@ -1,11 +1,16 @@
 """Observations of a window of steps: when buckets were ready, how long each took, and the statistics of gradients.
 
-Law: a rank that comes early to an exchange waits in it for the others, and only the last one sees what it costs. So of
-each bucket in each step the least over the ranks counts; of what the slowest rank decides, such as when gradients are
-there, the most. One all-reduce (max) of a window carries all of it: some numbers for each bucket and step, whatever the
-number of workers. Squared norms, where they were measured, are added up in another one: where gradients are reduced to
-their owners, each rank knows its own part. Of the steps of a window the median counts: one that was disturbed changes
-nothing.
+Invariants:
+    * Of the time of each bucket in each step the least over the ranks counts. Of what the slowest rank decides, such as
+      when gradients are there, the most counts.
+    * One all-reduce (max) carries all of a window: some numbers for each bucket and step, for any number of workers.
+      Squared norms, where they were measured, are added up in another one, because each rank knows only its own part
+      where gradients are reduced to their owners.
+    * Of the steps of a window the median counts, so one step that was disturbed changes nothing.
+
+Why:
+    A rank that comes early to an exchange waits in it for the others, and only the last one sees what the exchange
+    costs.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.auto.decide import Timeline
+from gradwire.auto.link_cost import LATENCY
+from gradwire.auto.shared_link import NO_GATHERS, UNUSED, GatheredWeights, Gathers, LinkUse, sharing
+from gradwire.auto.timeline import Timeline
 from gradwire.exchange.plan import Named
 from gradwire.group.channel import Channel
 
@@ -48,6 +55,7 @@ def between(start: Moment, end: Moment) -> float:
     if isinstance(start, float):
         return float(end - start)
     for event in (start, end):
+        # The window is read after its steps, so the device has long reached both marks, as a rule.
         event.synchronize()
     return float(start.elapsed_time(end)) / 1e3
 
@@ -66,7 +74,7 @@ class BucketRun:
         held: seconds for which the thread that computes had stood still for exchanges until then, since any time before
             the step, but for those that it waits for one by one; None: nobody knows.
         blocking: true where that thread waits for this exchange, so that nothing hides it.
-        stalls: other pauses of that thread since the bucket before, each from one time to another.
+        gathers: weights that were gathered since the bucket before, for which that thread paused.
     """
 
     params: tuple[Named, ...]
@@ -76,7 +84,7 @@ class BucketRun:
     itemsize: int | None = None
     held: float | None = 0.0
     blocking: bool = False
-    stalls: tuple[tuple[Moment, Moment], ...] = ()
+    gathers: Gathers = NO_GATHERS
     done: Moment = None
     communicated: float = 0.0
     own: Tensor | None = None
@@ -103,6 +111,7 @@ class StepRecord:
         disturbed: something else was done in it, so its times do not count.
         timed: true where its buckets are timed.
         spoilt: true where DDP itself summed, and a gradient of this rank was not finite; None: DDP did not.
+        link: seconds in which the link was in use until the next step's first bucket.
     """
 
     begun: Moment = None
@@ -110,6 +119,7 @@ class StepRecord:
     disturbed: bool = False
     timed: bool = True
     spoilt: bool | None = None
+    link: LinkUse = UNUSED
 
     @property
     def buckets(self) -> list[tuple[Named, ...]]:
@@ -136,6 +146,11 @@ class StepWindow:
             standard error of their median.
         blocking: true for buckets that the thread that computes waits for, on any rank in any of those steps.
         buffers: exchanges that may be under way while it goes on; None: any number.
+        latency: seconds of a message, of the rank that measured the least.
+        bears: true where the optimizers of all ranks bear what is kept back.
+        gathers: weights that are gathered before each bucket, of the first bucket those of the forward pass, too; empty
+            where nobody watches them.
+        link: seconds of a step in which the link was in use, where gathers are watched.
     """
 
     buckets: tuple[tuple[Named, ...], ...]
@@ -150,13 +165,32 @@ class StepWindow:
     uncertain: float = 0.0
     blocking: tuple[bool, ...] = ()
     buffers: int | None = None
+    latency: float = LATENCY
+    bears: bool = False
+    gathers: tuple[GatheredWeights, ...] = ()
+    link: LinkUse = UNUSED
+
+    @property
+    def sharing(self) -> float:
+        """The factor between a reduction's seconds in messages and those that it would take if no gather travelled."""
+        return sharing(self.link, sum(self.communicated)) if self.gathers else 1.0
+
+    @property
+    def gather_seconds(self) -> tuple[float, ...]:
+        """The seconds for which what computes stands still for the gathers before each bucket, as in one queue."""
+        first, *others = (each.seconds for each in self.gathers or [GatheredWeights(0, 0, 0, 0, 0, 0)])
+        return (first, *(self.sharing * each for each in others)) if self.gathers else (0.0,) * len(self.buckets)
 
     @property
     def finished(self) -> float:
-        """Seconds from the first bucket's gradients until the thread is done with the last bucket."""
-        line = Timeline(buffers=self.buffers)
-        for ready, total, blocking in zip(self.ready, self.total, self.blocking, strict=True):
-            line = line.after(ready, total, blocking=blocking)
+        """Seconds from the first bucket's gradients, or from its gathers where they are watched, until the thread is
+        done with the last bucket.
+        """
+        line, asked, shared = Timeline(buffers=self.buffers), 0.0, 1 - self.sharing
+        rows = zip(self.ready, self.total, self.communicated, self.blocking, self.gather_seconds, strict=True)
+        for ready, total, communicated, blocking, gathers in rows:
+            line = line.gathered(asked, gathers).after(ready, total - shared * communicated, blocking=blocking)
+            asked = ready
         return line.now
 
     @property
@@ -206,7 +240,7 @@ def arrivals(step: StepRecord, buffers: int | None = None) -> list[float]:
             computed = 0.0
         else:
             computed = between(before.ready, run.ready)
-        stood = sum(between(*pause) for pause in run.stalls)
+        stood = sum(between(*pause) for pause in run.gathers.stalls)
         found.append(found[-1] + max(0.0, computed - stood))
     return found
 
@@ -219,6 +253,7 @@ def gathered(
     *,
     parted: bool = False,
     buffers: int | None = None,
+    watched: bool = False,
 ) -> StepWindow | None:
     """Gather the records of all ranks. All ranks must call it alike.
 
@@ -229,6 +264,7 @@ def gathered(
         numbers: numbers of this rank, of each of which the most is wanted; as many on all ranks.
         parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
         buffers: exchanges of this rank that may be under way while gradients are computed; None: any number.
+        watched: true where gathers of weights are watched, on all ranks.
 
     Returns:
         None where fewer than two steps exchanged the last one's buckets undisturbed; so it is on all ranks.
@@ -252,9 +288,14 @@ def gathered(
             -(seconds if run.begun is None else run.communicated) for run, seconds in zip(each.runs, busy, strict=True)
         ]
         row += [float(run.blocking) for run in each.runs]
+        if watched:
+            # What is gathered before the first bucket of the next step belongs to the time until then.
+            paused = [sum(between(*pause) for pause in run.gathers.stalls) for run in gathering(each, following)]
+            row += [-seconds for seconds in (*paused, each.link.busy, each.link.gathers, each.link.forward)]
         rows.append(row)
     count = len(wanted)
     flat = [number for row in rows for number in row]
+    # One message for all numbers of a window: a rank's own times must decide nothing.
     everything = reduced([*flat, *numbers], channel, device, "max")
     found = everything[: len(flat)]
     runs = steps[-1].runs
@@ -262,9 +303,11 @@ def gathered(
     if any(run.own is not None for run in runs):
         told_norms = [_number(norm) for norm in (*(r.own for r in runs), *(r.mean for r in runs))]
         norms = [norm if parted else norm / channel.world for norm in reduced(told_norms, channel, device, "sum")]
-    width = 1 + 4 * count
+    width = 1 + 4 * count + (count + 3 if watched else 0)
     table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
     columns = [median(column) for column in zip(*table, strict=True)]
+    seconds = [max(0.0, -each) for each in columns[1 + 4 * count :]]
+    gathers = [gathers_of([gathering(*pair)[i].gathers for pair in pairs], seconds[i]) for i in range(len(seconds) - 3)]
     return StepWindow(
         tuple(wanted),
         len(rows),
@@ -278,7 +321,20 @@ def gathered(
         uncertainty([-sum(row[1 + 2 * count : 1 + 3 * count]) for row in table]),
         tuple(max(row[1 + 3 * count + i] for row in table) > 0 for i in range(count)),
         buffers,
+        gathers=tuple(gathers),
+        link=LinkUse(*seconds[count:]) if watched else UNUSED,
     )
+
+
+def gathering(step: StepRecord, following: StepRecord) -> list[BucketRun]:
+    """The buckets before which weights are gathered from the first bucket of a step to the first of the next."""
+    return [*following.runs[:1], *step.runs[1:]]
+
+
+def gathers_of(found: Sequence[Gathers], seconds: float) -> GatheredWeights:
+    """The gathers before a bucket, as they are in most steps."""
+    columns = [(each.calls, each.numel, each.sent, each.plain, each.coded) for each in found]
+    return GatheredWeights(seconds, *(float(median(column)) for column in zip(*columns, strict=True)))
 
 
 def uncertainty(seconds: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """Traffic of a bucket's exchange, round by round, from configuration and shapes alone.
 
-Law: P is the message of a bucket (``Packing.nbytes``: status word, payloads, alignment), P_j that of shard j, k the
+Let P be the message of a bucket (``Packing.nbytes``: status word, payloads, alignment), P_j that of shard j, k the
 entries of top-k over all workers' ranges. The busiest worker of W sends and receives, in bytes:
 
     allreduce     2 (W-1)/W S, S the bytes of what is summed; of a method of R rounds 2 (W-1)/W S/R in each of them,
@@ -15,7 +15,7 @@ entries of top-k over all workers' ranges. The busiest worker of W sends and rec
     dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number; in the
                   message P itself where it is all of a bucket's and goes to one other worker
 
-A test runs every method on a channel that carries nothing and compares what the sessions really hand to it.
+A test runs every method on a channel that carries nothing and compares the messages that the sessions really hand over.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from gradwire.comm.hierarchical import Hierarchical, grouped_by_way
 from gradwire.comm.two_phase import parts_of_means
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange.exchange import Named, default_strategy
-from gradwire.exchange.plan import grouped
+from gradwire.exchange.plan import Named, default_strategy, grouped
 from gradwire.exchange.policy import Policy
 from gradwire.group.dense import is_carried
 from gradwire.group.part import Part, Piece, Unit

@@ -1,10 +1,15 @@
 """Subcommands found by folder: every module of ``gradwire.cli.commands`` without an underscore is one.
 
-Law: ``<name>.py`` there defines a function ``command`` and is imported when ``gradwire <name>`` is asked for; help
-reads its docstring from the file. Other packages join a folder of their own by an entry point of ``gradwire.commands``
-that names the package; what gradwire has itself goes first. An error that gradwire raises on purpose ends the command
-with one line on stderr and exit code 2, and so does a package that an extra would bring. Whatever needs an extra is
-imported within a command, so that its help needs none.
+Invariants:
+    * ``<name>.py`` there defines a function ``command`` and is imported when ``gradwire <name>`` is asked for. Help
+      reads its docstring from the file.
+    * Other packages add a folder of their own by an entry point of ``gradwire.commands`` that names the package.
+      Commands of gradwire itself have precedence.
+    * Whatever needs an extra is imported within a command, so that its help needs none.
+
+Failure modes:
+    An error that gradwire raises on purpose ends the command with one line on stderr and exit code 2, and so does a
+    package that an extra would bring.
 """
 
 from __future__ import annotations
@@ -48,7 +53,9 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
-LABORATORY = ("advise", "bench", "check", "demo", "models", "netlab", "replay", "report", "sweep", "train")
+_OURS = ("gradwire", "gradwire_lab")
+
+LABORATORY = ("advise", "bench", "check", "demo", "models", "netlab", "replay", "report", "sweep", "train", "try")
 """Commands that the laboratory joins: where it is not installed, they answer with the line that installs it."""
 
 
@@ -64,7 +71,7 @@ class Folder(CommandGroup):
             if cmd_name in LABORATORY and not ctx.resilient_parsing:
                 raise _Refused(f"{cmd_name!r} is a command of the laboratory, which is not installed: {laboratory()}")
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(f"{found[0]}.{cmd_name}").command
+        command = _loaded(found[0], cmd_name)
         # What was loaded stays to the end; a last collection would look through it for half a second.
         if not gc.isenabled():
             gc.freeze()
@@ -111,17 +118,44 @@ def _joined() -> list[ModuleType]:
     """Import the packages of commands that others join; one that cannot be imported must not take the others away."""
     found = []
     for point in entry_points(group="gradwire.commands"):
+        owner = f"the package {point.dist.name}" if point.dist is not None else point.value
         try:
-            found.append(importlib.import_module(point.value))
-        except ImportError as error:
-            click.echo(f"gradwire: the commands of {point.value} are left out: {error}", err=True)
+            package = importlib.import_module(point.value)
+            if not hasattr(package, "__path__"):
+                raise ImportError(f"{point.value} is no package, whose modules are commands")
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            click.echo(f"gradwire: warning: the commands of {owner} are left out: {said}", err=True)
+        else:
+            found.append(package)
     return found
 
 
+def _loaded(package: str, name: str) -> click.Command:
+    """Import a command; what another package has wrong is one line, and not a traceback of ours.
+
+    Raises:
+        click.ClickException: the module of another package cannot be imported, or has no ``command``.
+    """
+    try:
+        module = importlib.import_module(f"{package}.{name}")
+        command: click.Command = module.command
+    except Exception as error:
+        if package.partition(".")[0] in _OURS or (isinstance(error, ImportError) and remedy(error)):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise _Refused(f"the command {name!r} of {package} cannot be loaded: {said}") from None
+    return command
+
+
 def _described(file: Path) -> str:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    """Read the help text of a command from its file; of another package's the file may be wrong."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        return f"Cannot be read: {error}."
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return ast.get_docstring(functions["command"]) or ""
+    return ast.get_docstring(functions["command"]) or "" if "command" in functions else ""
 
 
 @contextmanager

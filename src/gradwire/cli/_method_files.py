@@ -1,16 +1,21 @@
-"""Methods as their files describe them, read without importing any: that would load torch, for seconds."""
+"""Methods as their files describe them, read without importing any: that would load torch, for seconds.
+
+Only a method in a file of the user's own is loaded, because its parameters may be those of its constructor.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from gradwire import registry
+from gradwire import method_files, registry
+from gradwire.errors import ConfigError
 
 __all__ = ["DescribedMethod", "described_methods"]
 
@@ -22,10 +27,12 @@ class DescribedMethod:
     Args:
         name: registered name.
         family: folder of the method; of another package's method, the name of the package.
-        tier: "first", "second", or "outside" where it is another package's.
+        tier: "first", "second", "outside" where it is another package's, or "file".
         summary: first line of the class's docstring.
         parameters: source text of each parameter's default, empty where it has none.
         reference: publication.
+        text: whole docstring of the class.
+        cls: name of the class of a method in a file.
     """
 
     name: str
@@ -34,6 +41,8 @@ class DescribedMethod:
     summary: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     reference: str = ""
+    text: str = ""
+    cls: str = ""
 
 
 def described_methods() -> list[DescribedMethod]:
@@ -46,11 +55,25 @@ def described_methods() -> list[DescribedMethod]:
         spec = find_spec(module)
         assert spec is not None
         tier = registry.tier("compressors", name)
-        found[name] = described(Path(str(spec.origin)), name, module.split(".")[-2], tier)
+        found[name] = described(Path(str(spec.origin)), name, registry.family("compressors", name), tier)
     for point in entry_points(group="gradwire.compressors"):
-        package = point.dist.name if point.dist is not None else point.module.partition(".")[0]
+        package = point.dist.name if point.dist is not None else point.value.partition(".")[0]
         found.setdefault(point.name, foreign(point, package))
+    for name, place in method_files.named_classes().items():
+        found[name] = in_file(name, *place)
     return [found[name] for name in sorted(found)]
+
+
+def in_file(name: str, file: Path, cls: str) -> DescribedMethod:
+    """Describe a method in a file of the user's own, which is loaded; one that cannot be is described by the reason."""
+    try:
+        kind = method_files.find_class(file, cls)
+    except ConfigError as error:
+        return DescribedMethod(name, file.name, "file", f"It cannot be loaded: {error}", text=str(error), cls=cls)
+    defaults = {each: "" if value is MISSING else repr(value) for each, value in registry.parameters(kind).items()}
+    text = inspect.cleandoc(vars(kind).get("__doc__") or "")
+    reference = getattr(kind, "reference", "")
+    return DescribedMethod(name, file.name, "file", text.partition("\n")[0], defaults, reference, text, cls)
 
 
 def described(file: Path, name: str, family: str, tier: str = "outside") -> DescribedMethod:
@@ -62,9 +85,9 @@ def described(file: Path, name: str, family: str, tier: str = "outside") -> Desc
             tree = ast.parse(part)
             for node in tree.body:
                 if isinstance(node, ast.ClassDef) and constant(node, "name") == name:
-                    summary = (ast.get_docstring(node) or "").partition("\n")[0]
-                    source = constant(node, "reference")
-                    return DescribedMethod(name, family, tier, summary, parameters(tree, node), source)
+                    told = ast.get_docstring(node) or ""
+                    given, source = parameters(tree, node), constant(node, "reference")
+                    return DescribedMethod(name, family, tier, told.partition("\n")[0], given, source, told)
     return DescribedMethod(name, family, tier)
 
 
@@ -101,9 +124,10 @@ def constant(node: ast.ClassDef, name: str) -> str:
 
 
 def foreign(point: EntryPoint, package: str) -> DescribedMethod:
-    """Describe a method of another package."""
-    top, *inside = point.module.split(".")
-    spec = find_spec(top)  # Of a name without a dot, which imports nothing.
+    """Describe a method of another package, as far as its file can be found."""
+    named = point.pattern.match(point.value)
+    top, *inside = named["module"].split(".") if named else [""]
+    spec = find_spec(top) if top else None  # Of a name without a dot, which imports nothing.
     places = list(spec.submodule_search_locations or []) if spec is not None else []
     files = [Path(place, *inside) for place in places] if inside else [Path(place, "__init__") for place in places]
     if spec is not None and spec.origin and not places:

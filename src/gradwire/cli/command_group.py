@@ -8,9 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from gradwire.errors import nearest
+from gradwire.errors import ConfigError, nearest
+from gradwire.registry import registered
 
-__all__ = ["CommandGroup", "Integer", "Number", "budget_option", "steps_option"]
+__all__ = ["METHOD", "METHOD_FORMS", "CommandGroup", "Integer", "Number", "budget_option", "steps_option"]
+
+METHOD_FORMS = "NAME or FILE.py:Class, or one of these with :PARAMETER=VALUE,..."
+"""Forms of a method on the command line, for help texts."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -63,6 +67,25 @@ class Number(click.FloatRange):
             )
         found: float = super().convert(value, param, ctx)
         return found
+
+
+class MethodText(click.types.StringParamType):
+    """An option type: a method by name, or by file and class, which is loaded; in both cases with parameters.
+
+    The value is the text with the name under which the method is registered from then on, in this process and in those
+    that it starts.
+    """
+
+    name = "METHOD"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return registered(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+METHOD = MethodText()
 
 
 def steps_option(default: int, least: int, text: str) -> Callable[[Command], Command]:

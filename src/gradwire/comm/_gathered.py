@@ -70,6 +70,7 @@ class GatheredSession(Session):
 
     def _make(self, device: torch.device, nbytes: int) -> None:
         """Make rows of so many bytes; on the CPU with room in front."""
+        # Digests travel in front of payloads on the CPU alone.
         before = HEAD if device.type == "cpu" else 0
         room = torch.zeros((self.channel.world, before + nbytes), dtype=torch.uint8, device=device)
         self.headed = room if before else None
@@ -91,7 +92,7 @@ class GatheredSession(Session):
             # It says the same on all ranks, so each may note it in its own row.
             dense.flag(self.own.status)
             bad = self.rows.status.any()
-            self.part.deliver(flat, bad, lambda: self._decode(flat))
+            self.part.deliver(flat, bad, lambda: self._decode(flat), own=True)
         return bad
 
     def _decode(self, flat: Tensor) -> None:

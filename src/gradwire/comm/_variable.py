@@ -1,9 +1,12 @@
 """Sessions in which every rank gets every payload of variable size: only the used bytes travel.
 
 The bytes in use go first, an int32 for each payload of a rank; then each rank's message, a status word and the used
-bytes of each payload at multiples of ``ALIGNMENT``. The host reads all of these numbers at once, and that is the only
-time that it waits for the device. What is received is decoded where it lies. The receive buffer grows to the largest
-sum of messages that was seen, so memory follows what is really sent, not the capacity.
+bytes of each payload at multiples of ``ALIGNMENT``. What is received is decoded where it lies.
+
+Invariants:
+    * The host reads all sizes at once, and waits for the device only then.
+    * The receive buffer grows to the largest sum of messages that was seen, so memory follows the bytes that are really
+      sent, and not the capacity.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class VariableSession(Session):
             message = self.send[: self.part.close_gaps(self.own, self.send, sizes[self.channel.rank])]
         rows = self._exchange(message, sizes)
         with metrics.timed("decode"):
+            # The status is the first word of each message, at the same place whatever the sizes of its payloads.
             bad = torch.stack([row[:4].view(torch.int32)[0] for row in rows]).ne(0).any() | dense()
             self.part.deliver(flat, bad, lambda: self._decode(rows, sizes, flat))
         return bad
@@ -54,6 +58,7 @@ class VariableSession(Session):
     def _exchange_sizes(self) -> list[list[int]]:
         """Exchange how many bytes of each payload travel, for all ranks."""
         self.channel.all_gather(self.used.view(torch.uint8))
+        # The host waits for the device here, once in an exchange: the sizes of all messages follow from these numbers.
         return [self.part.sizes(used) for used in self.used.tolist()]
 
     def _exchange(self, message: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:

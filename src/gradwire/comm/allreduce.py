@@ -21,6 +21,10 @@ from gradwire.vocabulary import Key, Payload
 __all__ = ["AllReduce"]
 
 
+_CHECKED = (torch.float32, torch.bfloat16, torch.float16)
+"""The types of numbers of which an operation tells whether one is not finite."""
+
+
 @dataclass(frozen=True)
 class AllReduce(Strategy):
     """Sum the payloads element by element (casts), or average the factors of a method of several rounds.
@@ -37,14 +41,14 @@ class AllReduce(Strategy):
     sums = True
 
     def check(self, compressor: Compressor) -> None:
-        if not compressor.summable and not isinstance(compressor, MultiRound):
+        if not compressor.summable and not compressor.in_rounds:
             raise ConfigError(
                 f"strategy 'allreduce' adds payloads, but payloads of {compressor.name!r} cannot be summed: "
                 f"use strategy='allgather' or 'two_phase'"
             )
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
-        if isinstance(units[0].compressor, MultiRound):
+        if units[0].compressor.in_rounds:
             return RoundsSession(units, site)
         return SummedSession(units, site)
 
@@ -68,7 +72,7 @@ class SummedSession(Session):
         rows = [tuple(run.unsqueeze(0) for run in each) for each in payloads]
         self.rows = [together(batch, rows) for batch in self.part.batches]
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
-        # The sums tell of what is not finite, where nothing was kept that must be taken back by another sign.
+        # The sums tell of what is not finite, where nothing was kept that needs another sign to be undone.
         plain = [batch.compressor.tells_nonfinite and batch.memory.keeps_nothing for batch in self.part.batches]
         self.tells = all(plain)
 
@@ -80,17 +84,18 @@ class SummedSession(Session):
         with metrics.timed("decode"):
             bad = self._is_bad(dense)
             # Sums that tell of a value that is not finite decode to such a value themselves.
-            self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells)
+            self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells, own=True)
         return bad
 
     def _is_bad(self, dense: DenseMean) -> Tensor:
         """Return whether the sums or the dense ranges have a value that is not finite; the status
         is this rank's own.
         """
-        if self.sums.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if self.sums.dtype not in _CHECKED:
             return nonfinite(self.sums) | dense()
         self.status.zero_()
         kernels.nonfinite(self.sums, self.status)
+        # Waited for last, so that the uncompressed sum and that of the payloads travel at the same time.
         dense.flag(self.status)
         return self.status.any()
 
@@ -105,6 +110,7 @@ class SummedSession(Session):
             else:
                 batch.memory.encode(batch.compressor, x, batch.kept, payload, state, own, self.status, self.scale)
         if not self.tells:
+            # A sum has no status word, so NaN in the sum itself tells all ranks.
             poison(self.sums, self.status)
 
     def _decode(self, flat: Tensor) -> None:
@@ -124,7 +130,14 @@ def together(batch: Batch, payloads: Sequence[Payload]) -> Payload:
 
 def poison(sums: Tensor, status: Tensor, value: float = math.nan) -> None:
     """Make a sum carry the status, because a code of NaN need not be NaN."""
-    if sums.device.type != "cpu" or bool(status):
+    # Reading the flag costs nothing on a CPU; on any other device it would wait, and the fill looks at it there.
+    if sums.device.type == "cpu":
+        if bool(status):
+            sums.fill_(value)
+    elif sums.dtype is torch.float32:
+        # A GPU's lowest byte is the first.
+        kernels.fill_where(sums, value, status.view(torch.bool)[:1])
+    else:
         sums.masked_fill_(status.ne(0), value)
 
 
@@ -146,7 +159,7 @@ class RoundsSession(Session):
             self.areas.append(area)
             columns.append(torch.split(area, counts))
         self.payloads: list[Payload] = list(zip(*columns, strict=True))
-        self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
+        self.status, self.arrived = (torch.zeros(1, dtype=torch.int32, device=site.device) for _ in range(2))
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics, pieces, batches = self.channel.metrics, self.part.pieces, self.part.batches
@@ -159,12 +172,15 @@ class RoundsSession(Session):
         keys = [key.of(piece.id) for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)
         pauses = compressor.pauses(xs, self.payloads, [piece.state for piece in pieces], keys)
-        bad = torch.zeros((), dtype=torch.bool, device=flat.device)
+        # A rank whose gradient is not finite takes part in all rounds, because the others would wait for it.
+        self.arrived.zero_()
         for field, how in self._timed(pauses):
-            bad |= self._reduce(field, how)
-        bad |= dense()
+            self._reduce(field, how)
+        dense.flag(self.arrived)
+        bad = self.arrived.any()
         with metrics.timed("decode"):
             self._settle(flat, xs, bad)
+            # The flag is read on a CPU alone, because reading it elsewhere would wait.
             if flat.device.type != "cpu" or bool(bad):
                 self.part.spoil(flat, bad)
         return bad
@@ -178,18 +194,21 @@ class RoundsSession(Session):
                 return
             yield pause
 
-    def _reduce(self, field: int, how: str) -> Tensor:
-        """Reduce a field over the ranks; return whether it has a value that is not finite."""
+    def _reduce(self, field: int, how: str) -> None:
+        """Reduce a field over the ranks, and note in ``arrived`` whether it has a value that is not finite."""
         area = self.areas[field]
         if not area.is_floating_point():
             self.channel.all_reduce(area, how)
-            return torch.zeros((), dtype=torch.bool, device=area.device)
+            return
         # A maximum may lose a NaN on its way, but not an infinity.
         poison(area, self.status, math.inf if how == "max" else math.nan)
-        if how == "mean":
+        if how == "mean" and self.channel.world > 1:
             area.div_(self.channel.world)
         self.channel.all_reduce(area, "max" if how == "max" else "sum")
-        return nonfinite(area)
+        if area.dtype in _CHECKED:
+            kernels.nonfinite(area, self.arrived)
+        else:
+            self.arrived |= nonfinite(area)
 
     def _settle(self, flat: Tensor, xs: Sequence[Tensor], bad: Tensor) -> None:
         batches, compressor = self.part.batches, cast(MultiRound, self.units[0].compressor)

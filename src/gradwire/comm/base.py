@@ -1,11 +1,14 @@
 """The contract of an exchange strategy: how payloads travel and who decodes what.
 
-Law: a strategy is configuration only. ``plan`` lays out the messages for the units of one bucket and returns a
-``Session`` that owns every buffer; ``Session.run`` averages a flat gradient over the ranks, in place. All ranks end
-with the same bits, because each decodes the same payloads in the same order.
+Invariants:
+    * A strategy is configuration only. ``plan`` lays out the messages for the units of one bucket and returns a
+      ``Session`` that owns every buffer; ``Session.run`` averages a flat gradient over the ranks, in place.
+    * All ranks end with the same bits, because each decodes the same payloads in the same order.
+    * ``run`` is plain sequential code over a ``Channel``. One thread calls it for each channel, in the same order on
+      all ranks, and never from a callback of a collective.
 
-``run`` is plain sequential code over a ``Channel``. It is called by one thread for each channel, in the same order on
-all ranks, and never from a callback of a collective (a dependent collective started there hangs, or mixes gradients).
+Failure modes:
+    A dependent collective that is started in a callback hangs, or mixes gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
@@ -88,7 +91,7 @@ class Site:
         states = [self.kept.remember(unit) for unit in units]
         groups: dict[object, list[State]] = {}
         for unit, state in zip(units, states, strict=True):
-            if unit.compressor.takes_pieces or isinstance(unit.compressor, MultiRound):
+            if unit.compressor.takes_pieces or unit.compressor.in_rounds:
                 groups.setdefault((id(unit.compressor), *state), []).append(state)
         for group in groups.values():
             pack_states(group, list(group[0]))
@@ -110,7 +113,7 @@ class Session(ABC):
             flat: the bucket's gradients, contiguous float32.
             key: key of the random stream in this step.
             dense: mean of what travels uncompressed in this bucket; where it has a value that is not finite, which all
-                ranks see alike, this session is taken back. It is waited for in any case.
+                ranks see alike, this session is undone. It is waited for in any case.
 
         Returns:
             bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what
@@ -184,7 +187,7 @@ class Strategy(Configuration, ABC):
         return registry.to_config(self)
 
     def refuse_rounds(self, compressor: Compressor) -> None:
-        if isinstance(compressor, MultiRound):
+        if compressor.in_rounds:
             raise ConfigError(
                 f"strategy {self.name!r} sends messages, but {compressor.name!r} is averaged in "
                 f"{compressor.rounds_needed} rounds: use strategy='allreduce'"
@@ -195,5 +198,6 @@ def of_messages(compressor: Compressor, workers: int) -> str:
     """The strategy for payloads that cannot be summed on their way: ``allgather``, or with many
     workers ``two_phase``.
     """
+    # Owners get shards whose sizes must be known before.
     can_be_cut = compressor.fixed_size and compressor.alignment > 0
     return "two_phase" if workers > ALLGATHER_UP_TO and can_be_cut else "allgather"

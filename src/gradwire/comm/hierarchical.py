@@ -4,10 +4,12 @@
     between the hosts   ranks of the same number exchange payloads of the mean of their hosts, by another strategy
     in the host         rank j hands the mean of lane j over all hosts to its neighbours, in float32
 
-Law: a rank encodes one lane, 1/L of what is compressed with L ranks a host, and so its memory has zeros elsewhere. What
-is kept is in the unit of the host's *sum*: a rank's residual then counts 1/W in the mean, as under every strategy, and
-goes on under another one, on another number of ranks, or with other lanes. Everything goes over one channel in one
-order.
+Invariants:
+    * With L ranks a host a rank encodes one lane, 1/L of what is compressed, so its memory has zeros elsewhere.
+    * A residual is in the unit of the host's sum and not of its mean. So a rank's residual counts 1/W in the mean, as
+      under every other strategy, and remains right under another strategy, with another number of ranks, or with other
+      lanes.
+    * All messages go over one channel in one order.
 """
 
 from __future__ import annotations
@@ -119,6 +121,7 @@ class HierarchicalSession(Session):
         host, number = hosts.place(site.channel.rank)
         self.inside = SubsetChannel(site.channel, hosts.members[host], local=True)
         across = SubsetChannel(site.channel, hosts.lane(number))
+        # Nothing travels between hosts, so a code would cost quality and save nothing.
         if across.world == 1:
             units = [plainly(unit) for unit in units]
         lanes: list[list[tuple[int, int]]] = [[] for _ in range(hosts.size)]
@@ -143,12 +146,15 @@ class HierarchicalSession(Session):
         self.lanes.add_up(flat)
         if self.inside.world > 1:
             with self.metrics.timed("encode"):
-                # One lane may be finite where another is not, and all of them must be taken back together.
+                # One lane may be finite where another is not, and all of them must be undone together.
                 self.lanes.spoil(flat, self.lanes.anywhere(self.lanes.nonfinite(flat)))
+                # Where a memory keeps nothing the mean itself is encoded.
                 for lo, hi in self.means:
                     flat[lo:hi].mul_(self.share)
         bad = torch.stack([session.run(flat, key, dense) for session in self.sessions]).any()
         if self.inside.world > 1:
+            # The ranks of a host have seen the status of their own lane only, and all of them must hand out NaN or
+            # none.
             bad = self.lanes.anywhere(bad)
             self.lanes.hand_out(flat)
             with self.metrics.timed("decode"):
@@ -216,6 +222,7 @@ class HostLanes:
     def anywhere(self, bad: Tensor) -> Tensor:
         """Return whether a condition holds on any rank of this host."""
         self.flags[self.channel.rank].copy_(bad.view(1))
+        # Gathered and not summed, because the backend sums over whole groups only.
         self.channel.all_gather(self.flags)
         return self.flags.ne(0).any()
 
@@ -265,6 +272,7 @@ def move_kept(cuts: Sequence[Sequence[Piece]], channel: Channel) -> None:
     device = next((each.device for lane in kept for each, _ in lane), None)
     if device is None:
         return
+    # Most plans find every tensor in place: one byte spares them the exchange. All ranks decide by the same bytes.
     told = torch.zeros(channel.world, 1, dtype=torch.uint8, device=device)
     told[channel.rank] = any(bool(each.any()) for each in others)
     channel.all_gather(told)

@@ -93,6 +93,7 @@ class TwoPhaseSession(Session):
 
     def _to_owners(self) -> None:
         rank = self.channel.rank
+        # A rank sends itself nothing: the exchange leaves its own row alone.
         self.receives.buffer[rank].copy_(self.sends[rank].buffer)
         self.channel.exchange([send.buffer for send in self.sends], list(self.receives.buffer.unbind(0)))
 
@@ -105,6 +106,7 @@ class TwoPhaseSession(Session):
             self.owned.settle(self.sum)
         with self.channel.metrics.timed("encode"):
             self.encoder.encode(self.sum, own, replace(key, phase=1))
+            # A rank's own status has reached the owners only; their messages pass it on to all ranks.
             own.status.bitwise_or_(poisoned.to(torch.int32))
 
     def _from_owners(self) -> None:
@@ -112,6 +114,7 @@ class TwoPhaseSession(Session):
         self.channel.exchange([own] * self.channel.world, [mean.buffer for mean in self.means])
 
     def _deliver(self, flat: Tensor, bad: Tensor) -> None:
+        # The owner's residual of the mean is restored, too, where the step does not count.
         self.encoder.deliver(self.sum, bad, lambda: None)
         # The pieces of a tensor have one state: what the first of them found there must be what is put back last.
         for part, of_mean, mean in reversed(list(zip(self.parts, self.mean_parts, self.means, strict=True))):

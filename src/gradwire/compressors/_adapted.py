@@ -1,8 +1,9 @@
 """Adapter that runs a researcher's ``SimpleCompressor`` under the full contract.
 
-Law: ``compress`` of zeros says what a payload of that shape looks like; every later call must give the same sizes and
-dtypes, or is refused. What the user's code gets is always a copy, so nothing it does can change a gradient, a
-residual or a message.
+Invariants:
+    * The payload of zeros, which ``compress`` is asked for once, shows the sizes and dtypes of a payload of that shape.
+      A later call that gives others is refused.
+    * The user's code always gets a copy, so nothing that it does can change a gradient, a residual or a message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -55,12 +56,14 @@ class Adapted(Compressor):
 
     Args:
         method: method whose ``compress`` and ``decompress`` are called, by one thread at a time.
+        config: name and parameters from which it was built; None: the name of its class, and its attributes.
 
     Raises:
         ConfigError: the method declares what it cannot keep.
     """
 
     method: SimpleCompressor
+    config: Mapping[str, Any] | None = field(default=None, repr=False)
     _probes: dict[tuple[torch.Size, torch.device], Probe] = field(init=False, repr=False, default_factory=dict)
     _own_ctx: dict[int, Any] = field(init=False, repr=False, default_factory=dict)
     _config: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
@@ -82,7 +85,7 @@ class Adapted(Compressor):
                 "leave out one of the two"
             )
         declared = {
-            "name": f"{cls.__module__}:{cls.__qualname__}",
+            "name": self.config["name"] if self.config else f"{cls.__module__}:{cls.__qualname__}",
             "reference": cls.__doc__ or cls.__qualname__,
             "unbiased": method.unbiased,
             "random": method.random,
@@ -93,7 +96,7 @@ class Adapted(Compressor):
         for key, value in declared.items():
             object.__setattr__(self, key, value)
         # The attributes may count steps later on; ranks compare them as they were at the start.
-        self._config.update(method.config(), name=declared["name"])
+        self._config.update(self.config or method.config(), name=declared["name"])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Adapted) and self.method is other.method
@@ -101,8 +104,8 @@ class Adapted(Compressor):
     def __hash__(self) -> int:
         return id(self.method)
 
-    def __reduce__(self) -> tuple[type[Adapted], tuple[SimpleCompressor]]:
-        return Adapted, (self.method,)
+    def __reduce__(self) -> tuple[type[Adapted], tuple[SimpleCompressor, Mapping[str, Any] | None]]:
+        return Adapted, (self.method, self.config)
 
     def same_method(self, other: Compressor) -> bool:
         return isinstance(other, Adapted) and type(self.method) is type(other.method)
@@ -221,8 +224,8 @@ class Adapted(Compressor):
             raise ConfigError(f"{self.name} must allow copy.deepcopy, to be tried on zeros: {error}") from error
 
     def _try(self, method: SimpleCompressor, zeros: Tensor) -> Any:
-        method.generator = torch.Generator(zeros.device).manual_seed(0)
         try:
+            method.generator = torch.Generator(zeros.device).manual_seed(0)
             method.state["probe"] = method.init_state(zeros.shape, zeros.device)
             with torch.no_grad():
                 return method.compress(zeros, "probe")

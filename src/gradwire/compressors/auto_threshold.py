@@ -1,10 +1,15 @@
 """Functions shared by the methods whose threshold may be "auto": it is chosen repeatedly from the gradient itself.
 
-Law: t, what an element sends, is agreed on: the mean of what the ranks' own samples say, carried to all of them as
-``advice``. From which level an element fires is a rank's own business and changes in every step, so that a share
-``target`` of its elements fires whatever the gradient does; but never below t / 2, where sending would make a residual
-larger. A dither of the level breaks ties between equal elements. A payload brings its t along, so a receiver need not
-know what was agreed on, or when.
+Invariants:
+    * The value t that an element sends is agreed: it is the mean of what the ranks propose from their own samples,
+      carried to all of them as ``advice``. A payload also contains its t, so a receiver need not know what was agreed,
+      or when.
+    * The level from which an element is sent is each rank's own and changes in every step, so that a share ``target``
+      of its elements is sent, however the gradient changes. But it is never below t / 2.
+    * A dither of the level breaks ties between equal elements.
+
+Why:
+    Below t / 2, sending would make the residual larger.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A compressor is configuration only: a frozen dataclass, so equality, ``repr`` an
 Whatever it must remember (a warm-start factor, a momentum) is a separate ``State``, a dict of plain tensors that the
 caller keeps and checkpoints. It never sees ``torch.distributed`` and never touches a global random generator.
 
-Its law, for a compensated gradient x of n float32 elements, a payload p and C(x) = D(p):
+Its operations, for a compensated gradient x of n float32 elements, a payload p and C(x) = D(p):
 
     layout(shape)                         the exact bytes of p, from configuration and shape alone
     encode(x, p, state, key)              write p into views of a send buffer; x stays as it is
@@ -88,7 +88,7 @@ def as_gradient(x: Tensor) -> Tensor:
 
 
 class Compressor(Configuration, ABC):
-    """Base of every compressor: subclass it as a frozen dataclass, one in each file. The module says the law."""
+    """Base of every compressor: subclass it as a frozen dataclass, one in each file. The module states the contract."""
 
     name: ClassVar[str]
     """Registry name, equal to the file's."""
@@ -148,6 +148,9 @@ class Compressor(Configuration, ABC):
     """The payload is the values of some elements in float32, how many each segment of 65536 has, and the low 16 bits of
     their increasing indices: entries that a strategy can add up."""
 
+    in_rounds: ClassVar[bool] = False
+    """The payload is complete only after the ranks reduced parts of it: ``MultiRound``."""
+
     settles: ClassVar[bool] = False
     """The mean is not what the optimizer gets: ``settle`` is its own."""
 
@@ -176,8 +179,13 @@ class Compressor(Configuration, ABC):
     tells_nonfinite: ClassVar[bool] = False
     """A payload has an infinity or a NaN where what was encoded has: also the sum of such payloads tells of it."""
 
+    only_adds: ClassVar[bool] = True
+    """``decode_many`` is the contract's own, which adds to zeros. It follows from the class: nobody declares it."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if overrides(cls, ("decode_many",), "only_adds"):
+            cls.only_adds = False
         if overrides(cls, _CODE | {"settle"}, "takes_pieces"):
             cls.takes_pieces = False
         if overrides(cls, ("encode", "encode_scaled"), "tells_nonfinite"):
@@ -187,6 +195,7 @@ class Compressor(Configuration, ABC):
         if overrides(cls, ("add_decoded", "add_decoded_many"), "decode_many"):
             # A class with its own decoder must not inherit the faster one of its base, which decodes another method.
             cls.decode_many = Compressor.decode_many  # type: ignore[method-assign]
+            cls.only_adds = True
 
     @property
     def feedback(self) -> Feedback:
@@ -302,7 +311,7 @@ class Compressor(Configuration, ABC):
         Args:
             grad: gradient of this rank. Unchanged without ``status``.
             residual: overwritten.
-            status: int32 of one element. If given, the call can be taken back: ``grad`` receives the residual as it
+            status: int32 of one element. If given, the call can be undone: ``grad`` receives the residual as it
                 was before, and bit 0 is set when any element of x or of the new residual is not finite (a code may
                 overflow where x did not). It is never cleared here.
         """
@@ -477,6 +486,8 @@ class MultiRound(Compressor):
     In each round one field of the layout is reduced over the ranks. After the last round the payload decodes to the
     mean over ranks. It takes all tensors of a bucket at once, so that matrices of one shape can be batched.
     """
+
+    in_rounds = True
 
     reductions: ClassVar[tuple[str, ...]] = ()
     """Reduction of each field: "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in

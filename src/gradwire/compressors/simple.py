@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -132,11 +132,15 @@ class SimpleCompressor(ABC):
         """Store in ``state[name]`` what was not sent. Overriding it replaces gradwire's memories."""
         return
 
-    def adapted(self) -> Compressor:
-        """Return this method under the full contract, for ``overrides=`` and tests."""
+    def adapted(self, config: Mapping[str, Any] | None = None) -> Compressor:
+        """Return this method under the full contract, for ``overrides=`` and tests.
+
+        Args:
+            config: name and parameters from which it was built; None: those of its class and ``config``.
+        """
         from gradwire.compressors._adapted import Adapted
 
-        return Adapted(self)
+        return Adapted(self, config)
 
     def config(self) -> dict[str, Any]:
         """Return the numbers, strings and flags among the instance's attributes."""

@@ -1,12 +1,12 @@
 """Communication hook for FSDP1 (``FullyShardedDataParallel``), with a compressed reduce-scatter.
 
-Law: FSDP1 flattens the parameters of a module into one and cuts it into equal parts wherever that may be, so residuals
-are kept by module, not by parameter, and methods see vectors.
+Invariants:
+    Residuals are kept by module and not by parameter, and methods see vectors: FSDP1 flattens the parameters of a
+    module into one vector and cuts it into equal parts, also in the middle of a parameter.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -15,21 +15,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.methods import Methods
+from gradwire.exchange.owner_plan import check_methods
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.frontends.ownership import Caller, is_sharded
-from gradwire.frontends.resharding import Sharded
 from gradwire.frontends.setup import kind_of, prepare_named, refuse, uncompiled
-from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_scatter
+from gradwire.frontends.sharded import ReduceScatter, ShardedState
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, tables_in
 from gradwire.frontends.variance_correction import VarianceCorrection
+from gradwire.group.shards import Sharded
 from gradwire.modes import ordinary_modes
+from gradwire.notices import log
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
 
-log = logging.getLogger("gradwire")
 
 CALLER = Caller("gradwire.compress_fsdp1", "fsdp")
 
@@ -99,7 +101,7 @@ class FSDP1State(ShardedState):
         )
         follow_optimizers(self.exchange, self.adaptive)
         self.units.read_ahead(model, self.exchange.device)
-        self.exchange.skips_steps = self.units.scaler is not None
+        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
         own = dict.fromkeys(self.uncompressed, reduce_mean)
@@ -108,10 +110,10 @@ class FSDP1State(ShardedState):
         }
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
-    def check(self, exchange: Exchange) -> None:
+    def check(self, methods: Methods) -> None:
         """Refuse a choice that set-up would refuse."""
-        super().check(exchange)
-        check_scatter(exchange)
+        super().check(methods)
+        check_methods(methods)
 
 
 def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
@@ -232,6 +234,7 @@ def numel_of(flat: nn.Parameter) -> int:
     return cast(Any, flat)._unpadded_unsharded_size.numel()  # type: ignore[no-any-return]
 
 
+@short_traceback
 def compress_fsdp1(
     model: nn.Module,
     compressor: Any = "bf16",

@@ -3,13 +3,15 @@
     {"version": 1, "world": W, "step": s, "ranks": {"0": {"worker", "states", "sessions", "owned", "tensors"}, ...},
      "method": JSON of the compressor and its memory}
 
-Law: plain dicts with string keys, numbers and tensors, so that ``torch.load(weights_only=True)`` and
-``torch.distributed.checkpoint`` both read it. A rank's own state has its own entry alone; what differs between ranks is
-below its number, because a checkpoint of many ranks keeps one tensor for each path. Merged states are a state again.
-
-Another number of workers W': what waits is a part of the mean update, (sum of r_i) / W + shards, and stays that:
-r'_j = (sum of r_i) / W + shards for every j, whose mean is the same over any number of workers. What is a mean or an
-estimate of one becomes the mean, too; what is in squared units is the variance of that mean, (sum of v_i) / W^2.
+Invariants:
+    * A state is made of plain dicts with string keys, numbers and tensors, so that ``torch.load(weights_only=True)``
+      and ``torch.distributed.checkpoint`` both read it.
+    * The state of a rank has the entry of that rank alone. Whatever differs between ranks is below the rank's number,
+      because a checkpoint of many ranks keeps one tensor for each path. Merged states are a state again.
+    * Another number of workers W' keeps the part of the mean update that was not sent, (sum of r_i) / W + shards: r'_j
+      = (sum of r_i) / W + shards for every j, whose mean is the same for any number of workers. A buffer that is a
+      mean, or an estimate of one, becomes the mean, too. A buffer in squared units becomes the variance of that mean,
+      (sum of v_i) / W^2.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, Verbatim, nearest, require
 from gradwire.kernels.stored import add_to, holds, read, stored_like
 
@@ -32,6 +35,8 @@ __all__ = [
     "checked_rank",
     "counted",
     "folded",
+    "keeps_nothing",
+    "loses",
     "merge_states",
     "of_rank",
     "resized",
@@ -41,6 +46,9 @@ __all__ = [
 VERSION = 1
 
 OnResize = Literal["error", "reshard", "reset"]
+
+WAITING = frozenset({"residual", "momentum", "undo", "sent", "variance"})
+"""Buffers that are a rank's own business: zeros there lose what was not sent yet, and nothing else."""
 
 
 def state_of(world: int, rank: int, step: int, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +61,7 @@ def counted(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "tensors": sum(1 for _ in tensors_in(kept))}
 
 
+@short_traceback
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the states that several ranks saved into one.
 
@@ -75,6 +84,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for key in ("version", "world", "step", "shards"):
             expected = merged.get(key)
             require(state.get(key) == expected, f"{key} of the states", f"{expected} in all of them", state.get(key))
+        # Parts have ranks below them, each of which may be in another state.
         for key, depth in (("ranks", 1), ("parts", 3)):
             if key in state:
                 merged[key] = united(merged[key], state[key], depth)
@@ -114,7 +124,7 @@ def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
     require(on_resize in choices, "on_resize", "'error', 'reshard' or 'reset'", on_resize)
     check_form(state, parts=False)
     require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])
-    if state["world"] != world and on_resize == "error":
+    if state["world"] != world and on_resize == "error" and not keeps_nothing(state):
         raise ConfigError(
             f"world of the state must be {world}, as the group's, got {state['world']}; on_resize='reshard' keeps the "
             "mean of the residuals, on_resize='reset' drops them"
@@ -135,6 +145,7 @@ def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]
             f"state must have what rank {rank} saved, got {told}: each rank loads the file that it saved itself, or "
             "all of them load what gradwire.merge_states or gradwire.read_checkpoint makes of the files of all ranks"
         )
+    # Counted, because torch.distributed.checkpoint.load leaves out silently what a fresh state has not made yet.
     found = sum(1 for _ in tensors_in(mine))
     if found != mine["tensors"]:
         raise ConfigError(
@@ -156,9 +167,44 @@ def of_rank(
     Raises:
         ConfigError: the state is not complete.
     """
+    if on_resize != "reset" and lacks(state, rank, world):
+        first = checked_rank(state, next(iter(state["ranks"])))
+        # These are alike on all ranks, which go through the same rounds with them; sessions are of so many ranks.
+        alike = ("states", "sessions") if state["world"] == world else ("states",)
+        return {name: first.get(name, {}) for name in alike}
     if state["world"] == world:
         return checked_rank(state, rank)
     return {} if on_resize == "reset" else resized(state, rank, squared)
+
+
+def kept_by(entry: Mapping[str, Any]) -> set[str]:
+    """The buffers of which an entry of a rank has tensors, whole ones or shards that it owns."""
+    own = {buffer for buffer, tensors in entry.get("worker", {}).items() if tensors}
+    return own | {buffer for buffers in entry.get("owned", {}).values() for buffer, views in buffers.items() if views}
+
+
+def keeps_nothing(state: Mapping[str, Any]) -> bool:
+    """Return whether no rank kept anything of its own, so that every rank may go on from the entry of any."""
+    return bool(state["ranks"]) and not any(kept_by(checked_rank(state, rank)) for rank in state["ranks"])
+
+
+def lacks(state: Mapping[str, Any], rank: int, world: int) -> bool:
+    """Return whether a rank goes on without an entry of its own: because nothing was kept, or because rank 0 alone has
+    saved, as most scripts do, and the others can begin with empty residuals.
+
+    Estimates that all ranks must have alike cannot begin anew on some of them.
+    """
+    if str(rank) in state["ranks"] and state["world"] == world:
+        return False
+    if keeps_nothing(state):
+        return True
+    alone = [*map(str, state["ranks"])] == ["0"] and state["world"] == world > 1
+    return alone and kept_by(checked_rank(state, 0)) <= WAITING
+
+
+def loses(state: Mapping[str, Any], rank: int, world: int, on_resize: str) -> bool:
+    """Return whether the residual of a rank is lost, because rank 0 alone has saved."""
+    return on_resize != "reset" and lacks(state, rank, world) and not keeps_nothing(state)
 
 
 def check_names(
@@ -207,6 +253,7 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
         total = torch.stack([read(tensor).double() for tensor in found]).sum(0)
         if buffer == "residual":
             add_shards(total, ranks, name, before)
+        # A rank without a residual has one of zeros; an estimate is a mean over the ranks that have one.
         share = total / (before if buffer == "residual" else before**2 if buffer in squared else len(found))
         worker.setdefault(buffer, {})[name] = stored_like(found[0], share)
     take_from_estimates(worker, ranks)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Session, Strategy, of_messages
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.exchange.policy import Policy
 from gradwire.group.dense import DenseSession
 from gradwire.group.part import Unit
 from gradwire.kernels import Pieces, Places
+from gradwire.kernels.stored import read
 from gradwire.memory.base import Memory
+from gradwire.vocabulary import Key
 
 __all__ = [
     "Moving",
     "Named",
     "Plan",
+    "bucket_text",
     "carries",
     "default_strategy",
     "grouped",
@@ -75,7 +81,18 @@ def joined(moving: Sequence[Moving]) -> Iterator[Moving]:
 
 @dataclass
 class Plan:
-    """The sessions of one bucket. ``main`` is the compressor it was built for."""
+    """The plan of one bucket whose mean every rank gets.
+
+    Args:
+        params: names and shapes of the bucket's parameters, in order.
+        main: compressor that the plan was made for.
+        units: parameters that are compressed.
+        dense: mean of the parameters that travel uncompressed.
+        sessions: one for each strategy.
+        numel: elements of the bucket.
+        moving: parameters that travel uncompressed, whose memories have work to do.
+        warm_up: mean of the whole bucket, which takes the place of all sessions in the dense first steps.
+    """
 
     params: tuple[Named, ...]
     main: Compressor
@@ -84,11 +101,59 @@ class Plan:
     sessions: list[Session]
     numel: int
     moving: list[Moving]
+    warm_up: DenseSession
+    warm: bool = False
+
+    def __post_init__(self) -> None:
+        self.names = [name for name, _ in self.params]
+        sizes = [torch.Size(shape).numel() for _, shape in self.params]
+        ends = accumulate(sizes)
+        self.places = {name: slice(end - size, end) for name, size, end in zip(self.names, sizes, ends, strict=True)}
 
     @property
-    def names(self) -> list[str]:
-        """The names of its parameters, in order."""
-        return [name for name, _ in self.params]
+    def measured(self) -> list[tuple[int, int]]:
+        """The ranges of the bucket that are compressed."""
+        return [(unit.lo, unit.lo + unit.numel) for unit in self.units if not self.warm]
+
+    @property
+    def owned(self) -> None:
+        """Return no part, because every rank gets the mean of all ranges."""
+        return
+
+    def add(self, flat: Tensor, name: str, stored: Tensor) -> None:
+        """Add a stored residual of a parameter to its gradient in ``flat``."""
+        own = flat[self.places[name]]
+        own.add_(read(stored)[: own.numel()])
+
+    def move(self, flat: Tensor, key: Key) -> list[Tensor]:
+        """Replace ``flat`` by its mean over the ranks.
+
+        Returns:
+            Flags, each a bool of one element: whether some rank had a value that is not finite.
+        """
+        moving = [each for each in self.moving if self.warm or each.always]
+        for each in moving:
+            # Before the mean, because a momentum is each rank's own and is averaged with the gradients.
+            each.memory.compensate(each.of(flat), each.kept)
+        # Started before anything is encoded, so that it travels meanwhile.
+        dense = (self.warm_up if self.warm else self.dense).begin(flat)
+        told = [] if self.warm else [session.run(flat, key, dense) for session in self.sessions]
+        for each in moving:
+            # Only the mean says whether the step counts.
+            each.memory.update(each.of(flat), each.kept, dense())
+        # The flag of a session covers the parameters that travel uncompressed.
+        return told or [dense()]
+
+
+@lru_cache(maxsize=1024)
+def bucket_text(names: tuple[str, ...]) -> str:
+    """The parameters of a bucket, at least one, in a few words, which differ for others and for another order.
+
+    >>> bucket_text(("weight", "bias"))
+    'weight and 1 more (de06ee62)'
+    """
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    return f"{names[0]} and {len(names) - 1} more ({digest})"
 
 
 def carries(strategy: Strategy, compressor: Compressor) -> bool:
@@ -96,6 +161,7 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
     try:
         strategy.check(compressor)
     except ConfigError:
+        # The check speaks to a user who named this pair; here a default is only being searched for.
         return False
     return True
 
@@ -104,7 +170,7 @@ def default_strategy(compressor: Compressor, world: int) -> str:
     """The default strategy: ``allreduce`` if payloads can be summed, else ``allgather``, or with many workers
     ``two_phase``.
     """
-    if compressor.summable or isinstance(compressor, MultiRound):
+    if compressor.summable or compressor.in_rounds:
         return "allreduce"
     return of_messages(compressor, world)
 

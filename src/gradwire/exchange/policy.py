@@ -82,6 +82,7 @@ class Policy(Configuration):
             try:
                 self.at(self.start_after + step, compressor).check_world(world)
             except Exception as error:
+                # A schedule is the user's function, and may raise anything.
                 raise ConfigError(f"schedule must give valid values, at step {step} it gave: {error}") from error
 
     def choose(self, name: str, shape: Sequence[int], main: Compressor) -> Compressor | None:

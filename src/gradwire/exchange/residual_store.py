@@ -1,9 +1,12 @@
-"""Store of all that is kept between steps: every residual and state under its parameter's name.
+"""Residuals and codec state that survive a step, stored by parameter name.
 
-Law: a name finds its tensor whatever the buckets look like. A plan asks for contiguous tensors of the units it has;
-what was kept under the members' names moves there, and the old storage is forgotten. What a shard's owner kept for a
-cut that no longer exists goes back to that worker's own residual, times the world size, so that its share of the
-mean stays the same and nothing is lost.
+Invariants:
+    * State is keyed by parameter name and never by bucket: DDP rebuilds its buckets after the first step.
+    * When a plan is made, the values of a unit's parameters are copied into contiguous tensors of the plan, and the old
+      tensors are dropped in the same call.
+    * If the shards of an exchange are cut elsewhere, the owner adds its shard's residual, multiplied by the world size,
+      to its own residual, because the next mean divides by it. So its share of the mean stays the same and nothing is
+      lost.
 """
 
 from __future__ import annotations
@@ -90,6 +93,8 @@ class ResidualStore:
                 kept[buffer], end = whole[end : end + piece.numel], end + align(piece.numel, APART)
                 for name, lo, part in covered(piece):
                     view = kept[buffer][part]
+                    # A loaded shard fits a plan only where that cuts at the same elements; others wait for
+                    # ``give_up_waiting``.
                     if (saved := self._loaded.pop((name, buffer, lo, view.numel()), None)) is not None:
                         view.copy_(used_here(saved))
                     self.owned.setdefault(name, []).append((buffer, lo, view))
@@ -121,6 +126,7 @@ class ResidualStore:
         used_here(view)
         own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
         if own is not None:
+            # The shard counted whole in the mean, and a worker's residual counts one part in ``world``.
             add_to(own, lo, view, self.world)
         elif estimate is not None:
             # The estimates have what the owner did not send, and their mean has not: take it out of them.
@@ -190,6 +196,7 @@ class ResidualStore:
 
     def narrow(self, buffers: Container[str]) -> None:
         """Keep these buffers only, and no state of a method, because another method follows."""
+        # First, because loaded shards are handed back to residuals, which may be among the buffers that stay.
         self.give_up_waiting()
         self.worker = {buffer: tensors for buffer, tensors in self.worker.items() if buffer in buffers}
         self.states, self.sessions = {}, {}

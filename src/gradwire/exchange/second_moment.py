@@ -2,16 +2,22 @@
 
     factor = |arrived| / |mean|, the lengths over all tensors together
 
-Law: what arrives of a code that is right on average is the mean gradient plus the code's own noise. Adam divides by the
-root mean square of what arrives, which is r times as large as without the code, so its steps are 1 / r times as long.
-Tensors differ in r, as the ranks' gradients have much in common or little. A mean of their r is larger than r of all
-together, which counts most where gradients are large; for half a bit in a GPT it was 1.8 in place of 1.3 in the first
-steps. Its loss was 4 % higher for that after 100 steps: biases, norms and the embedding made steps that were too long.
-A sample of each tensor is averaged once more without compression, so all ranks find the same bits, whatever the
-strategy. That is done in steps 1, 2, 4, ... and then in every ``EVERY``-th, and begins anew behind a step in which the
-factor was far from that of before: one step of large noise, or of gradients that cancel, must not be kept for long.
-What it costs grows with the number of tensors (two norms each) and with 1 / ``SHARE`` of the elements, and not with the
-number of workers.
+Invariants:
+    * All ranks find the same factor, to the bit, whatever the strategy, because a sample of each tensor is averaged
+      once more without compression.
+    * It is measured in steps 1, 2, 4, ... and then in every ``EVERY``-th. Measuring begins anew behind a step in which
+      the factor was far from the one before: one step of large noise, or of gradients that cancel, must not count for
+      long.
+    * The cost grows with the number of tensors (two norms each) and with 1 / ``SHARE`` of the elements, and not with
+      the number of workers.
+
+Why:
+    A code that is right on average adds its own noise to the mean gradient. Adam divides by the root mean square of
+    what arrives, which is r times as large as without the code, so its steps are 1 / r times as long. Tensors differ in
+    r, as the ranks' gradients have much in common or little. One factor is measured over all tensors together, because
+    the mean of their r is larger than that, and is so most where gradients are large: for half a bit in a GPT it was
+    1.8 in place of 1.3 in the first steps. The loss was 4 % higher for that after 100 steps, because biases, norms and
+    the embedding made steps that were too long.
 """
 
 from __future__ import annotations
@@ -102,6 +108,7 @@ class SecondMoment:
         least = LEAST if owned is None else LEAST // channel.world  # A tensor has a span for each owner.
         places = [_place(lo, hi, step, least) for lo, hi in spans]
         sample = torch.cat([flat[lo:hi] for lo, hi in places]).div_(channel.world)
+        # Started before the gradient is exchanged, so that both travel at the same time.
         wait = channel.begin_all_reduce(sample)
 
         def compare(arrived: Tensor, start: int, multiplied: float) -> None:
@@ -118,6 +125,7 @@ class SecondMoment:
             known = torch.isfinite(squares).all(0)
             found = torch.where(known, squares * weights, 0.0).sum(1)
             if owned is not None:
+                # A rank has seen its own part of the mean only, and all must find the same factor.
                 channel.all_reduce(found)
             self._sums += found
             self._measured = True

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from gradwire import registry
+from gradwire._short_traceback import short_traceback
 from gradwire.comm.base import Strategy
 from gradwire.compat import MethodChoice
 from gradwire.compressors.base import Compressor
@@ -48,8 +49,10 @@ class Settings(Configuration):
         force: use error feedback where the method declares it unsafe, or ``memory="none"`` where it declares it
             required and loses what it does not send.
         budget: budget of errors, with "auto" alone: "exact", "safe" or "small". None: "safe".
-        decisions: decisions of an earlier run, with "auto" alone: ``metrics()["auto"]["decisions"]``, to be made again
-            in the same steps; None: they follow from measurements.
+        decisions: decisions of an earlier run, with "auto" alone: what ``decisions()`` of its state returned, to be
+            made again in the same steps; None: they follow from measurements.
+        quiet: true: no line but warnings is written to stderr unasked, as "auto" does at its decisions; the logger
+            ``gradwire`` has them in any case.
     """
 
     memory: Memory | str | None = None
@@ -64,7 +67,8 @@ class Settings(Configuration):
     timeout: float | None = None
     force: bool = False
     budget: str | None = None
-    decisions: Sequence[Mapping[str, Any]] | None = None
+    decisions: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    quiet: bool = False
 
     @classmethod
     def split(cls, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
@@ -90,7 +94,8 @@ class Settings(Configuration):
         require(
             not own, "residual_dtype", "float32 with a memory object, which has a dtype of its own", self.residual_dtype
         )
-        require(isinstance(self.force, bool), "force", "True or False", self.force)
+        for name, flag in (("force", self.force), ("quiet", self.quiet)):
+            require(isinstance(flag, bool), name, "True or False", flag)
         for name, value in (("overrides", self.overrides), ("schedule", self.schedule)):
             mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
             require(mapping, name, "a mapping from names", value)
@@ -125,6 +130,7 @@ class Settings(Configuration):
             device=device,
             force=force,
             residual_dtype=self.residual_dtype,
+            quiet=self.quiet,
         )
 
 
@@ -133,6 +139,7 @@ def valid_timeout(value: object) -> bool:
     return value is None or (is_float32(value) and 0 < value <= LONGEST)  # type: ignore[operator]
 
 
+@short_traceback
 def compressor(name: str, **params: Any) -> Compressor:
     """Make a compressor by its registered name.
 
@@ -188,7 +195,7 @@ def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "co
         return compressor
     require(isinstance(compressor, str), name, "a name, a compressor or a recipe", compressor)
     cls = registry.find("compressors", registry.named_of(compressor)["name"])
-    known = [f.name for f in dataclasses.fields(cls)]
+    known = [*registry.parameters(cls)]
     for given in params:
         if given not in known:
             options = known + [f.name for f in dataclasses.fields(Settings)]

@@ -1,8 +1,10 @@
-"""Collectives on a CPU that run on a thread of their own, while this thread computes.
+"""Collectives on a CPU that run on a thread of their own, while the calling thread computes.
 
-Law: one thread runs them in the order in which they were issued, which is the same on all ranks. What FSDP reads
-before the pass ends is awaited where FSDP waits; the rest is awaited at the end of the backward pass, before anybody
-else can read it. Few wait at one time, because each keeps the gradients of a module alive.
+Invariants:
+    * One thread runs the collectives in the order in which they were issued, which is the same on all ranks.
+    * A result that FSDP reads before the backward pass ends is awaited where FSDP waits. All others are awaited at the
+      end of the backward pass, before anybody else can read them.
+    * Few are under way at one time, because each keeps the gradients of a module alive.
 """
 
 from __future__ import annotations
@@ -67,10 +69,12 @@ class Started(dist.Work):
         """Wait until it is done, for no longer than some seconds; return whether it is."""
         if self._device.type == "cpu":
             ended = threading.Event()
+            # Torch's future has no wait with a timeout, so an event is waited for.
             self._done.add_done_callback(lambda _: ended.set())
             return ended.wait(seconds)
         self._worker.result(self._done)
         reached, deadline = torch.cuda.current_stream(self._device).record_event(), time.monotonic() + seconds
+        # An event of CUDA has no wait with a timeout, either.
         while not reached.query():
             if time.monotonic() > deadline:
                 return False
@@ -92,6 +96,7 @@ class Started(dist.Work):
     def exception(self) -> Exception | None:
         """Return its error; None as long as it is not done, or if it went well."""
         try:
+            # Nothing is waited for: torch asks this at any time.
             if self.is_completed():
                 self.result()
         except Exception as error:
@@ -131,6 +136,7 @@ class Background:
             # A pass that failed never came to its end, so each one says for itself what is to be done there.
             self._graph = graph
             cast(Any, Variable)._execution_engine.queue_callback(self.finish)
+        # Each job keeps the gradients of a module alive, so this thread waits until there are few.
         self._wait(WAITING - 1)
         self.begun += 1
         self._under_way.append(Started(self._worker, self._worker.submit(job)))
@@ -144,12 +150,14 @@ class Background:
         try:
             self._wait(0)
         finally:
+            # If one has failed, the others end with it, and nobody may wait for them in the next pass.
             self._under_way.clear()
 
     def _wait(self, most: int) -> None:
         """Wait until no more than so many are under way."""
         began = moment(CPU)
         while len(self._under_way) > most:
+            # The oldest first: one thread runs them in their order, so no later one is done before it.
             self._under_way.popleft().wait()
         self.held += between(began, moment(CPU))
 

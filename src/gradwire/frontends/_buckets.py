@@ -1,10 +1,14 @@
-"""Exchange of all gradients at once: copied into buckets, averaged on one thread, copied out again.
+"""Exchange of all gradients of a step at once: copied into buckets, averaged on one thread, copied out again.
 
-Law: a parameter without a gradient on some ranks counts as zero there; one without a gradient on all of them stays
-without, and what is kept for it stays as it was. A rank cannot know alone which of the two it is, so each step begins
-with an all-reduce of one byte for each parameter, while the first bucket is filled. That is the price of a plain loop
-in which nobody has to announce unused parameters, as DDP wants it: forgotten, it would be weight decay on layers that
-were not used. Nothing else is paid for as long as every gradient is there.
+Invariants:
+    * A parameter without a gradient on some ranks counts as zero there.
+    * A parameter without a gradient on all ranks stays without one, and what is kept for it stays as it was.
+
+Why:
+    A rank cannot know alone which of the two it is, so each step begins with an all-reduce of one byte for each
+    parameter, while the first bucket is filled. In a plain loop nobody has to announce unused parameters, as DDP wants
+    it; a forgotten announcement would be weight decay on layers that were not used. While every gradient is there,
+    nothing else is paid for it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import USED, Named
+from gradwire.exchange.exchange import USED
+from gradwire.exchange.plan import Named
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import Prepared, in_memory, memory_order
 from gradwire.frontends.state_units import ExchangeState
@@ -120,6 +125,7 @@ class BucketState(ExchangeState):
 
     def close(self) -> None:
         """End the communication thread; nothing can be exchanged any more."""
+        # The thread first: it uses the channel, which another exchange may get afterwards.
         self._worker.close()
         release(self.exchange)
         self.exchange.channel.close()
@@ -133,6 +139,7 @@ class BucketState(ExchangeState):
         """
         self.exchange.begin_step()
         self.exchange.open()
+        # Before anything is encoded, because residuals must be in the unit of these gradients.
         self.units.follow(self.exchange, *self.units.read())
         own = [grads(bucket) for bucket in self.buckets]
         there = [[grad is not None for grad in each] for each in own]
@@ -144,6 +151,7 @@ class BucketState(ExchangeState):
             bucket.gather(each)
             missing = [i for i, grad in enumerate(each) if grad is None]
             ends.append(self._begin(partial(self._run, bucket, part, missing)))
+        # The uses are read below; the exchanges have all been queued behind this one.
         told()
         for bucket, wait, part, known in zip(self.buckets, ends, parts, there, strict=True):
             wait()

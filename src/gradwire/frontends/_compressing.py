@@ -1,9 +1,15 @@
 """Process group that compresses large floating-point collectives, whatever code issues them.
 
-Law: what is compressed goes over a private group, by one thread, in the order in which it was issued, because its
-second phase must not be overtaken by anything else on any rank; what is not goes to the wrapped group at once. Sums are
-made in float32 by one owner, compressed once more, and decoded by all ranks alike, so all end with the same bits. On
-an accelerator everything runs on the stream of the caller, and no thread is needed.
+Invariants:
+    * What is compressed goes over a private group, by one thread, in the order in which it was issued. What is not
+      compressed goes to the wrapped group at once.
+    * Sums are made in float32 by one owner, compressed once more, and decoded by all ranks alike, so all end with the
+      same bits.
+    * On an accelerator everything runs on the stream of the caller, and no thread is needed.
+
+Why:
+    Nothing may overtake the second phase of a compressed collective on any rank, or different collectives would be
+    mixed.
 """
 
 from __future__ import annotations
@@ -21,12 +27,13 @@ from torch.futures import Future
 from gradwire.adaptive import right_on_average
 from gradwire.comm.allgather import AllGather
 from gradwire.comm.base import Site, Strategy
+from gradwire.comm.gather import GatherSession
+from gradwire.comm.reduce_scatter import ScatterSession
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.settings import build_compressor
 from gradwire.frontends._background import Started
-from gradwire.frontends._scatter import ScatterSession
 from gradwire.frontends.sharded import multiplier
 from gradwire.frontends.state_units import Scratch
 from gradwire.group.channel import Channel
@@ -116,6 +123,7 @@ class Carrier:
         self._count(2 * (world - 1) * tensor.nbytes // world)
         session.share, power = split(multiplier(op, world), world)
         session.run(flat, self._key(), self.nothing)
+        # After decoding, and by a power of two, which changes no digit.
         if power != 1:
             flat.mul_(power)
         if flat.dtype != own.dtype:
@@ -138,26 +146,18 @@ class Carrier:
     @ordinary_modes()
     def all_gather(self, output: Tensor, given: Tensor) -> list[Tensor]:
         """Put what all ranks give into ``output``; what this rank gave itself is decoded like the rest."""
-        world, rank, n = self.channel.world, self.channel.rank, given.numel()
-        part, rows = self._session("gather", n, lambda: self._rows(n))
+        world, n = self.channel.world, given.numel()
+        session: GatherSession = self._session("gather", n, lambda: self._gathering(n))
         self._count((world - 1) * given.nbytes)
-        flat = self.scratch.float32(ordinary(given).view(-1))
-        part.encode(flat, rows.row(rank), self._key())
-        self.channel.all_gather(rows.buffer)
-        # Of 16 bits it is a copy, which is not needed any more.
-        room = flat if output.dtype != torch.float32 else None
-        for index, own in enumerate(ordinary(output).view(world, -1)):
-            flat = own if room is None else room
-            part.decode(rows.row(index).stacked, flat, 1.0)
-            part.spoil(flat, rows.row(index).status.ne(0))
-            if room is not None:
-                own.copy_(flat)
+        session.send(self.scratch.float32(ordinary(given).view(-1)), self._key())
+        session.receive(ordinary(output).view(world, -1).unbind(), self.scratch.float32)
         return [output]
 
     def _session(self, kind: str, n: int, make: Callable[[], Any]) -> Any:
         session = self._sessions.pop((kind, n), None) or make()
         self._sessions[kind, n] = session
         if len(self._sessions) > SESSIONS:
+            # Each holds buffers, and sizes that do not come any more must not keep theirs.
             self._sessions.popitem(last=False)
         return session
 
@@ -168,10 +168,10 @@ class Carrier:
         units = [self._unit(n, f"#{owner}") for owner in range(self.channel.world)]
         return [[Piece(unit, unit.memory, (n,), owner * n)] for owner, unit in enumerate(units)]
 
-    def _rows(self, n: int) -> tuple[Part, Message]:
+    def _gathering(self, n: int) -> GatherSession:
         unit = self._unit(n, "", self.gathered)
         part = Part([Piece(unit, unit.memory, (n,), 0)])
-        return part, Message(part.packing, self.device, rows=self.channel.world)
+        return GatherSession(part, self.channel, Message(part.packing, self.device, rows=self.channel.world).buffer)
 
     def _key(self) -> Key:
         self.step += 1
@@ -222,7 +222,9 @@ class CompressingGroup(dist.ProcessGroup):
     def close(self) -> None:
         """Stop compressing; everything goes to the wrapped group. All ranks must call it."""
         if not self._closed:
+            # First, so that nothing more is given to the thread that ends.
             self._closed = True
+            # The thread first: it uses the channel, which another exchange may get afterwards.
             self._carrier.worker.close()
             self._carrier.channel.close()
 
@@ -235,6 +237,7 @@ class CompressingGroup(dist.ProcessGroup):
         if self._takes(tensor) and reduces(op) and (tensor.dtype != self._same or op == dist.ReduceOp.PREMUL_SUM):
             return self._carrier.start(tensor.device, lambda: self._carrier.all_reduce(tensor, op))
         if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
+            # Gloo has no sum with a factor, so the tensor is multiplied before.
             with ordinary_modes():
                 ordinary(tensor).mul_(multiplier(op, 1))
             opts.reduceOp = cast(Any, dist.ReduceOp.SUM)
@@ -249,6 +252,7 @@ class CompressingGroup(dist.ProcessGroup):
         if fits and self._takes(given) and output.is_contiguous() and reduces(op):
             return self._carrier.start(given.device, lambda: self._carrier.reduce_scatter(output, given, op))
         if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
+            # In a copy, because the input of a reduce-scatter stays as it is.
             given, opts.reduceOp = given.detach() * multiplier(op, 1), dist.ReduceOp.SUM
         return self._inner._reduce_scatter_base(output, given, opts)
 

@@ -1,19 +1,21 @@
-"""Gradients that were exchanged and then dropped: set to None or to zero before anything had used them.
+"""Gradients that were exchanged and then dropped: set to None or to zero before an optimizer had used them.
 
-Law: what an exchange sent is no longer in the residual, and what it did not send is. So of a gradient that is dropped
-after its exchange the one part is lost with what waited before, and the other comes out in a later step. To take an
-exchange back, all that is kept would have to be copied in every step; and a gradient that is gone may have been read
-before, as by who adds up several. So this says once what happened, and what to do.
+Invariants:
+    * One parameter is watched for each optimizer. Before a backward pass adds to its gradient, the gradient is compared
+      with the one that the last exchange left.
+    * An optimizer has used the gradient if torch's hook of optimizers saw a step, or if the parameter was written to.
+      An assignment to ``.data`` shows in neither, so until one of the two was seen the values are compared.
+    * Two backward passes before one step leave the gradient where it is, and are accumulation.
 
-One parameter answers for all of its optimizer. Before a backward pass adds to its gradient it is seen whether that is
-still the one of the last exchange. Its optimizer has used it if torch's hook of optimizers saw a step, or if the
-parameter was written to; an assignment to ``.data`` shows in neither, so until one of them was seen the values are
-compared. Two backward passes before one step leave the gradient where it is, and are accumulation.
+Why:
+    The residual has lost what an exchange sent, and holds what it did not send. So of a gradient that is dropped after
+    its exchange one part is lost, with what had waited before, and the other arrives in a later step. To undo the
+    exchange, all kept tensors would have to be copied in every step. And a gradient that is gone may have been read
+    before, as by a loop that adds up several. So this module only warns, once, and says what to do.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -26,10 +28,9 @@ from torch.optim import Optimizer
 
 from gradwire.exchange.exchange import Exchange
 from gradwire.frontends.optimizer_watch import follow_steps
+from gradwire.notices import log
 
 __all__ = ["DroppedGradients"]
-
-log = logging.getLogger("gradwire")
 
 
 class DroppedGradients:
@@ -96,8 +97,9 @@ class DroppedGradients:
 
     def _exchanged(self, *, kept: bool) -> None:
         gone, exchange = any(each.gone for each in self._watched), self._exchange
-        # A step that is not finite is skipped by who scales the loss, and taken back.
-        if gone and not exchange.spoilt(self._step):
+        # A step that is not finite is skipped by the loss scaler, and undone. Its flag is read only where a
+        # gradient is gone, because that waits for the device.
+        if gone and not exchange.rollback.spoilt(self._step):
             self._warn()
             return
         self._step = exchange.step

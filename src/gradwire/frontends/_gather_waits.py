@@ -1,11 +1,14 @@
-"""The time for which a backward pass stands still until the weights of the next module are gathered.
+"""The time for which a sharded model stands still until the weights of the next module are gathered.
 
-Law: gathers and reductions share a link, so what waits for the one hides nothing of the other: only computing does. The
-pilot takes these times off those in which gradients are computed.
+Why:
+    Gathers and reductions share a link, so time that waits for the one hides nothing of the other; only computing does.
+    The autotuner subtracts these times from those in which gradients are computed. On a CPU those of the forward pass
+    are noted, too, because the thread that computes waits for all of them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +19,22 @@ from gradwire.auto.step_record import Moment, moment
 __all__ = ["GatherWaits"]
 
 
+MOST = 4096
+"""Pauses that are kept, of the newest gathers: where a model is only evaluated, nobody asks for them."""
+
+
 class GatherWaits:
     """The pauses of the thread, or the stream, that computes a sharded model, while weights are gathered.
 
     Args:
         device: device of the model.
         wanted: returns whether somebody asks for them.
+        forward: true: those of forward passes are noted, too.
     """
 
-    def __init__(self, device: torch.device, wanted: Callable[[], bool]) -> None:
-        self._device, self._wanted, self._graph = device, wanted, -1
-        self._found, self._wrapped = list[tuple[Moment, Moment]](), list[tuple[Any, str, Any, Any]]()
+    def __init__(self, device: torch.device, wanted: Callable[[], bool], *, forward: bool = False) -> None:
+        self._device, self._wanted, self._graph, self._forward = device, wanted, -1, forward
+        self._found, self._wrapped = deque[tuple[Moment, Moment]](maxlen=MOST), list[tuple[Any, str, Any, Any]]()
 
     def watch(self, group: Any) -> None:
         """Note from now on when one of FSDP's groups of parameters is gathered."""
@@ -49,17 +57,19 @@ class GatherWaits:
 
     def taken(self) -> tuple[tuple[Moment, Moment], ...]:
         """Return the pauses since the last call, each from one time to another."""
-        found, self._found = tuple(self._found), []
+        found = tuple(self._found)
+        self._found.clear()
         return found
 
     def _timed(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
             graph = torch._C._current_graph_task_id()
-            if graph == -1 or not self._wanted():
+            if (graph == -1 and not self._forward) or not self._wanted():
                 return theirs(*args, **named)
-            if graph != self._graph:
+            if graph != self._graph and not self._forward:
                 # What an earlier pass has left, because nothing was reduced in it, belongs to no bucket of this one.
-                self._graph, self._found = graph, []
+                self._graph = graph
+                self._found.clear()
             begun = moment(self._device)
             made = theirs(*args, **named)
             self._found.append((begun, moment(self._device)))

@@ -1,8 +1,12 @@
 """Meshes of a sharded model: mistakes that would mix up replicas, or leave them separate, are reported at set-up.
 
-Law: the ranks of a model's mesh hold different rows, those of ``replicate`` the same ones. A rank that is in neither
-trains something else, such as a stage of a pipeline, or a replica that nobody averages: only the names of the mesh's
-other dimensions can tell, and where they do not, a warning is all that can be had.
+Invariants:
+    The ranks of a model's mesh hold different rows, those of ``replicate`` the same rows.
+
+Failure modes:
+    A rank that is in neither mesh trains something else, such as a stage of a pipeline, or is a replica that nobody
+    averages. Only the names of the mesh's other dimensions can tell the two apart. Where they do not, there is a
+    warning and no error.
 """
 
 from __future__ import annotations

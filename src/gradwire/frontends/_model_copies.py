@@ -1,14 +1,18 @@
 """Copies of a compressed DDP model or optimizer: ``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``.
 
-Law: a copy is what torch makes of any DDP model with a hook, a DDP model over the default group that averages its own
-gradients, uncompressed. It takes nothing from the exchange of the original, whose process group and residuals cannot be
-copied, and may be given one of its own by ``compress_ddp``. If it is trained without one, it says so once. A copy of a
-compressed optimizer has nobody who averages its gradients, so its step is refused until ``compress_optimizer`` has it.
+Invariants:
+    * A copy of a model is what torch makes of any DDP model with a hook: a DDP model over the default group that
+      averages its own gradients, uncompressed. It may be given an exchange of its own by ``compress_ddp``; if it is
+      trained without one, a warning says so once.
+    * A copy of a compressed optimizer has nobody who averages its gradients, so its step is refused until it is given
+      to ``compress_optimizer``.
+
+Why:
+    The process group and the residuals of the original's exchange cannot be copied, so a copy takes nothing of it.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -20,10 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.errors import Verbatim, require
+from gradwire.notices import log
 
 __all__ = ["CopiedState", "CopyNotice", "forget_copied", "note_copies", "note_copies_of_optimizer"]
-
-log = logging.getLogger("gradwire")
 
 
 class CopiedState:
@@ -55,6 +58,7 @@ class CopyNotice:
 
     def __call__(self, model: nn.Module, _: object) -> None:
         if self.copied and model.training and torch.is_grad_enabled():
+            # First, so that the warning comes once.
             forget_copied(model)
             if dist.get_rank() == 0:
                 log.warning(

@@ -1,8 +1,9 @@
 """Modules that were given to ``fully_shard`` together, and get their gradients at different times.
 
-Law: FSDP reduces what has a gradient when one of them ends its backward pass, in one call for all of that. A loss that
-is computed in chunks runs the last module's backward pass before that of the others, so this call may be for some of
-the modules alone: which ones is known before FSDP takes the gradients, and not from its buffer.
+Why:
+    FSDP reduces what has a gradient when one of the modules ends its backward pass, in one call. A loss that is
+    computed in chunks runs the last module's backward pass before that of the others, so a call may be for some of the
+    modules alone. Their names must be noted before FSDP takes the gradients, because its buffer does not show them.
 """
 
 from __future__ import annotations

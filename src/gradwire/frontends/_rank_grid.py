@@ -1,8 +1,10 @@
-"""Grid of the ranks of a sharded model: which of them hold other rows, which the same ones, which other parts.
+"""Grid of the ranks of a sharded model: which of them hold other rows, which the same rows, which other parts.
 
-Law: a rank has a line of ranks along which the rows of a parameter are cut, perhaps one along which they are repeated,
-and perhaps others along which tensor parallelism has cut the parameter before. Gradients are reduced along the first
-two only, so what a rank keeps is of the part that it has along the others, and a checkpoint has a place for each.
+Invariants:
+    * A rank has a line of ranks along which the rows of a parameter are cut, perhaps one along which they are repeated,
+      and perhaps others along which tensor parallelism has cut the parameter before.
+    * Gradients are reduced along the first two only. So a rank's residuals belong to its part along the other lines,
+      and a checkpoint has a place for each part.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from gradwire.errors import require
 from gradwire.exchange.exchange import Exchange
 from gradwire.frontends._meshes import ranks_of
 from gradwire.frontends.ownership import release
-from gradwire.frontends.resharding import Sharded
 from gradwire.frontends.setup import backend_of
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
+from gradwire.group.shards import Sharded
 from gradwire.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def cut_of(name: str, param: Any, world: int) -> Sharded:
 def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGroup], device: torch.device) -> Exchange:
     """Make the exchange of this rank's line, after those of the lines beside it have made the same one.
 
-    Without that, a mistake that one rank makes would be heard of by the ranks of its line only, and the others would
+    Without that, a mistake of one rank would be an error on the ranks of its line only, and the others would
     train on, or wait for them.
 
     Args:
@@ -119,14 +121,17 @@ def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGrou
     try:
         made.append(make())
     except Exception as error:
+        # Not raised yet: ``describe`` raises it, so that the ranks of every group hear of it and do not wait.
         failure = error
     for group in groups:
         try:
             agree(Channel(group, Metrics()), "set-up", describe, device)
         except Exception as error:
+            # The first error is kept, and the other groups are compared in any case: their ranks wait for this one.
             failure = failure or error
     if failure is not None:
         for exchange in made:
+            # It was made here, and the error is that of another line: nobody will use it.
             release(exchange)
         raise failure
     return made[0]

@@ -1,9 +1,13 @@
-"""Regrouping of the first steps after a checkpoint into the buckets of the run that wrote it.
+"""Exchange of the first steps after a checkpoint in the buckets of the run that wrote it.
 
-Law: DDP rebuilds its buckets after the first step, so a fresh model begins with others than the run had that it
-continues, and what depends on a bucket's ends (the shards of ``two_phase``, the order of a sum in a ring) would round
-otherwise. So the run's buckets are saved; until DDP has them again, the gradients of a step are exchanged in those,
-when all of them are there.
+Invariants:
+    The buckets of the run are saved. Until DDP has them again, all gradients of a step are collected and then exchanged
+    in the saved buckets.
+
+Why:
+    DDP rebuilds its buckets after the first step, so a fresh model begins with others than the saved run had. Results
+    that depend on a bucket's ends (the shards of ``two_phase``, the order of a sum in a ring) would be rounded
+    differently.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ class Regroup:
         views = torch.split(buffer, [torch.Size(shape).numel() for _, shape in params])
         self._views |= {name: view for (name, _), view in zip(params, views, strict=True)}
         self._shapes |= dict(params)
+        # Waited for inside, so that an error of the exchange is one of each bucket's future.
         return self._all.then(lambda done: (done.wait(), buffer)[1])
 
     @torch.no_grad()
@@ -67,6 +72,7 @@ class Regroup:
     def settle(self, exchanged: Future[None]) -> None:
         """Set the futures of all held buckets to the outcome of the exchange."""
         try:
+            # An error that is not set here would leave DDP waiting for the buckets for ever.
             self._all.set_result(exchanged.wait())
         except Exception as error:
             self._all.set_exception(error)  # type: ignore[arg-type]

@@ -1,13 +1,15 @@
 """Process group of torchft that compresses what its manager sends between replicas, which come and go.
 
-Law: a group of torchft is made anew each time its replicas change, and keeps nothing from before; so do the codecs,
-which are stateless. What is compressed has connections of its own, as in every wrapped group. All replicas compare
-their settings whenever they meet, because those of another setting would send messages of other sizes.
+Invariants:
+    * torchft connects a group anew each time its replicas change, and nothing from before is kept. The codecs are
+      stateless, so they keep nothing, either.
+    * What is compressed has connections of its own, as in every wrapped group.
+    * All replicas compare their settings whenever they meet, because different settings would mean messages of
+      different sizes.
 """
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from typing import Any, cast
 
@@ -22,13 +24,13 @@ from gradwire.frontends._compressing import Carrier, CompressingGroup, described
 from gradwire.group.agree import agree
 from gradwire.group.replica_channel import ReplicaChannel
 from gradwire.metrics import Metrics
+from gradwire.notices import log
 
 with needs("torchft"):
     from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper
 
 __all__ = ["CompressingReplicas", "wrap_replicas"]
 
-log = logging.getLogger("gradwire")
 
 CPU = torch.device("cpu")
 
@@ -51,6 +53,7 @@ class Reported(Work):
         try:
             return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         except RuntimeError as error:
+            # The manager goes by what is returned; the error itself is in the future.
             log.debug("a collective between replicas failed: %s", error)
             return False
 
@@ -86,6 +89,7 @@ class CompressingReplicas(ProcessGroupWrapper):
         Raises:
             GroupError: the replicas were given different arguments, or one of them is gone already.
         """
+        # The replicas of the meeting before may be gone, and nothing of it may be used any more.
         self._disconnect()
         for name, group in self._groups.items():
             group.configure(f"{store_addr}/{name}", *args, **options)

@@ -1,9 +1,14 @@
 """DDP's Python reducer, which compiled autograd traces: ``torch._dynamo.config.optimize_ddp = "python_reducer"``.
 
-Law: this reducer has no buckets; it calls for each parameter when its gradient is complete, and what it calls is traced
-into the graph of the backward pass. So a hook only notes that a parameter is there, and the last one calls one operator
-that cannot be traced on all gradients. That exchanges them in buckets in the model's order, whatever the order of
-backward was. Nothing overlaps with backward; the buckets are a copy of the gradients in float32.
+Invariants:
+    * A hook of a parameter only notes that its gradient is there. The last one calls one operator that cannot be
+      traced, on all gradients.
+    * The operator exchanges the gradients in buckets in the model's order, whatever the order of the backward pass was.
+      Nothing overlaps with the backward pass; the buckets are a copy of the gradients in float32.
+
+Why:
+    This reducer has no buckets. It calls a function for each parameter when its gradient is complete, and that function
+    is traced into the graph of the backward pass.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ class Arrivals(BucketState):
         self.there: list[int] = []
         self.grads: list[Tensor] = []
         self.handle = next(_numbers)
+        # A traced graph may hold a number and no object, so the operator finds this by its number.
         _alive[self.handle] = self
         self.ids = frozenset(map(id, params.values()))
         watch_optimizers()

@@ -1,9 +1,13 @@
 """Parameters that no rank used in a step.
 
-Law: an optimizer must see no gradient for such a parameter, or it would decay it and move it by its momentum. So
-nothing of what waits for it may be sent: its gradient stays away, and all that is kept for it stays as it was. Buckets
-of DDP with ``find_unused_parameters`` do not say whose gradient is there: one small all-reduce for each bucket tells,
-and a gradient that is zero in every element on every rank counts as unused, too.
+Invariants:
+    The gradient of such a parameter is not written, nothing of its residual is sent, and all that is kept for it stays
+    as it was.
+
+Why:
+    * An optimizer that saw a gradient would decay the parameter, and move it by its momentum.
+    * Buckets of DDP with ``find_unused_parameters`` do not say whose gradient is there. One small all-reduce for each
+      bucket tells; a gradient that is zero in every element on every rank counts as unused, too.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ def exchange_used(
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     uses = torch.stack([view.any() for view in views]).to(torch.uint8).mul_(USED)
     exchange.note_pending(uses, {i: params[i][0] for i in _doubtful(uses)})
+    # A rank cannot know alone that no other used the parameter.
     exchange.any_rank(uses)
     exchange.run(flat, params, itemsize, ready, uses={i: uses[i] for i in _doubtful(uses)})
 

@@ -1,10 +1,12 @@
 """Communication hook for DistributedDataParallel.
 
-Law: DDP launches buckets in the order of their indices on all ranks, so one thread that works them off in that order
-may issue as many dependent collectives for each as it likes. The hook hands over the bucket and returns a future;
-backward goes on meanwhile. On NCCL the same code runs at once on a stream of its own, and the future carries the event.
-Where nothing but the mean is wanted there is nothing dependent: the hook itself starts the sum of the bucket, and the
-last one looks whether the ranks are in the same step, by rows that were sent with the first.
+Invariants:
+    * DDP launches buckets in the order of their indices on all ranks. One thread exchanges them in that order, so it
+      may issue as many dependent collectives for each bucket as it needs. The hook hands over the bucket and returns a
+      future; the backward pass goes on meanwhile.
+    * On NCCL the same code runs in the hook itself, on a stream of its own, and the future carries that stream's event.
+    * Where only an exact mean is wanted, no collective depends on another one. Then the hook itself starts the sum of
+      each bucket. The digests that compare the ranks were sent with the first bucket, and are checked after the last.
 """
 
 import json
@@ -22,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire import kernels
-from gradwire.auto.pilot import AutoPilot
+from gradwire._short_traceback import short_traceback
 from gradwire.auto.step_record import moment
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.exchange import Named, bucket_text
+from gradwire.exchange.plan import Named, bucket_text
 from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends._model_copies import CopiedState, forget_copied, note_copies
 from gradwire.frontends._regroup import Regroup
@@ -39,6 +41,7 @@ from gradwire.frontends.setup import (
     in_memory,
     kind_of,
     prepare,
+    ranks_in,
     refuse,
     refuse_steps_in_backward,
     uncompiled,
@@ -77,7 +80,8 @@ class GradwireState(ExchangeState):
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
         scaler: scaler of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is
             fixed.
-        lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
+        lr_correction: the optimizer, so that residuals are applied with the rate that they were meant for; None: with
+            the rate of the step in which they are sent.
         optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
             harms it.
         variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
@@ -111,6 +115,7 @@ class GradwireState(ExchangeState):
         # Weakly: torch owns a group, and one that outlives its end would abort the process.
         self._group = None if group is None else weakref.ref(group)
 
+        # Called inside the comparison of the ranks: what it raises on one of them is raised on all.
         def check() -> None:
             Units.check(scaler, lr_correction, module.parameters())
             check_optimizer(optimizer, module.parameters())
@@ -146,7 +151,8 @@ class GradwireState(ExchangeState):
         self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(module)
-        self.exchange.skips_steps = self.units.scaler is not None
+        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
+        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._frozen_params = [
             (name, param)
             for name, param in module.named_parameters()
@@ -185,11 +191,11 @@ class GradwireState(ExchangeState):
             self._dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
             if self._wrapped:
                 model.register_forward_pre_hook(refuse_late_steps)
-        note_copies(model, repr(self.exchange.compressor))
+        note_copies(model, repr(self.exchange.methods.compressor))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy nothing that exchanges, neither of the model nor of this state: see ``_model_copies.py``."""
-        return CopiedState, (repr(self.exchange.compressor),)
+        return CopiedState, (repr(self.exchange.methods.compressor),)
 
     def close(self) -> None:
         """End the communication thread and lend the process group to the next state; the hook must not run again.
@@ -197,6 +203,7 @@ class GradwireState(ExchangeState):
         Nothing more is needed than to let go of the model and the state, which does the same.
         """
         self.between_steps("close")
+        # The thread first: it uses the channel, which another exchange may get afterwards.
         self._worker.close()
         if self._dropped is not None:
             self._dropped.leave()
@@ -234,6 +241,8 @@ class GradwireState(ExchangeState):
                 if self._glancing:
                     # The step must not end before the glance, which is on the thread, has.
                     return self._submit(buffer.device, future.wait)
+                # After the last sum was posted, because sums of DDP's buckets need not wait for the comparison of the
+                # ranks.
                 self.exchange.channel.settle()
             return future
         if self._regroup is None or names[0] in self._uncompressed:
@@ -242,6 +251,7 @@ class GradwireState(ExchangeState):
         else:
             future = self._regroup.hold(buffer, params)
         if self._regroup is not None and bucket.is_last():
+            # The last bucket of the step is held now, so all gradients of the saved buckets are there.
             done = self._submit(buffer.device, partial(self._regroup.exchange, self._job))
             done.then(self._regroup.settle)
         return future
@@ -254,14 +264,15 @@ class GradwireState(ExchangeState):
         changed = self._buckets != self._compared
         if changed:
             self._compared = self._buckets
-            self.exchange.compared[BUCKETS_BEFORE] = [bucket_text(tuple(each)) for each in self._buckets]
+            # The buckets of a step are known when it has ended, so those of the last one are compared in this one.
+            self.exchange.protocol.compare(**{BUCKETS_BEFORE: [bucket_text(tuple(each)) for each in self._buckets]})
         self._buckets = []
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
         pilot, reading = self.exchange.pilot, self.units.read()
         self._direct, self._glancing = None, False
         # The last step's jobs are done, so this thread may do the thread's work.
-        if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
+        if pilot is not None and self._regroup is None and not self.exchange.methods.policy.overrides:
             self.exchange.begin_step()
             if pilot.idle:
                 pilot.leave_to_ddp()
@@ -269,6 +280,7 @@ class GradwireState(ExchangeState):
                 # Ranks whose buckets are new have not been compared with them.
                 self._glancing = pilot.glances or changed or not self._compared
             if self._glancing:
+                # On the thread, because it waits for the other ranks, and DDP's own sums go on meanwhile.
                 self._submit(device, partial(self._glance, reading, names))
             elif self._direct is None:
                 self._submit(device, partial(self._open_step, reading, names))
@@ -301,6 +313,10 @@ class GradwireState(ExchangeState):
             divides,
         )
 
+    def names_of(self, bucket: dist.GradBucket) -> tuple[str, ...]:  # type: ignore[name-defined]
+        """Return the names of a bucket's parameters."""
+        return tuple(self._named(bucket)[1])
+
     def _named(self, bucket: dist.GradBucket) -> tuple[tuple[Named, ...], list[str]]:  # type: ignore[name-defined]
         """The parameters of a bucket, and their names; both are made anew only where DDP has made new buckets."""
         given = bucket.parameters()
@@ -329,11 +345,11 @@ class GradwireState(ExchangeState):
         self.units.follow(self.exchange, *reading)
 
     def _glance(self, reading: Reading, names: list[str]) -> Tensor:
-        """Compare the ranks, and let the pilot look at a window that is full, beside buckets that DDP's own group adds
-        up.
+        """Compare the ranks, and let the controller look at a window that is full, beside buckets that DDP's own group
+        adds up.
         """
         pilot = self.exchange.pilot
-        assert isinstance(pilot, AutoPilot)
+        assert pilot is not None
         self._open_step(reading, names)
         if pilot.glances:
             pilot.glance()
@@ -356,7 +372,7 @@ class GradwireState(ExchangeState):
         if params[0][0] in self._uncompressed:
             return self._add_up(buffer, params)
         pilot = self.exchange.pilot
-        assert isinstance(pilot, AutoPilot)
+        assert pilot is not None
         run, device = pilot.note(params, moment(buffer.device), buffer.itemsize), buffer.device
 
         def arrived(_: Tensor) -> None:
@@ -372,10 +388,10 @@ class GradwireState(ExchangeState):
         """Start to average a bucket on DDP's own group; ``arrived`` is called with the mean.
 
         A mean of parts of finite values is finite, and a rank's own part is divided in any case. So on a CPU each rank
-        looks at its own in that pass, and the pilot tells the others when it tells them the times.
+        looks at its own in that pass, and the controller sends it to the others with the times.
         """
         exchange, pilot = self.exchange, self.exchange.pilot
-        assert isinstance(pilot, AutoPilot)
+        assert pilot is not None
         channel, group = exchange.channel, None if self._group is None else self._group()
         exchange.counters.dense_bytes += channel.summed(buffer)
         if buffer.device.type != "cpu":
@@ -390,9 +406,11 @@ class GradwireState(ExchangeState):
             kernels.scale(buffer, 1 / channel.world, self._status)
         else:
             self._status += nonfinite(divided(buffer, channel.world))
+        # The rank's own gradients, which were just divided and are in the cache: to look at the mean would be another
+        # pass over memory.
         if self._status.item():
             pilot.spoil()
-            exchange.note(self._status.bool().view(()))
+            exchange.rollback.note([self._status.bool().view(())])
             self._status.zero_()
         return channel.begin_sum(buffer, group, arrived)
 
@@ -408,16 +426,18 @@ class GradwireState(ExchangeState):
             self.exchange.run(flat, params, buffer.itemsize, ready, given)
         if flat is not buffer:
             # A mean that float32 holds may be infinite in 16 bits.
-            self.exchange.note(nonfinite(buffer.copy_(flat)))
+            self.exchange.rollback.note([nonfinite(buffer.copy_(flat))])
         return buffer
 
     def _submit(self, device: torch.device, job: Callable[[], Any]) -> Future[Any]:
         if not self.exchange.channel.is_nccl:
             return self._worker.submit(job)
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        # The gradients are computed on the caller's stream, and may not be there yet.
         stream.wait_stream(torch.cuda.current_stream(device))
         future: Future[Any] = Future(devices=[device])
         with torch.cuda.stream(stream):
+            # On this stream, so that the future's event lies behind the job.
             future.set_result(job())
         return future
 
@@ -481,7 +501,7 @@ def check_ranks(model: DistributedDataParallel, group: dist.ProcessGroup | None,
     Raises:
         ConfigError
     """
-    ranks, given = dist.get_process_group_ranks(model.process_group), dist.get_process_group_ranks(group)
+    ranks, given = dist.get_process_group_ranks(model.process_group), ranks_in(group)
     allowed = f"of the DDP model's own ranks {ranks}, {remedy}"
     require(set(given) == set(ranks), "process_group", allowed, Verbatim(f"one of ranks {given}"))
 
@@ -499,6 +519,7 @@ def not_wrapped(model: object) -> ConfigError:
     return ConfigError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {kind_of(model)}; {remedy}")
 
 
+@short_traceback
 def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> GradwireState:
     """Exchange the gradients of a DDP model compressed, from the next backward on.
 
@@ -542,6 +563,7 @@ def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> 
     if not isinstance(wrapped, DistributedDataParallel):
         params = model.parameters() if isinstance(model, nn.Module) else iter(())
         device = next((param.device for param in params), torch.device("cpu"))
+        # The other ranks are in the set-up and wait for this one: they are given its error.
         refuse(not_wrapped(model), CALLER, options.get("process_group"), device)
     state = GradwireState(wrapped, compressor, **options)
     wrapped.register_comm_hook(state, gradwire_hook)

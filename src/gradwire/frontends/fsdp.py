@@ -1,17 +1,22 @@
 """Integration of FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
 
-Law: FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, and calls in the
-order of backward, the same on all ranks. Residuals are kept by parameter, one rank's rows after the other's, padded to
-whole rows for each rank. On a CPU a thread reduces while the backward pass goes on, where FSDP reads no result before
-that ends, and else a call returns when its result is there; on NCCL it runs on the stream that FSDP called it on.
-On a mesh of replicas and shards FSDP averages between the replicas before it calls any hook. So while a state is open
-its modules are told of the shards alone, and the hook does the rest; parameters lie on the whole mesh as before.
+Invariants:
+    * FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, in the order of the
+      backward pass, which is the same on all ranks.
+    * Residuals are kept by parameter, one rank's rows after the other's, padded to whole rows for each rank.
+    * On a CPU a thread reduces while the backward pass goes on, if FSDP reads no result before that ends; otherwise a
+      call returns when its result is there. On NCCL the reduction runs on the stream on which FSDP called it.
+    * On a mesh of replicas and shards a module sees only the mesh of the shards while a state is open, and a hook
+      averages between the replicas. The parameters lie on the whole mesh as before.
+
+Why:
+    FSDP averages between the replicas before it calls any hook, so nothing could be compressed there.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -19,13 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.auto.pilot import AutoPilot
+from gradwire._short_traceback import short_traceback
+from gradwire.auto.controller import AutoPilot
+from gradwire.auto.shared_link import Gathers
 from gradwire.auto.step_record import Moment
-from gradwire.compressors.base import Compressor
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize, counted
 from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.methods import Methods
+from gradwire.exchange.owner_plan import check_methods
 from gradwire.exchange.plan import Named
 from gradwire.exchange.residual_store import used_here
 from gradwire.frontends._dropped import DroppedGradients
@@ -33,27 +41,27 @@ from gradwire.frontends._gather_waits import GatherWaits
 from gradwire.frontends._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.frontends._module_group import ModuleGroupBackward
 from gradwire.frontends._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
-from gradwire.frontends._weights import DifferenceGather, WeightGather, WeightWire, weight_code
+from gradwire.frontends._weights import DifferenceGather, WeightGather, WeightSwitch, WeightWire, weight_code
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.frontends.ownership import Caller, is_sharded
-from gradwire.frontends.resharding import Sharded
-from gradwire.frontends.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
-from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_scatter, check_size
+from gradwire.frontends.setup import AUTO, kind_of, prepare, private_group, refuse, share_start, uncompiled
+from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, sparse_in
 from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
+from gradwire.group.shards import Sharded
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary_modes
+from gradwire.notices import log
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["FSDPState", "compress_fsdp"]
+__all__ = ["FSDPState", "compress_fsdp", "managed"]
 
-log = logging.getLogger("gradwire")
 
 CALLER = Caller("gradwire.compress_fsdp", "fsdp")
 
@@ -86,7 +94,9 @@ class FSDPState(ShardedState):
         self._hooks: list[Between] = []
         self._gathered: list[Any] = []
         self._differences: list[DifferenceGather] = []
-        self._gathers = Metrics()
+        self._gathers, self._switch = Metrics(), cast("WeightSwitch | None", None)
+        decides = isinstance(weights, str) and weights == AUTO
+        given = None if decides else weights
         self._wires: dict[tuple[int, ...], WeightWire] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
         # If the compiled model was sharded, and not the module in it, its wrapper is the module that reduces.
@@ -105,7 +115,7 @@ class FSDPState(ShardedState):
         def check() -> None:
             check_model(groups, sharded, grid, replicate, options)
             refuse_sparse(name for name, param in sharded.items() if id(param) in sparse_in(model))
-            weight_code(weights)
+            weight_code(given)
             Units.check(scaler, lr_correction)
             check_optimizer(optimizer, sharded.values())
             check_optimizer(variance_correction, sharded.values(), "variance_correction")
@@ -121,6 +131,7 @@ class FSDPState(ShardedState):
             **Units.facts(scaler, lr_correction),
         }
         shards = [mesh.get_group()] if replicas is not None and mesh.ndim == 1 else []
+        # Ranks that average with each other must hold the same rows.
         told |= {SHARD: mesh.get_local_rank()} if shards else {}
         where = replicas if replicas is not None and line_of(replicas) else mesh
 
@@ -142,13 +153,16 @@ class FSDPState(ShardedState):
 
         self.exchange = agreed_along(make, [*shards, *grid.part_groups], device)
         self.tensor_part, self.tensor_parts = grid.part, grid.parts
+        self._weights, self._timeout = weight_code(given), options.get("timeout")
         if replicas is None:
             self.check_scatter()
-            self.steer(one_mesh=all(shard_group(group).size() == mesh.size() for _, group in groups))
+            one_mesh = all(shard_group(group).size() == mesh.size() for _, group in groups)
+            self._switch = self._switch_of(decides) if one_mesh else None
+            self.steer(one_mesh=one_mesh, weights=self._switch)
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
-            if isinstance(self.exchange.pilot, AutoPilot):
-                self.exchange.pilot.advises = False
+            if self.exchange.pilot is not None:
+                self.exchange.pilot.advise_nothing()
             if not grid.native:
                 share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
@@ -164,13 +178,27 @@ class FSDPState(ShardedState):
             corrected=variance_correction is not None,
         )
         follow_optimizers(self.exchange, self.adaptive)
-        self.exchange.skips_steps = self.units.scaler is not None
-        self._weights, self._timeout = weight_code(weights), options.get("timeout")
-        self._gather_waits = GatherWaits(device, lambda: (pilot := self.exchange.pilot) is not None and pilot.timed)
+        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
+        self.exchange.rollback.follow_skips(self.units.scaler is not None)
+        self._gather_waits = GatherWaits(
+            device,
+            lambda: (pilot := self.exchange.pilot) is not None and pilot.timed,
+            forward=self._switch is not None,
+        )
         trained = {id(param): param for param in sharded.values() if param.requires_grad}
         self.dropped = DroppedGradients(self.exchange, trained, DROPPED, hooks=False)
         for module, group in groups:
             self._attach(module, group, names, grid)
+
+    def _switch_of(self, decides: bool) -> WeightSwitch | None:
+        """Make the part through which a pilot sees how weights are gathered, and chooses it; None: there is no pilot,
+        or on an accelerator, where gathers are beside what computes.
+        """
+        pilot, counters = self.exchange.pilot, self.exchange.counters
+        if not isinstance(pilot, AutoPilot) or self.exchange.device.type != "cpu":
+            return None
+        self._gathers.clock = lambda: counters.clock()
+        return WeightSwitch(pilot.budget.weights if decides else None, counters, self._gathers)
 
     def buffers(self) -> int | None:
         if self.exchange.device.type == "cpu":
@@ -178,11 +206,18 @@ class FSDPState(ShardedState):
         # Not in torch 2.11, which waits for the last reduction.
         return max(getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1) for group in self._groups)
 
-    def stalls(self) -> tuple[tuple[Moment, Moment], ...]:
-        return self._gather_waits.taken()
+    def gathers(self) -> Gathers:
+        counted = Gathers() if self._switch is None else self._switch.counted()
+        return replace(counted, stalls=self._gather_waits.taken())
+
+    def change(self, compressor: Any, **options: Any) -> None:
+        super().change(compressor, **options)
+        if self._switch is not None:
+            self._switch.leave()
 
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
+        # The threads first: they use the channels that are closed below.
         super().close()
         self._gather_waits.leave()
         for wire in self._wires.values():
@@ -196,15 +231,19 @@ class FSDPState(ShardedState):
             channel.close()
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name.
+        """Return the figures of ``compress_ddp``, and with ``weights`` those of the all-gathers as "weights_...".
 
-        ``estimate_bytes`` there is the memory of the whole model that differences need on this rank.
+        "weights_estimate_bytes" is the memory of the whole model that differences need on this rank.
         """
         told = super().metrics()
-        if self._weights is None:
+        if self._weights is None and self._switch is None:
             return told
         kept = sum(tensor.nbytes for tensor in self.estimates())
-        return {**told, "weights": {**self._gathers.as_dict(), "estimate_bytes": kept}}
+        return {
+            **told,
+            **{f"weights_{name}": value for name, value in self._gathers.as_dict().items()},
+            "weights_estimate_bytes": kept,
+        }
 
     def estimates(self) -> list[Tensor]:
         """Return the weights as all ranks know them, where differences are sent: of shape (ranks, elements of a shard)
@@ -230,15 +269,16 @@ class FSDPState(ShardedState):
         if not self._differences:
             return
         fitted, channel = self.fitted(state, on_resize), self.exchange.channel
+        # With another number of ranks the shards are others, and estimates begin anew with the weights.
         own = fitted["ranks"].get(str(channel.rank), {}) if fitted["world"] == channel.world else {}
         for gather in self._differences:
             gather.load_state_dict(own.get("weights", {}))
 
-    def check(self, exchange: Exchange) -> None:
+    def check(self, methods: Methods) -> None:
         """Refuse a choice that set-up would refuse."""
-        super().check(exchange)
+        super().check(methods)
         if self._scatters:
-            check_scatter(exchange)
+            check_methods(methods)
 
     def between_replicas(
         self, output: Tensor, named: Sequence[Named], scale: float, later: float, ready: Moment
@@ -260,18 +300,19 @@ class FSDPState(ShardedState):
         if scale != 1:
             flat.mul_(scale)
         if flat is not output:
-            self.exchange.note(nonfinite(output.copy_(flat)))
+            self.exchange.rollback.note([nonfinite(output.copy_(flat))])
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
     def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankGrid) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
+        # A closed state may have left hooks, which would be taken for FSDP's own.
         detach(module, group)
         shards = shard_group(group)
         cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
         taken = self.uncompressed.isdisjoint(cut.name for cut in cuts)
-        if self._weights is not None and shards.size() > 1 and taken:
+        if (self._weights is not None or self._switch is not None) and shards.size() > 1 and taken:
             group._all_gather_comm = self._gather(group, cuts, shards)
             self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
@@ -307,7 +348,7 @@ class FSDPState(ShardedState):
 
         wire, theirs = self._wire(shards), group._all_gather_comm
         if not isinstance(self._weights, EF21):
-            return WeightGather(wire, cuts, shards, theirs)
+            return WeightGather(wire, cuts, shards, theirs, again=group.post_forward_mesh_info is not None)
 
         def backward() -> bool:
             return bool(group._training_state is TrainingState.PRE_BACKWARD)
@@ -320,8 +361,10 @@ class FSDPState(ShardedState):
         """Find or make the function that carries the weights of modules that are sharded over this group."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._wires:
-            code, policy, device = cast(Compressor, self._weights), self.exchange.policy, self.exchange.device
-            self._wires[ranks] = WeightWire(code, policy, group, self._timeout, device, self._gathers)
+            policy, device = self.exchange.methods.policy, self.exchange.device
+            self._wires[ranks] = WeightWire(
+                self._weights, policy, group, self._timeout, device, self._gathers, self._switch
+            )
         return self._wires[ranks]
 
     def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
@@ -331,6 +374,7 @@ class FSDPState(ShardedState):
             return None
         self.several = True
         if ranks not in self._channels and len(ranks) > 1:
+            # A channel of their own, because ranks that do not have the module take no part.
             lent = private_group(group, self._timeout, self.exchange.device)
             self._channels[ranks] = channel = Channel(lent.group, self.exchange.channel.metrics)
             lent.hold(channel)
@@ -614,6 +658,7 @@ def check_hooks(comm: object, hook: object) -> None:
     require(hook is None, "model", remedy, f"one with the all-reduce hook {getattr(hook, '__name__', kind_of(hook))}")
 
 
+@short_traceback
 def compress_fsdp(
     model: nn.Module,
     compressor: Any = "auto",
@@ -623,7 +668,7 @@ def compress_fsdp(
     lr_correction: Any = None,
     optimizer: Any = None,
     variance_correction: Any = None,
-    weights: Any = None,
+    weights: Any = AUTO,
     **options: Any,
 ) -> FSDPState:
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.
@@ -655,7 +700,7 @@ def compress_fsdp(
             exact. Or "ef21:inner=loco": the 4-bit difference from what all ranks know of the weights, once for both
             passes; for that each rank keeps the whole model, in the dtype of the all-gather, and its first gather is
             uncompressed. Shards with fewer than ``min_numel`` elements and ``exclude``d parameters travel as they are.
-            None: all do.
+            None: all do. "auto": where ``compressor`` is decided, this is, too; where a method is named, as None.
         options: further arguments, as for ``compress_ddp``; without ``replicate`` there is one strategy.
 
     Returns:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends._buckets import BucketState, buckets_of
@@ -85,15 +86,17 @@ class OptimizerState(BucketState):
         self.frozen = frozen_in(model)
         if self.exchange.channel.rank == 0 and self.exchange.channel.world > 1:
             warn_of_statistics("compress_optimizer", model.modules())
-        self.exchange.skips_steps = self.units.scaler is not None
+        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
+        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._known = {id(param): param for param in params.values()}
         self._done = self._closed = False
         self._seen: dict[int, tuple[int, int]] = {}
         self._pass = -1
-        self.exchange.dropped = 0
+        self.exchange.protocol.count_dropped(0, anew=True)
         for param in params.values():
             # Weakly, because the state may hold the optimizer, and parameters outlive both.
             param.register_post_accumulate_grad_hook(partial(fresh, weakref.ref(self)))  # type: ignore[no-untyped-call]
+        # After the comparison of the ranks: tensors are sent in the order in which each rank has them.
         share_start([*model.parameters(), *model.buffers()], group)
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ class OptimizerState(BucketState):
         """Continue as every state does; gradients that were computed before do not count."""
         super().load_state_dict(state, on_resize)
         self._seen.clear()
-        self.exchange.dropped = 0
+        self.exchange.protocol.count_dropped(0, anew=True)
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Exchange before the optimizer's step, unless it was done by hand since the last backward.
@@ -136,7 +139,7 @@ class OptimizerState(BucketState):
                 Verbatim("one that was closed"),
             )
             return
-        # The ranks do not compare this: a rank whose scaler skips the step would not be there to hear of it.
+        # The ranks do not compare this: a rank whose scaler skips the step would not be there to raise the error, too.
         scaler, known = scaler_at_work(), self.units.scaler
         allowed = "that whose step() is called, as scaler= of compress_optimizer: a rank skips it that overflows alone"
         together = scaler in (None, known) or (known is None and self._done)
@@ -181,8 +184,10 @@ class OptimizerState(BucketState):
         def check() -> None:
             raise error
 
+        # As the other ranks do, so that all of them compare the same step.
         self.exchange.begin_step()
         self.exchange.open(check)
+        # The other ranks wait for the digest of this one, and raise its error.
         self.exchange.channel.settle()
         raise error
 
@@ -202,7 +207,7 @@ class OptimizerState(BucketState):
         self._pass = current
         # A backward pass with create_graph=True makes a new tensor.
         if not torch.is_grad_enabled() and self._dropped(param, now, others=current != before):
-            self.exchange.dropped = (self.exchange.dropped or 0) + 1
+            self.exchange.protocol.count_dropped(1)
             self._seen.clear()
         self._seen[id(param)] = now
 
@@ -258,6 +263,7 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
     require(others == 0, "optimizer", "over the model's own parameters", Verbatim(f"one that has {others} others"))
 
 
+@short_traceback
 def compress_optimizer(
     optimizer: Optimizer,
     model: nn.Module,

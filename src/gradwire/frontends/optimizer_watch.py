@@ -14,7 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire._once import once
 from gradwire.adaptive import TORCH, Remedies, is_adaptive, is_orthogonal, mostly_zero, trouble_of, warn_of_spread_zeros
-from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.exchange import Exchange
@@ -86,7 +85,7 @@ class AdaptiveWatch:
         noise, to which no learning rate is adapted.
         """
         exchange = self._exchange
-        if exchange.force or exchange.channel.closed:
+        if exchange.methods.force or exchange.channel.closed:
             return
         for optimizer, params in self._adaptive.items():
             for trouble in filter(None, (trouble_of(*method) for method in methods_of(exchange, params))):
@@ -104,7 +103,12 @@ class AdaptiveWatch:
     def _check_zeros(self) -> None:
         """Warn on rank 0, once, of a method that makes noise of zeros, if a gradient of this rank is mostly zeros."""
         exchange = self._exchange
-        if not self._adaptive or exchange.force or self._zeros_said or (zeros := exchange.zeros()) is None:
+        if (
+            not self._adaptive
+            or exchange.methods.force
+            or self._zeros_said
+            or (zeros := exchange.first_zeros.shares()) is None
+        ):
             return
         self._zeros_due = False
         for optimizer, params in self._adaptive.items() if exchange.channel.rank == 0 else ():
@@ -118,8 +122,10 @@ class AdaptiveWatch:
     def _spreading(self, name: str, shape: tuple[int, ...]) -> Compressor | None:
         """The method of a parameter, if zeros arrive as noise; not with a memory in whose units they stay small."""
         exchange = self._exchange
-        method = exchange.policy.choose(name, shape, exchange.main_of(name, exchange.compressor))
-        kept_small = method is None or isinstance(exchange.memory_for(method), Preconditioned)
+        method = exchange.methods.policy.choose(
+            name, shape, exchange.methods.main_of(name, exchange.methods.compressor)
+        )
+        kept_small = method is None or isinstance(exchange.methods.memory_for(method), Preconditioned)
         return method if method is not None and method.spreads and not kept_small else None
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -150,10 +156,11 @@ class AdaptiveWatch:
 
 
 def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
-    """Tell the pilot of an exchange, if it has one, which errors its optimizers tolerate."""
-    if isinstance(exchange.pilot, AutoPilot):
+    """Tell the controller of an exchange, if it has one, which errors its optimizers tolerate."""
+    if exchange.pilot is not None:
+        # Weakly, because the watch holds the exchange, which holds the controller.
         known = weakref.ref(watch)
-        exchange.pilot.bears = lambda: (found := known()) is not None and found.bears()
+        exchange.pilot.follow_optimizers(lambda: (found := known()) is not None and found.bears())
 
 
 class Follower(Protocol):
@@ -184,17 +191,18 @@ def listen() -> None:
 
 def _stepped(optimizer: Optimizer, *_: Any) -> None:
     if not torch.compiler.is_compiling():
+        # A copy, because a watch leaves the set when it has warned.
         for watch in list(_WAITING):
             watch.stepped(optimizer)
 
 
 def methods_of(exchange: Exchange, params: Iterable[Named]) -> Iterator[tuple[Compressor, Memory]]:
     """The methods of these parameters, in the steps of a schedule that are looked at, with their memories."""
-    policy, main = exchange.policy, exchange.compressor
+    policy, main = exchange.methods.policy, exchange.methods.compressor
     later = SAMPLED if policy.schedule else ()
     for method in dict.fromkeys([main, *(policy.at(policy.start_after + step, main) for step in later)]):
         for chosen in dict.fromkeys(policy.choose(name, shape, method) for name, shape in params):
             # A schedule is checked where it is used: what it cannot do there is an error of its own.
             with suppress(ConfigError):
                 if chosen is not None:
-                    yield chosen, exchange.memory_for(chosen)
+                    yield chosen, exchange.methods.memory_for(chosen)

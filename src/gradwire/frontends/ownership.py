@@ -1,10 +1,16 @@
 """Ownership of gradients: no parameter's gradient is averaged twice over the same ranks.
 
-Law: a gradient that is averaged twice is paid for twice, and the second exchange compresses what the first has made
-equal everywhere. So an exchange owns the parameters it was prepared for until its state is closed or forgotten, and
-torch's wrappers own theirs while they live. Of two DDP models around one module only that whose forward is called
-averages, so a hook is in the way of nothing but a second one on the same model. Two owners whose groups share no rank
-but this one average different things and are fine: DDP inside a node, local steps between nodes.
+Invariants:
+    * An exchange owns the parameters that it was prepared for until its state is closed or forgotten. torch's wrappers
+      own theirs as long as they live.
+    * Of two DDP models around one module only that whose forward pass is called averages, so a hook conflicts only with
+      a second hook on the same model.
+    * Two owners whose groups share no rank but this one do not conflict: DDP inside a node and local steps between
+      nodes average different things.
+
+Why:
+    A gradient that is averaged twice costs its traffic twice, and the second exchange compresses what the first has
+    made equal everywhere.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.settings import valid_timeout
 from gradwire.frontends._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
@@ -24,6 +25,7 @@ _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]] = w
 again it would differ from theirs, and so would common random streams."""
 
 
+@short_traceback
 def wrap_group(
     group: dist.ProcessGroup | None = None,
     compressor: Any = "bf16",
@@ -102,14 +104,17 @@ def wrap_group(
         return described(code, gathered, min_numel, default)
 
     try:
+        # Before torch knows the group: ranks of other settings would send messages of other sizes.
         agree(Channel(lent.group, Metrics()), "wrap_group", describe, device)
     except BaseException:
+        # All ranks have the same error, so the group is free on all of them.
         lent.give_back()
         raise
     carrier = made[0]
     lent.hold(carrier.channel)
     same = travels_as_it_is(carrier.code, inner.size())
     ours = CompressingGroup(inner, carrier, min_numel, same, gloo=backend_of(inner, device) == "gloo")
+    # Last: from here on torch may pass calls to it.
     register(ours, inner, name)
     if default:
         dist.distributed_c10d._update_default_pg(ours)

@@ -2,10 +2,12 @@
 
     {"version", "world": R, "step", "shards": S, "parts": {"0": {"ranks": {"0": ..., ...}}, ...}}
 
-Law: a rank of a replica group keeps what belongs to its shard, so a state says which one, or the checkpoint of one
-shard would take the place of another's. The rows lie one shard after the other and the padding at the end, so the
-elements are the same flat vector however many shards there are. What is cut anew are the buffers kept for each element;
-states of methods have the shape of a shard, and begin anew.
+Invariants:
+    * A rank of a replica group keeps what belongs to its shard. The state says which shard that is, or the checkpoint
+      of one shard would take the place of another's.
+    * The rows lie one shard after the other with the padding at the end, so the elements are the same flat vector for
+      any number of shards.
+    * The buffers kept for each element are cut anew. States of methods have the shape of a shard, and begin anew.
 """
 
 from __future__ import annotations
@@ -17,81 +19,14 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize, checked_rank, counted, folded
-from gradwire.kernels.stored import StoredForm, form_of, read, stored_like, write
-from gradwire.vocabulary import align
+from gradwire.exchange.checkpoint import OnResize, checked_rank, counted, folded, keeps_nothing
+from gradwire.group.shards import Sharded
+from gradwire.kernels.stored import form_of, read, stored_like
 
-__all__ = ["Sharded", "of_shard", "recut", "repadded"]
+__all__ = ["of_shard", "recut", "repadded"]
 
 Entry = Mapping[str, Any]
 """The entry of one rank."""
-
-
-class Sharded:
-    """A parameter as FSDP divides it among ranks.
-
-    Args:
-        name: name of the parameter in the model.
-        shape: shape of the parameter, or of the part of it that tensor parallelism has left this rank.
-        world: number of shards.
-        dim: the dimension that is cut: 0, by rows, where the last shards are padded, or one that the number of shards
-            divides.
-    """
-
-    def __init__(self, name: str, shape: tuple[int, ...], world: int, dim: int = 0) -> None:
-        sizes = list(shape or (1,))
-        sizes[dim] = -(-sizes[dim] // world)
-        self.name, self.shape, self.numel = name, tuple(sizes), torch.Size(shape).numel()
-        self.whole, self.world, self.dim = shape, world, dim
-        self.padded = world * self.chunk
-
-    def among(self, world: int) -> Sharded:
-        """Return the same parameter in another number of shards."""
-        return Sharded(self.name, self.whole, world, self.dim)
-
-    @property
-    def chunk(self) -> int:
-        """The number of elements of one shard."""
-        return torch.Size(self.shape).numel()
-
-    def room(self, form: StoredForm) -> int:
-        """The number of elements stored of one shard: those of codes begin a block of their own."""
-        return align(self.chunk, form.grain)
-
-    def taken(self, tensor: Tensor) -> Tensor:
-        """The elements of all shards, end to end, of a stored tensor that has room for each."""
-        form = form_of(tensor)
-        if not form.block:
-            return tensor
-        rooms = read(tensor).view(self.world, self.room(form))
-        return rooms[:, : self.chunk].reshape(-1)
-
-    def stored(self, flat: Tensor, form: StoredForm) -> Tensor:
-        """Store elements in a tensor from which ``taken`` returns them."""
-        if not form.block:
-            return flat
-        rooms = flat.new_zeros(self.world, self.room(form))
-        rooms[:, : self.chunk] = flat.view(self.world, -1)
-        stored = form.zeros(rooms.numel(), flat.device)
-        write(stored, rooms)
-        return stored
-
-    def pad(self, flat: Tensor, before: int) -> Tensor:
-        """Remove the padding of ``flat``, and add the padding of these shards.
-
-        Args:
-            flat: one shard after the other.
-            before: number of the shards that ``flat`` was padded for.
-        """
-        if self.dim and before != self.world:
-            # The shards of columns do not lie as the columns do: they are joined, and cut anew.
-            sizes = list(self.shape)
-            sizes[self.dim] = sizes[self.dim] * self.world // before
-            whole = torch.cat(list(flat[: self.numel].view(before, *sizes)), self.dim)
-            return torch.cat([each.reshape(-1) for each in whole.chunk(self.world, self.dim)])
-        room = flat.new_zeros(self.padded)
-        room[: self.numel] = flat[: self.numel]
-        return room
 
 
 def of_shard(state: Mapping[str, Any], shard: int, shards: int, parts: int = 1) -> dict[str, Any]:
@@ -179,8 +114,11 @@ def recut(
 
 
 def ranks_of(state: Mapping[str, Any], shard: int) -> Mapping[str, Entry]:
-    part = state["parts"].get(str(shard))
-    require(part is not None, "parts of the state", f"with shard {shard}", sorted(state["parts"]))
+    parts = state["parts"]
+    part = parts.get(str(shard))
+    if part is None and parts and all(map(keeps_nothing, parts.values())):
+        part = next(iter(parts.values()))
+    require(part is not None, "parts of the state", f"with shard {shard}: save on every rank", sorted(parts))
     return part["ranks"]  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -16,18 +15,20 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from gradwire import registry
-from gradwire.auto.pilot import AutoPilot
+from gradwire.auto.controller import AutoPilot
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GroupError, Verbatim, nearest, require
-from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
 from gradwire.exchange.settings import Settings, valid_timeout
 from gradwire.frontends.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.frontends.uncompressed import DTYPES, announce_uncompressed, kinds_of
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
-from gradwire.group.failures import named, roll_call, timeout_of
+from gradwire.group.failures import CALL_LIMIT, named, roll_call, timeout_of
 from gradwire.group.pool import Lease, lease
 from gradwire.metrics import Metrics
+from gradwire.notices import log, tell
 
 __all__ = [
     "AUTO",
@@ -44,6 +45,7 @@ __all__ = [
     "prepare_alone",
     "prepare_named",
     "private_group",
+    "ranks_in",
     "refuse",
     "refuse_steps_in_backward",
     "shapes_of",
@@ -53,7 +55,6 @@ __all__ = [
     "warn_of_statistics",
 ]
 
-log = logging.getLogger("gradwire")
 
 AUTO = "auto"
 """Name in place of a compressor: measurements decide."""
@@ -175,8 +176,7 @@ def prepare(
         caller: caller, as error messages name it.
         only: ids of the parameters to exchange; None: all that are trainable.
         sparse: ids of the parameters that get sparse gradients.
-        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
-            it.
+        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks raise.
         device: device of the gradients; None: that of the parameters.
         carrier: object that makes the exchange run; it owns its parameters no longer than this lives. None: the
             exchange.
@@ -257,6 +257,7 @@ def prepare_named(
             "torch.distributed.init_process_group() first"
         )
     settings, rest = Settings.split(options)
+    # Before anything is checked, because only over a group the others can be given an error of this rank.
     lent = private_group(group, settings.timeout, device)
     private = lent.group
     ranks: Ranks = frozenset(dist.get_process_group_ranks(private))
@@ -273,18 +274,23 @@ def prepare_named(
         require(not tables or backend_of(private, device) != "nccl", "gradients", allowed, tables)
         shapes = shapes_of({name: param for name, param in params.items() if name not in kinds})
         exchange = steered(settings, compressor, rest, private, device, shapes, embeddings)
-        exchange.policy.check(exchange.compressor, list(params), exchange.channel.world, left)
+        exchange.methods.policy.check(exchange.methods.compressor, list(params), exchange.channel.world, left)
         prepared.append(Prepared(exchange, params, kinds))
         pilot = {} if exchange.pilot is None else {"auto": exchange.pilot.to_config()}
         return exchange.describe(shapes_of(params), **facts, **pilot, uncompressed=kinds)
 
     try:
+        # A channel of its own, because the exchange is made inside ``describe``, and may fail there.
         agree(Channel(private, Metrics()), "set-up", describe, device)
-        prepared[0].exchange.meet()
+        # All ranks are past the comparison, so all of them take part.
+        prepared[0].exchange.methods.meet(prepared[0].exchange.channel, device)
     except BaseException:
+        # All ranks have the same error, so the group is free on all of them for the next set-up.
         lent.give_back()
         raise
     lent.hold(prepared[0].exchange.channel)
+    prepared[0].exchange.channel.call_limit = call_limit(group, settings.timeout, device)
+    # Only now: a set-up that failed owns no parameters.
     own(prepared[0].exchange, caller, prepared[0].params, ranks, carrier)
     announce(prepared[0].exchange, shapes_of(prepared[0].compressed))
     if prepared[0].exchange.channel.rank == 0:
@@ -308,7 +314,7 @@ def prepare_alone(
     params = select()
     refuse_owned(caller, params, frozenset())
     exchange = settings.exchange(compressor, rest, None, device)
-    exchange.policy.check(exchange.compressor, list(params))
+    exchange.methods.policy.check(exchange.methods.compressor, list(params))
     own(exchange, caller, params, frozenset())
     announce(exchange, shapes_of(params))
     return Prepared(exchange, params, {})
@@ -369,14 +375,34 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
 _USUAL = {"cpu": "gloo", "cuda": "nccl"}
 
 
+def call_limit(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> float | None:
+    """The seconds that a call which all ranks must make may take; None: as many as a collective of the group.
+
+    Whoever has given a timeout, here or to the group, has said how long ranks may be apart.
+    """
+    usual = default_pg_timeout.total_seconds()
+    return CALL_LIMIT if timeout is None and timeout_of(group, device) in (None, usual) else None
+
+
+def ranks_in(group: dist.ProcessGroup | None) -> list[int]:
+    """List the ranks of a group; None: those of the default group.
+
+    Raises:
+        ConfigError: the group is none of torch.distributed.
+    """
+    known = group is None or isinstance(group, dist.ProcessGroup)
+    require(known, "process_group", "None or a group of torch.distributed that this rank is in", group)
+    return dist.get_process_group_ranks(group)
+
+
 def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> Lease:
     """Make a process group over the same ranks, on which nobody else issues collectives.
 
     Gloo and NCCL serve it where the given group has them for the gradients' device; other backends may lack what an
     exchange needs, and the usual one of the device takes their place. A timeout that is not valid is refused later,
-    when all ranks can hear of it.
+    when all ranks can raise the error.
     """
-    members = sorted(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+    members = sorted(ranks_in(group))
     if dist.get_rank() not in members:
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
     usual = _USUAL.get(device.type) or dist.get_backend(group)
@@ -386,10 +412,12 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     seconds = float(given or timeout_of(group, device) or default_pg_timeout.total_seconds())
     with roll_call("set-up", "-".join(map(str, members)), members) as missing:
         try:
-            return lease(members, backend, seconds, partial(new_group, members, backend, seconds))
+            limit = call_limit(group, given, device)
+            return lease(members, backend, seconds, partial(new_group, members, backend, seconds), limit)
         except GroupError as error:
+            # Asked only now, when the store knows who has not come in all this time.
             absent = named(missing())
-            raise GroupError(f"{absent} did not set up gradwire: {error}" if absent else str(error)) from error
+            raise GroupError(f"{absent} did not set up gradwire: {error}" if absent else str(error)) from None
 
 
 def new_group(members: list[int], backend: str, seconds: float, name: str) -> dist.ProcessGroup:
@@ -406,7 +434,8 @@ def new_group(members: list[int], backend: str, seconds: float, name: str) -> di
     except (RuntimeError, ValueError) as error:
         raise GroupError(
             f"ranks {members} did not all set up gradwire within {seconds:g} s: every rank must make the call ({error})"
-        ) from error
+        ) from None
+    # As torch's new_group does: get_process_group_ranks reads it.
     c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(members)}
     return cast(dist.ProcessGroup, made)
 
@@ -424,7 +453,7 @@ def steered(
     shapes: list[Named],
     embeddings: Callable[[], Iterable[str]] | None,
 ) -> Exchange:
-    """Make the exchange of these settings; that of "auto" is uncompressed until its pilot decides.
+    """Make the exchange of these settings; that of "auto" is uncompressed until its controller decides.
 
     Raises:
         ConfigError: a wrong option, or one that "auto" decides itself.
@@ -466,21 +495,28 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
     """Announce once, on rank 0, what is compressed; warn if nothing is."""
     if exchange.channel.rank != 0:
         return
-    if isinstance(exchange.pilot, AutoPilot):
-        log.info("auto, budget %r: steps are uncompressed until they have been watched", exchange.pilot.budget.name)
+    # Workers of a meeting have no group.
+    alone = exchange.channel.world == 1 and exchange.channel.group is not None
+    if alone and (exchange.pilot is not None or exchange.methods.compressor.identity):
+        tell("the group has one rank: training goes on as without gradwire", quiet=exchange.quiet)
         return
-    main, total, compressed, dense = exchange.compressor, 0, 0, dict[str, int]()
+    if alone:
+        tell("the group has one rank: nothing travels, and gradients pass through the method", quiet=exchange.quiet)
+    if exchange.pilot is not None:
+        tell("%s", exchange.pilot.announcement(), quiet=exchange.quiet)
+        return
+    main, total, compressed, dense = exchange.methods.compressor, 0, 0, dict[str, int]()
     for name, shape in shapes:
         numel = torch.Size(shape).numel()
         total += numel
-        chosen = exchange.policy.choose(name, shape, main)
+        chosen = exchange.methods.policy.choose(name, shape, main)
         compressed += numel if chosen is not None and not chosen.identity else 0
-        if exchange.policy.would_grow(name, shape, main):
+        if exchange.methods.policy.would_grow(name, shape, main):
             dense[name] = numel
     log.info(
         "%r over %s: %d of %d elements compressed, the rest travels dense",
         main,
-        exchange.strategy_for(main).name,
+        exchange.methods.strategy_for(main).name,
         compressed,
         total,
     )
@@ -488,7 +524,7 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         log.warning(
             "%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
             main,
-            exchange.policy.min_numel,
+            exchange.methods.policy.min_numel,
         )
     if sum(dense.values()) > MUCH * total and not main.identity:
         by_size = sorted(dense, key=lambda each: -dense[each])

@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.auto.shared_link import NO_GATHERS, Gathers, WeightControl
 from gradwire.auto.step_record import Moment, moment
-from gradwire.comm.base import Site, Strategy
-from gradwire.comm.hierarchical import Hierarchical
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.owner_plan import OwnerPlan, check_method, check_methods, make_owner_plan, wanted_of
 from gradwire.frontends._background import WAITING, Background
 from gradwire.frontends._dropped import DroppedGradients
-from gradwire.frontends._scatter import HostScatterSession, ScatterSession
 from gradwire.frontends.ownership import release
-from gradwire.frontends.resharding import Sharded, of_shard, recut, repadded
+from gradwire.frontends.resharding import of_shard, recut, repadded
 from gradwire.frontends.setup import backend_of
 from gradwire.frontends.state_units import ExchangeState, Scratch
 from gradwire.group.channel import Channel
-from gradwire.group.hosts import Hosts, hosts_of
-from gradwire.group.part import Piece, Unit, nonfinite
-from gradwire.kernels.stored import part_of, shaped
-from gradwire.memory.base import Memory
-from gradwire.memory.none import NoMemory
+from gradwire.group.part import nonfinite
+from gradwire.group.shards import Sharded
 from gradwire.modes import ordinary_modes
-from gradwire.vocabulary import Key
+from gradwire.notices import log
 
-__all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
-
-log = logging.getLogger("gradwire")
-
-AnyScatterSession = ScatterSession | HostScatterSession
+__all__ = ["ReduceScatter", "ShardedState", "check_size", "multiplier"]
 
 
 class ShardedState(ExchangeState):
@@ -76,8 +64,10 @@ class ShardedState(ExchangeState):
         )
         if not self._seen.isdisjoint(names) or not self._seen:
             self._seen.clear()
+            # The exchange is one thread's at a time, and the jobs of the step before may still use it.
             self.background.finish()
             if self.dropped is not None:
+                # Before this pass adds to any gradient.
                 self.dropped.look()
                 self.dropped.at_the_end_of_this_pass()
             self.exchange.begin_step()
@@ -92,44 +82,50 @@ class ShardedState(ExchangeState):
             ConfigError
         """
         try:
-            check_scatter(self.exchange)
+            check_methods(self.exchange.methods)
         except ConfigError:
+            # The refusal is raised on all ranks, and the parameters may be given to another exchange.
             release(self.exchange)
             raise
 
-    def steer(self, *, one_mesh: bool) -> None:
-        """Tell the pilot, if there is one, that gradients are reduced to their owners.
+    def steer(self, *, one_mesh: bool, weights: WeightControl | None = None) -> None:
+        """Tell the controller, if there is one, that gradients are reduced to their owners.
 
         Where modules lie on several meshes not all ranks see the same buckets, and cannot decide together: bfloat16 is
         what they take.
+
+        Args:
+            one_mesh: true where all modules lie on one mesh.
+            weights: part that gathers the weights; None: nobody watches it.
         """
         exchange = self.exchange
         if exchange.pilot is None:
             return
         if one_mesh:
             try:
-                exchange.pilot.scatter(partial(check_method, exchange), self.buffers)
+                exchange.pilot.scatter(partial(check_method, exchange.methods), self.buffers, weights)
             except ConfigError:
+                # The caller gets no state that could be closed, so the group is given back here.
                 release(exchange)
                 raise
             return
-        exchange.pilot = None
-        exchange.choose(BF16())
+        exchange.change(exchange.methods.changed(BF16()))
         if exchange.channel.rank == 0:
             log.warning("auto cannot decide for a model whose modules are sharded over different ranks: it is bf16")
 
     def buffers(self) -> int | None:
-        """The number of reductions that may be under way while gradients are computed, for a pilot."""
+        """The number of reductions that may be under way while gradients are computed, for a controller."""
         return WAITING if self.exchange.device.type == "cpu" else None
 
-    def stalls(self) -> tuple[tuple[Moment, Moment], ...]:
-        """Return the pauses of the backward pass since the last call in which weights were gathered, for a pilot."""
-        return ()
+    def gathers(self) -> Gathers:
+        """Return what was gathered since the last call, and the pauses for it, for the controller."""
+        return NO_GATHERS
 
     def close(self) -> None:
         """Stop exchanging: the model must be compressed anew before the next backward pass."""
         self.between_steps("close")
         self.closed = True
+        # Before the exchange is released, which the thread may still use.
         self.background.close()
         if self.dropped is not None:
             self.dropped.leave()
@@ -138,6 +134,7 @@ class ShardedState(ExchangeState):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same state as DDP's; between replicas each rank's is that of its own shard."""
+        # A reduction that is under way changes what is saved.
         self.background.finish()
         state = super().state_dict()
         if not self.shards and self.tensor_parts == 1:
@@ -209,10 +206,9 @@ class ReduceScatter:
     ) -> None:
         self.state, self.trained, self.later, self.unread = state, trained, later, unread
         self.inner, self.own = channel, own
-        self.shards: Sequence[Sharded] = ()
         self._ready: tuple[int, Moment] = (-1, None)
         self._places: dict[str, dist.ProcessGroup] = {}
-        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], AnyScatterSession | None]] = {}
+        self._plans: dict[tuple[str, ...], tuple[tuple[object, ...], OwnerPlan | None]] = {}
 
     @property
     def channel(self) -> Channel:
@@ -246,19 +242,23 @@ class ReduceScatter:
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
         if channel is not exchange.channel:
             state.background.finish()
+            # The module's own channel makes no comparison, so that of all ranks is made before its first message.
             exchange.channel.settle()
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         where = group if self.own is None else self._group(input_tensor, group)
         overlaps, watched = self._may_overlap(input_tensor, apart=where is not channel.group), None
         if exchange.pilot is not None:
             # Uncompressed gradients are reduced by FSDP itself, in their own dtype, or else by a session in float32.
-            itself = self.own is not None and not exchange.skips_steps
+            itself = self.own is not None and not exchange.rollback.skips_steps
             itemsize = input_tensor.itemsize if itself else 4
             watched = self._watch(state.scratch.float32(input_tensor), shards, itemsize, overlaps=overlaps)
+            # A candidate is tried on this thread, and two threads must not use one exchange.
             overlaps = overlaps and not exchange.pilot.probing
-        session = self._current(shards)
-        if session is not None:
-            reduce = self._prepared(session, input_tensor, output_tensor, scale, overlaps=overlaps)
+        plan = self._current(shards)
+        if plan is not None:
+            prepare = partial(self._prepared, plan, input_tensor, output_tensor, scale)
+            # Where a thread reduces, it finds prepared what this one must see in order.
+            reduce = prepare() if overlaps else lambda: prepare()()
         else:
             overlaps = overlaps and where is channel.group
             reduce = partial(self._leave_to_framework, output_tensor, input_tensor, where, op)
@@ -272,8 +272,9 @@ class ReduceScatter:
             return output_tensor
 
         if overlaps:
-            state.background.start(torch.no_grad()(job))
+            state.background.start(job)
         else:
+            # A reduction on this thread must not overtake those that were started before it.
             state.background.finish()
             job()
 
@@ -295,12 +296,12 @@ class ReduceScatter:
         reduce, ours = partial(self.own, wanted, given, group, op), group is self.channel.group
         self.channel.run_scatter(reduce, given.nbytes, own=ours)
         exchange, bad = self.state.exchange, nonfinite(wanted)
-        if exchange.skips_steps:
-            # The value reaches one owner alone, and all ranks take the step back or none.
+        if exchange.rollback.skips_steps:
+            # The value reaches one owner alone, and all ranks undo the step or none.
             anywhere = bad.to(torch.uint8).view(1)
             exchange.any_rank(anywhere)
             bad = anywhere[0].bool()
-        exchange.note(bad)
+        exchange.rollback.note([bad])
 
     def _reduce_uncompressed(self, wanted: Tensor, given: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Let FSDP reduce what no method takes, in its own dtype."""
@@ -310,51 +311,27 @@ class ReduceScatter:
         exchange.counters.dense_bytes += self.channel.scattered(given.nbytes)
         self._leave_to_framework(wanted, given, group, op)
 
-    def _prepared(
-        self, session: AnyScatterSession, given: Tensor, wanted: Tensor, scale: float, *, overlaps: bool
-    ) -> Callable[[], None]:
-        """Prepare a function by which a session puts ``scale`` times the sum of this rank's part of what is given into
-        what is wanted.
-
-        Args:
-            overlaps: true where the function is called on another thread.
+    def _prepared(self, plan: OwnerPlan, given: Tensor, wanted: Tensor, scale: float) -> Callable[[], None]:
+        """Prepare a function that puts ``scale`` times the sum of this rank's part of what is given into what is
+        wanted, in whatever dtype they are.
         """
-        exchange, channel = self.state.exchange, self.channel
-        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
-        if not overlaps:
-            return partial(self._exchange, session, given, wanted, key, scale)
-        exchange.remember([each.name for each in self.shards])
-        drained = self._drain(given)
-
-        def run() -> None:
-            bad = session.run(given, wanted, key, scale)
-            exchange.note(bad)
-            for name in drained:
-                exchange.drained(name, bad)
-
-        return run
-
-    def _exchange(self, session: AnyScatterSession, given: Tensor, wanted: Tensor, key: Key, scale: float) -> None:
-        """Let a session reduce at once, whatever the gradients' dtype is, and measure the noise of its code."""
-        exchange, channel = self.state.exchange, self.channel
-        flat = self.state.scratch.float32(given)
+        exchange = self.state.exchange
         out = wanted if wanted.dtype == torch.float32 else torch.empty_like(wanted, dtype=torch.float32)
-        exchange.remember([each.name for each in self.shards])
-        compare = self._measure(session, flat)
-        drained = self._drain(flat)
-        exchange.note(bad := session.run(flat, out, key, scale))
-        for name in drained:
-            exchange.drained(name, bad)
-        if compare is not None:
-            compare(out, exchange.channel.rank * out.numel(), scale * channel.world)
-        if out is not wanted:
-            exchange.note(nonfinite(wanted.copy_(out)))
+        run = plan.prepare(self.state.scratch.float32(given), out, scale, exchange)
+
+        def reduce() -> None:
+            run()
+            if out is not wanted:
+                # A mean that float32 holds may be infinite in 16 bits.
+                exchange.rollback.note([nonfinite(wanted.copy_(out))])
+
+        return reduce
 
     def _may_overlap(self, given: Tensor, *, apart: bool) -> bool:
         """Return whether another thread may reduce: on a CPU where nobody reads the result before the backward pass
         ends. On an accelerator nobody waits, and a stream keeps the order.
 
-        A pilot compares steps that are alike: once one reduction was awaited, all are.
+        A controller compares steps that are alike: once one reduction was awaited, all are.
 
         Args:
             apart: true where FSDP's own reductions are on another group, so that this thread makes them.
@@ -366,21 +343,11 @@ class ReduceScatter:
         state.awaited = state.awaited or (watched and not may)
         return may and not (watched and state.awaited)
 
-    def _drain(self, flat: Tensor) -> list[str]:
-        """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
-        rows, lo, found = flat.view(self.channel.world, -1), 0, []
-        for each in self.shards:
-            if (waits := self.state.exchange.left_over(each.name)) is not None:
-                rows[:, lo : lo + each.chunk].add_(each.taken(waits).view(self.channel.world, -1))
-                found.append(each.name)
-            lo += each.chunk
-        return found
-
     def _watch(self, flat: Tensor, shards: Sequence[Sharded], itemsize: int, *, overlaps: bool) -> Any:
-        """Let the pilot observe the part of the first owner, which is like the others, and that of this rank.
+        """Let the controller observe the part of the first owner, which is like the others, and that of this rank.
 
         Returns:
-            The pilot's record.
+            The controller's record.
         """
         pilot, part = self.state.exchange.pilot, sum(each.chunk for each in shards)
         named = [(each.name, tuple(each.shape)) for each in shards]
@@ -388,96 +355,24 @@ class ReduceScatter:
         rank, held = self.channel.rank, self.state.background.held if flat.device.type == "cpu" else None
         own, blocking = flat[rank * part : (rank + 1) * part], not (overlaps or self.channel.is_nccl)
         assert pilot is not None
-        stalls = self.state.stalls()
-        return pilot.before(flat[:part], named, ready, own, itemsize, held, blocking=blocking, stalls=stalls)
+        gathers = self.state.gathers()
+        return pilot.before(flat[:part], named, ready, own, itemsize, held, blocking=blocking, gathers=gathers)
 
-    def _measure(self, session: AnyScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
-        """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""
-        exchange, moment = self.state.exchange, self.state.exchange.second_moment
-        if moment is None or self.inner is not None or not moment.due(exchange.step):
-            return None
-        parts = [
-            [(piece.lo, piece.lo + piece.numel) for piece in part.pieces if not piece.unit.compressor.identity]
-            for part in session.parts
-        ]
-        each = len(parts[0])
-        owned = slice(exchange.channel.rank * each, (exchange.channel.rank + 1) * each)
-        spans = list(chain.from_iterable(parts))
-        return moment.begin(flat, spans, exchange.step, exchange.channel, owned) if spans else None
-
-    def _current(self, shards: Sequence[Sharded]) -> AnyScatterSession | None:
-        """The session for the compressor of this step, over what is kept now; None: the framework's own reduction.
-
-        A session for the main compressor None is that of the dense warm-up.
-        """
-        exchange, self.shards = self.state.exchange, shards
-        warm = exchange.step <= exchange.policy.start_after
-        main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
-        names = tuple(each.name for each in shards)
-        waits = [name for name in names if exchange.left_over(name) is not None]
-        known, wanted = self._made.get(names), (main, exchange.epoch, waits)
+    def _current(self, shards: Sequence[Sharded]) -> OwnerPlan | None:
+        """The plan for the compressor of this step, over what is kept now; None: the framework's own reduction."""
+        exchange, names = self.state.exchange, tuple(each.name for each in shards)
+        known, wanted = self._plans.get(names), wanted_of(exchange, names)
         if known is None or known[0] != wanted:
-            if known is not None and known[0][0] != main and exchange.second_moment is not None:
+            if known is not None and known[0][0] != wanted[0] and exchange.second_moment is not None:
                 exchange.second_moment.changed(exchange.step)
-            chosen = [self._chosen(each, main) for each in shards]
-            plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
-            # A value that is not finite reaches one owner alone then, and all ranks would have to take the step back.
-            own = plain and not waits and self.own is not None and not exchange.skips_steps
-            # The residual of a parameter has one place, that of the newest session.
-            self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
-            self._made[names] = wanted, None if own else self._session(chosen)
-        return self._made[names][1]
-
-    def _session(self, chosen: Sequence[tuple[Compressor, Memory]]) -> AnyScatterSession:
-        site, pieces, hosts = site_of(self.state.exchange, self.channel), self._pieces(chosen), self._hosts(chosen)
-        return ScatterSession(pieces, site) if hosts is None else HostScatterSession(pieces, site, hosts)
-
-    def _hosts(self, chosen: Sequence[tuple[Compressor, Memory]]) -> Hosts | None:
-        """The hosts that sum plainly, as it was decided for this module; None: every rank sends to each owner."""
-        assigned = self.state.exchange.assigned
-        together = all(each.name in assigned and is_of_hosts(assigned[each.name][1]) for each in self.shards)
-        if not together or not all(memory.keeps_nothing for _, memory in chosen):
-            return None
-        # The first time ranks tell each other where they are, and two threads must not talk on one channel.
-        self.state.background.finish()
-        return hosts_of(self.channel, self.state.exchange.device)
-
-    def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
-        """Make a piece of every parameter for each owner, as they lie in FSDP's buffer."""
-        exchange, lo = self.state.exchange, 0
-        site, shards = site_of(exchange, self.channel), []
-        rooms = [each.world * each.room(memory.form) for each, (_, memory) in zip(self.shards, chosen, strict=True)]
-        kept = site.kept.keep_all(
-            [
-                Unit(((each.name, numel),), (numel,), 0, code, memory)
-                for each, numel, (code, memory) in zip(self.shards, rooms, chosen, strict=True)
-            ]
-        )
-        for owner in range(self.channel.world):
-            pieces = []
-            for each, (code, memory), flats in zip(self.shards, chosen, kept, strict=True):
-                unit = Unit(((f"{each.name}#{owner}", each.chunk),), each.shape, lo, code, memory)
-                begin = owner * each.room(memory.form)
-                views = {
-                    name: shaped(part_of(flat, begin, begin + each.chunk), each.shape) for name, flat in flats.items()
-                }
-                pieces.append(Piece(unit, memory, each.shape, lo, state=site.kept.remember(unit), kept=views))
-                lo += each.chunk
-            shards.append(pieces)
-        return shards
-
-    def _chosen(self, each: Sharded, main: Compressor | None) -> tuple[Compressor, Memory]:
-        exchange = self.state.exchange
-        main = None if main is None else exchange.main_of(each.name, main)
-        code = exchange.policy.choose(each.name, each.shape, main) if main is not None else None
-        if code is None or code.identity:
-            meant = exchange.policy.meant(each.name, main or exchange.compressor)
-            return Identity(), exchange.memory_for(meant).dense or NoMemory()
-        return code, exchange.memory_for(code)
-
-
-def is_of_hosts(strategy: Strategy) -> bool:
-    return isinstance(strategy, Hierarchical)
+            # The residual of a parameter has one place, that of the newest plan.
+            self._plans = {each: made for each, made in self._plans.items() if set(each).isdisjoint(names)}
+            main = cast("Compressor | None", wanted[0])
+            # Two threads must not talk on one channel.
+            quiet = self.state.background.finish
+            made = make_owner_plan(shards, main, exchange, self.channel, quiet, own=self.own is not None)
+            self._plans[names] = wanted, made
+        return self._plans[names][1]
 
 
 def multiplier(op: Any, world: int) -> float:
@@ -494,38 +389,6 @@ def multiplier(op: Any, world: int) -> float:
     scaled = op == dist.ReduceOp.PREMUL_SUM
     require(scaled, "operation of FSDP's reduce-scatter", "SUM, AVG or PREMUL_SUM", str(op))
     return float(op.__getstate__()[1])
-
-
-def site_of(exchange: Exchange, channel: Channel) -> Site:
-    return Site(channel, exchange.device, exchange.residuals)
-
-
-def check_scatter(exchange: Exchange) -> None:
-    """Refuse methods that cannot work in one message to each owner, and a strategy, which would have no effect.
-
-    Raises:
-        ConfigError
-    """
-    for each in (exchange.compressor, *exchange.policy.overrides.values()):
-        check_method(exchange, each)
-    named = exchange.strategy.name if exchange.strategy is not None else None
-    allowed = (
-        "left out, as the communicator of a recipe: gradients are reduced to their owners, in one message each; only "
-        "between replicas can it be chosen"
-    )
-    require(named is None, "strategy", allowed, named)
-
-
-def check_method(exchange: Exchange, compressor: Compressor) -> None:
-    if isinstance(compressor, MultiRound) or not compressor.fixed_size:
-        why = "is averaged in rounds" if isinstance(compressor, MultiRound) else "has a variable size"
-        raise ConfigError(
-            f"compressor must be of one message and fixed size for a reduce-scatter, got {compressor.name!r}, which "
-            f"{why}; with hybrid sharding and replicate= every method can be used"
-        )
-    memory = exchange.memory_for(compressor)
-    allowed = "one that keeps nothing of the mean for a reduce-scatter; with replicate= every memory can be used"
-    require(not memory.keeps_mean, "memory", allowed, memory.name)
 
 
 def check_size(tensor: Tensor, numel: int) -> None:

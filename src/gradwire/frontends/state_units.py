@@ -1,13 +1,14 @@
 """State of every integration: figures, a checkpoint, another compressor, and the unit of its residuals.
 
-Law: a residual is in the unit of the gradients in which it arose, which is the loss scale, and is applied with the
-learning rate of the step in which it is sent. Whoever gives the scaler, or the optimizer, has it follow both. What
-divides a gradient after it was sent is followed in any case.
+Invariants:
+    * A residual is in the unit of the gradients in which it arose, which is the loss scale, and is applied with the
+      learning rate of the step in which it is sent. If the scaler, or the optimizer, was given, residuals are rescaled
+      whenever its scale or rate changes.
+    * A divisor that is applied to a gradient after it was sent is followed in any case.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -16,13 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire._short_traceback import ShortTracebacks
 from gradwire.comm.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.methods import Methods
 from gradwire.exchange.settings import build_compressor
 from gradwire.frontends.optimizer_watch import AdaptiveWatch
 from gradwire.frontends.ownership import release
+from gradwire.frontends.summary import summary
 from gradwire.frontends.variance_correction import VarianceCorrection, check_noise
 from gradwire.group.agree import agree
 from gradwire.memory.base import Memory
@@ -120,7 +124,7 @@ class Units:
             self.scale = scale
         factors: dict[float, set[str]] = {}
         for name, rate in rates.items():
-            # A rate of 0 moves nothing: what waits stays in the unit of the last rate that did.
+            # A rate of 0 moves nothing: residuals stay in the unit of the last rate that did.
             if rate > 0:
                 factors.setdefault(self.rates.get(name, rate) / rate, set()).add(name)
                 self.rates[name] = rate
@@ -131,7 +135,7 @@ class Units:
     def follow_divisor(self, exchange: Exchange, names: Sequence[str], divisor: float) -> None:
         """Multiply the tensors kept for these parameters by the new divisor over the old one.
 
-        So what waits still counts as it would have when it arose. Call it before the parameters' exchange in a step.
+        So a residual still counts as it would have when it arose. Call it before the parameters' exchange in a step.
 
         Args:
             divisor: divisor of the mean of what is sent, which gives the gradient, > 0.
@@ -174,7 +178,7 @@ class Units:
         self.divisors = dict(state.get("divisors", {}))
 
 
-class ExchangeState:
+class ExchangeState(ShortTracebacks):
     """Base of the states of front ends; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
 
     ``variance`` is set where an optimizer's learning rates follow the noise of the code.
@@ -186,7 +190,7 @@ class ExchangeState:
     variance: VarianceCorrection | None = None
     sizes: Mapping[str, int]
     frozen: Mapping[str, int] = {}
-    """Elements of parameters that are not trained now: what waits for them is kept until they are."""
+    """Elements of parameters that are not trained now: their residuals are kept until they are."""
     in_backward: ClassVar[bool] = True
     """True where gradients are exchanged while a backward pass goes on."""
 
@@ -217,9 +221,10 @@ class ExchangeState:
             ConfigError
         """
         try:
-            check_noise(self.exchange)
+            check_noise(self.exchange.methods)
         except ConfigError:
             release(self.exchange)
+            # The state is never made, so nobody else would give the group back.
             self.exchange.channel.close()
             raise
 
@@ -229,8 +234,21 @@ class ExchangeState:
             self.variance.close()
 
     def metrics(self) -> dict[str, Any]:
-        """Return bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
+        """Return bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals.
+
+        "ratio" is that of the last 32 to 64 steps, "total_ratio" that since the start.
+        """
         return self.exchange.metrics()
+
+    def decisions(self) -> dict[str, Any]:
+        """Return what "auto" has chosen and why, with the names of parameters; empty with another method.
+
+        Another run is given it as ``decisions=``, to make the same decisions again in the same steps.
+        """
+        return self.exchange.decisions()
+
+    def __str__(self) -> str:
+        return summary(type(self).__name__, self.exchange, self.metrics())
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
@@ -254,9 +272,9 @@ class ExchangeState:
         Args:
             state: state of this rank, or the states of all ranks (``gradwire.merge_states``,
                 ``gradwire.read_checkpoint``).
-            on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, which is
-                what waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the
-                step is taken.
+            on_resize: treatment of a state of another number of ranks. "reshard": the mean of the residuals, the part
+                of the mean update that was not sent, is kept, for which the states of all ranks are needed; "reset":
+                only the step is taken.
 
         Raises:
             ConfigError: the state is of another number of ranks and ``on_resize`` is "error", of another model, or
@@ -264,8 +282,10 @@ class ExchangeState:
             GroupError: ranks were given states of different steps.
         """
         self.between_steps("load_state_dict")
+        # A frozen parameter may have been trained when the state was saved, and keeps its residual.
         fit, sizes = partial(self._fit, on_resize=on_resize), {**self.frozen, **self.sizes}
         self.exchange.load_state_dict(state, on_resize=on_resize, sizes=sizes, parts=self.stored_parts, fit=fit)
+        # Only now: the state was accepted on all ranks.
         self.units.load_state_dict(state.get("units", {}))
 
     def _fit(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
@@ -291,7 +311,7 @@ class ExchangeState:
     ) -> None:
         """Continue with another compressor or other settings from the next step on. All ranks must call it.
 
-        What waits in residuals is sent by the new method. "auto" decides nothing any more.
+        The new method sends what is in the residuals. "auto" decides nothing any more.
 
         Args:
             compressor: a registered name, with its parameters, or a compressor.
@@ -302,7 +322,7 @@ class ExchangeState:
                 is what the state was made with.
 
         Raises:
-            ConfigError: a combination that cannot work, one that would lose what waits, or a call inside a backward
+            ConfigError: a combination that cannot work, one that would lose residuals, or a call inside a backward
                 pass.
             GroupError: ranks were given different arguments.
         """
@@ -310,14 +330,14 @@ class ExchangeState:
         change(self.exchange, compressor, params, memory, strategy, drop, force, list(self.sizes), self.check)
         self.adaptive.check()
 
-    def check(self, exchange: Exchange) -> None:
+    def check(self, methods: Methods) -> None:
         """Refuse a choice of methods that this integration cannot carry.
 
         Raises:
             ConfigError
         """
         if self.variance is not None:
-            check_noise(exchange)
+            check_noise(methods)
 
 
 def change(
@@ -329,43 +349,37 @@ def change(
     drop: bool,
     force: bool | None,
     names: Sequence[str],
-    check: Callable[[Exchange], None],
+    check: Callable[[Methods], None],
 ) -> None:
     """Give an exchange another compressor. All ranks must call it, between steps."""
-    made: list[Exchange] = []
+    made: list[Methods] = []
     exchange.end_step()
 
     def describe() -> str:
-        after = copy.copy(exchange)
-        after.take_over()
-        if force is not None:
-            require(isinstance(force, bool), "force", "True, False or None", force)
-            after.force = force
-        after.choose(build_compressor(compressor, params), memory, strategy)
-        after.policy.check(after.compressor, names, after.channel.world)
+        require(isinstance(force, bool | None), "force", "True, False or None", force)
+        after = exchange.methods.changed(build_compressor(compressor, params), memory, strategy, force=force)
+        after.policy.check(after.compressor, names, after.world)
         check(after)
         refuse_loss(exchange, after, drop)
         made.append(after)
-        return after.describe([], step=exchange.step)
+        return after.describe([], seed=exchange.seed, step=exchange.step)
 
+    # Before anything changes: if one rank refuses the method, all of them raise and go on with the old one.
     agree(exchange.channel, "change", describe, exchange.device)
-    made[0].meet()
+    made[0].meet(exchange.channel, exchange.device)
     if exchange.pilot is not None:
+        # Before ``change``, which removes the controller: a rank may have noted what it has not told the others yet.
         exchange.pilot.leave()
-    exchange.take_over()
-    exchange.forget_plans()
-    exchange.force = made[0].force
-    exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
-    exchange.residuals.narrow(exchange.buffers("buffers"))
+    exchange.change(made[0])
 
 
-def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
-    """Refuse a change of method that would lose what waits in the residuals, unless ``drop``.
+def refuse_loss(exchange: Exchange, after: Methods, drop: bool) -> None:
+    """Refuse a change of method that would lose residuals, unless ``drop``.
 
     Raises:
         ConfigError: the new method keeps none, and something waits.
     """
-    if not drop and "residual" not in after.buffers("buffers") and before.residuals.any_unsent():
+    if not drop and "residual" not in after.buffers("buffers") and exchange.residuals.any_unsent():
         name = after.memory_for(after.compressor).name
         raise ConfigError(
             f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "

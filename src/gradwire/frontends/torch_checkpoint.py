@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, nearest
 
 __all__ = ["read_checkpoint"]
 
 
+@short_traceback
 def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
     """Read the states of all ranks from a checkpoint that ``torch.distributed.checkpoint`` wrote.
 

@@ -1,7 +1,7 @@
 """Gradients that no method takes, because they are sparse or of another dtype: they travel as torch sends them.
 
-Each bucket of them is averaged by one all-reduce in its own dtype and layout. The list of parameters is that of whoever
-reduces: of DDP's reducer, for example, with those that it was told to ignore left out.
+Each bucket of them is averaged by one all-reduce in its own dtype and layout. The list of parameters is that of the
+code that reduces, such as DDP's reducer, without those that DDP ignores.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError
 from gradwire.frontends.ownership import living
+from gradwire.notices import log
 
 __all__ = [
     "DTYPES",
@@ -28,7 +29,6 @@ __all__ = [
     "tables_in",
 ]
 
-log = logging.getLogger("gradwire")
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes of the gradients that methods take."""
@@ -93,6 +93,7 @@ def reduced_by_ddp(model: object) -> Reduced:
     Args:
         model: a DDP model, or a module that one is around, or will be.
     """
+    # The plain form is given the module inside, and DDP's own list of parameters counts.
     around = (each for each in living() if each.module is model)
     wrapped: Any = model if isinstance(model, DistributedDataParallel) else next(around, None)
     if wrapped is not None:

@@ -2,15 +2,18 @@
 
     p = p - factor lr m / (sqrt(v) + eps),  factor = |what arrives| / |the exact mean|
 
-Law: the second moment v of what arrives is factor^2 times as large as that of the exact mean, while its mean m is the
-same. So the step is as long as without compression again, and a learning rate that was found without it can be kept.
-The rates in ``param_groups`` are larger only while the optimizer's own step runs: schedulers never see it. Decay that
-is decoupled, as AdamW's, is multiplied too, because it is part of that step.
+Invariants:
+    * The rates in ``param_groups`` are larger only while the optimizer's own step runs, so schedulers never see it.
+    * Decoupled decay, as AdamW's, is part of that step and is multiplied, too.
+
+Why:
+    The second moment v of what arrives is factor^2 times as large as that of the exact mean, while its mean m is the
+    same. With the correction a step is as long as without compression, and a learning rate that was found without
+    compression can be kept.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import Any
 
@@ -19,11 +22,11 @@ from torch.optim import Optimizer
 from gradwire.adaptive import is_adaptive, noise_only
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.second_moment import SecondMoment
+from gradwire.exchange.methods import Methods
+from gradwire.notices import tell
 
 __all__ = ["VarianceCorrection", "check_noise"]
 
-log = logging.getLogger("gradwire")
 
 _SAID = 1.1
 """The factor from which on the log says once what is done."""
@@ -42,7 +45,7 @@ class VarianceCorrection:
 
     def __init__(self, exchange: Exchange, optimizer: Optimizer) -> None:
         self._exchange, self._optimizer = weakref.ref(exchange), weakref.ref(optimizer)
-        exchange.second_moment = SecondMoment(exchange.device, exchange.policy.start_after)
+        exchange.measure_noise()
         self._rates: list[Any] | None = None
         self._said = False
         # The hooks are methods of this object and not of the state, which the optimizer may outlive and must not keep.
@@ -80,14 +83,15 @@ class VarianceCorrection:
         if factor == 1.0 or exchange is None:
             return
         if factor >= _SAID and not self._said and exchange.channel.rank == 0:
-            log.info(
-                "what arrives is %.3g times as long as the exact mean of the gradients, by the noise of the code: "
-                "%s steps with %.3g times its learning rates, and this factor follows the noise",
-                factor,
+            tell(
+                "%s steps with %.3g times its learning rates, because the noise of the code makes gradients as much "
+                "longer; the factor follows the noise (docs/adaptive.md)",
                 type(optimizer).__name__,
                 factor,
+                quiet=exchange.quiet,
             )
             self._said = True
+        # The objects themselves are put back, because a rate may be a tensor that a scheduler holds, too.
         self._rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor
@@ -96,22 +100,23 @@ class VarianceCorrection:
         self._restore(optimizer)
 
     def _restore(self, optimizer: Optimizer) -> None:
+        # Once only: a second call must not put an old rate over what a scheduler has set since.
         rates, self._rates = self._rates, None
         if rates is not None:
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
                 group["lr"] = rate
 
 
-def check_noise(exchange: Exchange) -> None:
+def check_noise(methods: Methods) -> None:
     """Refuse a method whose error is not noise around the right mean.
 
     Raises:
         ConfigError: the method keeps back what it does not send, or is wrong on average.
     """
-    for method in (exchange.compressor, *exchange.policy.overrides.values()):
-        if not noise_only(method, exchange.memory_for(method)):
+    for method in methods.named():
+        if not noise_only(method, methods.memory_for(method)):
             raise ConfigError(
                 "variance_correction must be None with a method that is wrong on average or keeps back what it does "
-                f"not send, got {method.name!r} with memory {exchange.memory_for(method).name!r}; it is for codes such "
+                f"not send, got {method.name!r} with memory {methods.memory_for(method).name!r}; it is for codes such "
                 "as 'qsgd' with memory='none'"
             )

@@ -1,12 +1,22 @@
-"""Comparison of the ranks: of their settings before the first gradient moves, and of their place before every step.
+"""Comparison of the ranks: of their settings before the first gradient is sent, and of their position before every
+step.
 
-Law: every conversation of a channel begins with the same exchange, whatever it is about: a digest of 32 bytes from each
-rank to each. It covers the call that the rank is in and all on which sizes depend; so ranks that are in different
-calls, or would send different sizes, find out from messages of one size, and all of them from the same rows. Only then
-the descriptions themselves move. On Gloo nothing that could meet a message of another size is posted before the rows
-have been compared. On NCCL a step must not wait for its host, so the rows are compared on the device and looked at in a
-later step: there, ranks that differ in size may hang until NCCL's watchdog ends them, or receive wrong values in that
-one step.
+Invariants:
+    * Every step and every agreement begins with the same exchange: each rank sends a digest of 32 bytes to each other
+      rank, in some steps with a small payload behind it. The digest covers the call that the rank is in and everything
+      on which the sizes of messages depend.
+    * All ranks see the same digests, so all of them raise the same error or none does. The descriptions themselves are
+      sent only if the digests differ.
+    * On Gloo nothing that could meet a message of another size is posted before the digests have been compared.
+
+Why:
+    Gloo ends a process that receives another size than it expects. Ranks that are in different calls, or would send
+    different sizes, must find that out from messages of one size.
+
+Failure modes:
+    On NCCL a step must not wait for its host, so the digests are compared on the device and the result is read in a
+    later step. There, ranks that differ in size may hang until NCCL's watchdog ends them, or receive wrong values in
+    that one step.
 """
 
 from __future__ import annotations
@@ -61,7 +71,7 @@ REMEDIES = {
 def agree(channel: Channel, call: str, describe: Callable[[], str], device: torch.device) -> None:
     """Raise the same error on every rank unless all ranks are in the same call and give the same description.
 
-    A rank whose own description fails still takes part, so that the others hear of it instead of waiting for it.
+    A rank whose own description fails still takes part, so that the others learn of it instead of waiting for it.
     One exchange of 32 bytes; the descriptions themselves move only where they differ.
 
     Args:
@@ -101,8 +111,9 @@ class Opening:
         Raises:
             GroupError: the ranks differed in an earlier step, which NCCL shows late.
         """
-        if self.channel.world == 1:
+        if self.channel.world == 1 or not self.channel.compares:
             return
+        # The channel keeps one comparison: that of an earlier step without a message is made first.
         self.channel.settle()
         self.channel.doing = f"step {number}"
         if self.channel.is_nccl:
@@ -114,14 +125,17 @@ class Opening:
             self.channel.open(started)
 
     def _look_later(self, started: _Comparison) -> None:
+        # On NCCL this orders the streams and does not block the host.
         started.wait()
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_((started.rows != started.rows[0]).any(), non_blocking=True)
+        # The copy into pinned memory ends later; the event lets a later step ask whether it has, without a wait.
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._unread.append((self.channel.doing, started.rows, flag, event))
 
     def _look_back(self) -> None:
+        # Only results that have arrived are read, because to wait for one would stop the host in every step.
         while self._unread and self._unread[0][3].query():  # type: ignore[no-untyped-call]
             doing, rows, flag, _ = self._unread.pop(0)
             if bool(flag):
@@ -152,6 +166,7 @@ class _Comparison:
         try:
             self.text = describe()
         except Exception as error:
+            # The rank still takes part: the others wait for its digest, and learn from it what failed here.
             self.failure, self.text = error, json.dumps({"error": f"{type(error).__name__}: {error}"})
         self.deferred = deferred and self.failure is None
         self.digest = hashlib.sha256(f"{call} {self.text}".encode()).digest()
@@ -161,6 +176,8 @@ class _Comparison:
     def write(self, heads: Tensor, room: int) -> None:
         """Write the own digest, which tells how many bytes of payload are behind it."""
         self.deferred = False
+        # The payload's size is compared, too, so that a payload of another size is an error on all ranks and no
+        # timeout.
         self.text = f'{self.text[:-1]}, "first payload": {room}}}'
         self.digest = hashlib.sha256(f"{self.call} {self.text}".encode()).digest()
         heads[self.channel.rank].numpy()[:] = memoryview(self.digest)
@@ -177,9 +194,12 @@ class _Comparison:
         """Raise if the digest of another rank differs."""
         if heads.cpu().numpy().tobytes() != self.digest * self.channel.world:
             text = json.dumps({**json.loads(self.text), "call": self.call})
+            # All ranks have the same rows and come here together, so this second exchange finds all of them.
             texts = _texts(self.channel, text, self.device)
             error = GroupError(_difference(texts))
             if self.call == STEP or any(each["call"] != self.call for each in texts):
+                # In a step, or in different calls, the ranks no longer know which message comes next. Ranks in one and
+                # the same call do, and the user may correct it and go on.
                 self.channel.failed = error
             raise error from self.failure
         if self.failure is not None:
@@ -210,6 +230,8 @@ def _texts(channel: Channel, text: str, device: torch.device) -> list[Any]:
     sizes = [
         int.from_bytes(size, "little") for size in _gather(channel, len(text.encode()).to_bytes(16, "little"), device)
     ]
+    # All rows of an exchange have one size, and Gloo ends a process that receives another; so the sizes were sent
+    # first.
     padded = text.encode().ljust(max(sizes), b" ")
     return [json.loads(row) for row in _gather(channel, padded, device)]
 

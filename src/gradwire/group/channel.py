@@ -1,22 +1,31 @@
-"""The only caller of ``torch.distributed`` collectives.
+"""The collectives of one process group; nothing else in the package calls ``torch.distributed`` collectives.
 
-Laws, each found by measuring Gloo:
-    everything crosses as bytes or as a float the collective can sum; sizes agree on all ranks by construction;
-    receives are posted before sends, or a full-duplex link runs at half its rate;
-    ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes. A framework that calls it
-    by itself is let do so where nothing is compressed, on its group or on the channel's, and counted so;
-    one thread issues all calls of one channel, on a process group that nobody else uses;
-    Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
-    a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
-    conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and before these have
-    been compared nothing else is posted but messages that only one of their own size can meet, by their tag, and sums
-    of whole buckets of DDP's, whose sizes DDP has agreed on;
-    a small payload that all ranks send first in a step, as they did in the last one, has its row of the comparison in
-    front, because on the loopback a message costs more than 30 kB in it. The size of all opening messages stays what it
-    was in that step until the ranks have been compared once more, so that rows without a payload meet those with one;
-    what is called when a sum has arrived neither starts a collective nor waits for one.
-On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
-After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first error.
+Invariants:
+    * Everything is sent as bytes, or as a float type that the collective can sum. Sizes agree on all ranks by
+      construction.
+    * One thread issues all calls of a channel, on a process group that nobody else uses.
+    * Every step and every agreement begins with messages of one size (``group/agree.py``). Before these have been
+      compared, nothing else is posted but messages that only messages of their own size can meet, by their tag, and
+      sums of whole buckets of DDP, whose sizes DDP has agreed on.
+    * A small payload that all ranks send first in a step, as they did in the step before, travels behind the digests of
+      the comparison. All opening messages keep that size until the ranks have been compared once more, so that digests
+      without a payload meet those with one.
+    * A function that is called when a sum has arrived neither starts a collective nor waits for one.
+
+Why:
+    * Receives are posted before sends, because in the other order a full-duplex link runs at half its rate on Gloo.
+    * ``reduce_scatter`` is never called here: on Gloo it is an all-reduce inside and moves twice the bytes. A framework
+      that calls it itself may do so where nothing is compressed, on its own group or on the channel's, and is counted
+      so.
+    * Gloo sums and broadcasts tensors on a GPU but cannot send them, so such messages go through the host's memory.
+    * On the loopback a message costs more than 30 kB in it do, hence the payload behind the digest.
+
+Failure modes:
+    * On Gloo a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it.
+    * ``wait`` blocks the thread on Gloo, until the group's timeout; on NCCL it orders streams and does not block the
+      CPU.
+    * After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first
+      error.
 """
 
 from __future__ import annotations
@@ -111,6 +120,9 @@ class Channel:
         metrics: receives the byte counts and the time spent.
     """
 
+    compares = True
+    """False where the other ranks are pretended, so that there is nobody to compare with."""
+
     def __init__(self, group: dist.ProcessGroup | None, metrics: Metrics) -> None:
         self.group, self.metrics = group, metrics
         self.members, self.rank, self.is_nccl = self._place()
@@ -118,6 +130,9 @@ class Channel:
         self.peers = [j for j in range(self.world) if j != self.rank]
         self.doing = "its first exchange"
         self.failed: GroupError | None = None
+        self.call_limit: float | None = None
+        """Seconds that a call which all ranks must make may take; None: as long as any collective."""
+        self._limit: float | None = None
         self._opening: Comparison | None = None
         self._deferred: list[Callable[[], None]] = []
         self.traffic, self._closed = traffic_of(group), False
@@ -134,7 +149,17 @@ class Channel:
     def called(self, call: str) -> AbstractContextManager[object]:
         """Say inside the block, to who asks, that this rank has come to a call, and after a while who has not."""
         # A rank that never comes may be waiting for this one in a call that is not ours.
-        return nullcontext() if self.group is None else roll_call(call, self.group.group_name, self.members)
+        return nullcontext() if self.group is None else self._expected(self.group, call)
+
+    @contextmanager
+    def _expected(self, group: dist.ProcessGroup, call: str) -> Iterator[None]:
+        self._limit = None if self.is_nccl else self.call_limit
+        try:
+            with roll_call(call, group.group_name, self.members):
+                yield
+        finally:
+            # The collectives of a step have the group's own deadline again.
+            self._limit = None
 
     @property
     def closed(self) -> bool:
@@ -143,6 +168,7 @@ class Channel:
 
     def close(self) -> None:
         """Return the group to its lender; another exchange may use it from now on, and this one must not."""
+        # Closed before the group is given back, because from then on another exchange may use it.
         self._closed = True
         self.release()
 
@@ -172,9 +198,11 @@ class Channel:
             self._refuse_after_failure()
             post()
         else:
+            # A sum has no tag by which only its own size would meet it, so it waits until the ranks have been compared.
             self._deferred.append(post)
 
         def finish() -> None:
+            # The sum may still wait for the comparison, and must be posted before it can be waited for.
             self.settle()
             self._finish(works)
 
@@ -212,6 +240,7 @@ class Channel:
         try:
             work: Any = dist.all_reduce(tensor, group=group, async_op=True)
         except RuntimeError as error:
+            # A collective does not say whose connection is gone.
             self._fail(error, None, ())
 
         # Gloo's thread has this function for a moment longer than anybody waits for it. If it were the last that holds
@@ -221,6 +250,7 @@ class Channel:
         def done(finished: Future[list[Tensor]]) -> Tensor:
             channel = reference()
             try:
+                # An error of the collective is lost unless somebody asks for the value.
                 finished.value()
             except RuntimeError as error:
                 if channel is None:
@@ -269,9 +299,11 @@ class Channel:
         else:
             self._refuse_if_closed()
         self._refuse_after_failure()
+        # The framework's messages have no tags of ours, so the ranks are compared before.
         self.settle()
         with self._communicating():
             scatter()
+        # Only collectives of the own group count: the pool lends a group again when all that was begun on it has ended.
         self.traffic.ended += own
         moved = self.scattered(nbytes)
         self._count(moved, moved)
@@ -293,6 +325,7 @@ class Channel:
 
     def _ended(self, began: float, own: bool) -> None:
         """Count a sum that has ended, on the own group or on another; the time of sums that overlap counts once."""
+        # Sums may overlap, and end on any of the backend's threads.
         with self._lock:
             now = self.metrics.clock()
             self.metrics.seconds["communicate"] += now - max(began, self._summed_until)
@@ -309,11 +342,13 @@ class Channel:
                 still to be made; where it is given in every step, small payloads travel with that.
         """
         if headed is not None and self._opening is not None:
+            # The other ranks have room in their opening messages for exactly as many bytes as in the last step.
             if self._opening.deferred and rows[0].nbytes == self.traffic.room:
                 self._gather_headed(headed)
                 return
             small = rows[0].nbytes <= _SMALL
             self._gather(rows)
+            # Set after the exchange, which has compared the ranks and so has closed the room of the step before.
             self.traffic.room = rows[0].nbytes if small else 0
             return
         self._gather(rows)
@@ -330,6 +365,7 @@ class Channel:
         heads = headed[:, : headed.size(1) - self.traffic.room]
         comparison.write(heads, self.traffic.room)
         self._open_with(headed)()
+        # Nothing of the payloads may be decoded before it is known that all ranks are in the same step.
         self._compare(partial(comparison.check, heads))
         self._post_deferred()
         moved = len(self.peers) * self.traffic.room
@@ -343,6 +379,8 @@ class Channel:
             return
         self._begin()
         self._refuse_after_failure()
+        # Posted before the comparison of this step has ended, which saves a round trip: a payload of another size has
+        # another tag and is never received.
         finish = self._move(sends, receives, peers, tagged=True)
         # The rows of this step came before these messages, so that nobody waits for each of them in turn.
         self.settle()
@@ -354,6 +392,7 @@ class Channel:
         if self.world == 1 or rows.numel() == 0:
             return
         self._begin()
+        # Broadcasts have no tags, so the ranks are compared before.
         self.settle()
         with self._communicating():
             works = [
@@ -373,9 +412,11 @@ class Channel:
         Returns:
             A function that waits until all rows are there.
         """
+        # A comparison that is still to be made comes first, because rows of two comparisons must not meet.
         self.settle()
         if not self.traffic.room or self.is_nccl:
             return self.begin_rows(rows)
+        # A rank that has no payload here sends zeros in its place, or its message would not meet those of the others.
         headed = torch.zeros((self.world, rows.size(1) + self.traffic.room), dtype=torch.uint8, device="cpu")
         headed[:, : rows.size(1)] = rows
         self.metrics.compared_bytes += len(self.peers) * headed[0].nbytes
@@ -403,6 +444,7 @@ class Channel:
             A function that waits until all rows are there.
         """
         self._begin()
+        # These rows must not meet those of a comparison that is still to be made.
         self.settle()
         self.metrics.compared_bytes += len(self.peers) * rows[0].nbytes
         if self.is_nccl:
@@ -432,6 +474,7 @@ class Channel:
             GroupError: the ranks differ, or an earlier exchange failed.
         """
         self._refuse_after_failure()
+        # Taken off first: the comparison sends its rows through this channel, which settles again.
         comparison, self._opening = self._opening, None
         if comparison is not None:
             self._compare(comparison.end)
@@ -439,8 +482,8 @@ class Channel:
         self._post_deferred()
 
     def _compare(self, compare: Callable[[], None]) -> None:
-        """Compare the ranks, and hold back meanwhile what waits to be sent: of ranks that came apart it may have other
-        sizes than that of the others, who are told why.
+        """Compare the ranks, and meanwhile hold back the messages that wait to be sent: if ranks came apart they may
+        have other sizes than those of the others, which get the reason.
         """
         waiting, self._deferred = self._deferred, []
         compare()
@@ -467,6 +510,7 @@ class Channel:
         if not self._by_host(receives):
             return partial(self._finish, self._post(sends, receives, peers, tag))
         with self.metrics.timed("communicate"):
+            # The same tensor may go to every rank; it is copied once.
             copies = {id(each): each.cpu() for each in sends}
             hosts = [torch.empty_like(each, device="cpu") for each in receives]
         works = self._post([copies[id(each)] for each in sends], hosts, peers, tag)
@@ -496,10 +540,12 @@ class Channel:
             ops = [dist.P2POp(dist.irecv, tensor, self.members[j], self.group) for j, tensor in incoming]
             ops += [dist.P2POp(dist.isend, tensor, self.members[j], self.group) for j, tensor in outgoing]
             with self._communicating():
+                # In one batch: one by one, sends and receives of NCCL would wait for each other.
                 return [(None, work) for work in dist.batch_isend_irecv(ops)] if ops else []
         works: list[tuple[int | None, dist.Work | None]] = []
         lost: list[tuple[int, RuntimeError]] = []
         received, began = 0, self.metrics.clock()
+        # Receives first: in the other order a full-duplex link runs at half its rate.
         for start, tensors in ((self._receive, incoming), (self._send, outgoing)):
             received = len(works)
             for j, tensor in tensors:
@@ -526,13 +572,16 @@ class Channel:
 
     def _explain(self, loss: Loss, error: RuntimeError) -> str:
         """Say why an exchange failed."""
-        return explain(self.group, loss, error)
+        return explain(self.group, loss, error, self._limit)
 
     def _finish(self, works: Sequence[tuple[int | None, dist.Work | None]]) -> None:
         began = self.metrics.clock()
         for number, (peer, work) in enumerate(works):
             try:
-                if work is not None:
+                # A call that all ranks must make gives up sooner than a collective may last.
+                if work is not None and self._limit is not None:
+                    work.wait(timedelta(seconds=self._limit))
+                elif work is not None:
                     work.wait()
             except RuntimeError as error:
                 self._fail(error, peer, works[number + 1 :])
@@ -553,17 +602,20 @@ class Channel:
     ) -> NoReturn:
         if self.failed is not None:
             # Sums that were under way beside it end with it.
-            raise GroupError(f"an earlier exchange failed: {self.failed}") from error
+            raise GroupError(f"an earlier exchange failed: {self.failed}") from None
+        # Only the text of the backend's error says whether the peer was silent or its connection is gone.
         silent = "imed out" in str(error) or "timeout" in str(error)
         peers = {peer} if peer is not None else set()
         # Gloo has closed all connections after a timeout, so waiting for the rest ends at once, with those that came.
         peers |= {j for j, work in rest if silent and j is not None and not came(work)}
         loss = Loss(self.rank, self.world, self.doing, sorted(peers), silent)
+        # Kept, so that later calls name the first cause and not an error that follows from it.
         self.failed = GroupError(self._explain(loss, error))
-        raise self.failed from error
+        raise self.failed from None  # Its message ends with that of torch.
 
     def _begin(self) -> None:
         self._refuse_if_closed()
+        # Before it is posted, because a group with a collective under way must not be lent to another exchange.
         self.traffic.begun += 1
 
     def _refuse_if_closed(self) -> None:
@@ -584,4 +636,5 @@ def came(work: dist.Work | None, seconds: float | None = None) -> bool:
             return work is None or bool(work.wait())
         return bool(work.wait(timedelta(seconds=max(seconds, 0.001))))
     except RuntimeError:
+        # The group has failed already, and only whether the message came is of interest now.
         return False

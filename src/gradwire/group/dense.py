@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import cast
 
 import torch
@@ -59,9 +59,12 @@ class DenseSession:
         self._sizes = [hi - lo for lo, hi in self.ranges]
         self._places: Places | None = None
         self._packed = Pieces.of(torch.split(self.buffer, self._sizes)) if self._at_once else None
+        self._nothing = DenseMean(torch.zeros(0, dtype=torch.float32, device=device), lambda: None)
 
     def begin(self, flat: Tensor) -> DenseMean:
         """Start to average the ranges over the ranks, in place. Meanwhile other ranges of ``flat`` may be worked on."""
+        if not self.ranges and not self.wishes:
+            return self._nothing
         if self._at_once:
             return self._begin_at_once(flat)
         views = [flat[lo:hi] for lo, hi in self.ranges]
@@ -130,7 +133,9 @@ class CarriedDense(DenseSession):
     def _begin(self, packed: Tensor) -> Callable[[], None]:
         torch.mul(packed, 1.0 / self.channel.world, out=self.rows[self.channel.rank])
 
+        # Nothing is waited for: the session that carries the rows calls this when it has received them.
         def arrive() -> None:
+            # There are two rows, whose sum is the same in either order, so both ranks have the same bits.
             torch.sum(self.rows, 0, out=packed)
 
         return arrive
@@ -145,8 +150,15 @@ class DenseMean:
     """
 
     def __init__(self, packed: Tensor, finish: Callable[[], None]) -> None:
-        self._packed, self._arrive = packed, cache(finish)
+        self._packed, self._finish = packed, finish
         self._bad: Tensor | None = None
+        self._arrived = False
+
+    def _arrive(self) -> None:
+        # Each session of a bucket asks, and the mean can be waited for only once.
+        if not self._arrived:
+            self._finish()
+            self._arrived = True
 
     def __call__(self) -> Tensor:
         self._arrive()
@@ -156,7 +168,8 @@ class DenseMean:
     def flag(self, status: Tensor) -> None:
         """Wait, and set bit 0 of ``status``, int32 of one element, if a value is not finite."""
         self._arrive()
-        kernels.nonfinite(self._packed, status)
+        if self._packed.numel():
+            kernels.nonfinite(self._packed, status)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

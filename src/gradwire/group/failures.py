@@ -1,16 +1,20 @@
 """Notes that ranks leave for each other in the store of the default group: which ranks have come, and which waited for
 which.
 
-Law: a connection that fails tells a rank that a peer is lost, not why; only the peer knows that. So a rank whose
-exchange fails writes down for whom it waited, and reads what the lost ones have written. While all is well nothing is
-read, and one key is written at set-up. Whatever is asked here has a deadline of its own, and no answer is no error.
+Invariants:
+    * Without a failure nothing is read, and one key is written for each call that all ranks must make, such as the
+      set-up.
+    * Whatever is asked of the store has a deadline of its own. No answer is not an error: the message then says less.
+
+Why:
+    A connection that fails tells a rank that it has lost a peer, but not the reason; only the peer knows it. So a rank
+    whose exchange fails writes down which ranks it waited for, and reads what the lost ranks have written.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +25,19 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-__all__ = ["Loss", "explain", "named", "roll_call", "timeout_of"]
+from gradwire.notices import log
 
-log = logging.getLogger("gradwire")
+__all__ = ["CALL_LIMIT", "Loss", "explain", "named", "roll_call", "timeout_of"]
+
 
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds that set-up waits for the other ranks before it says whom it waits for; then again, ever less often."""
+"""Seconds that set-up waits for the other ranks before it says, once, whom it waits for."""
+
+CALL_LIMIT = 180.0
+"""Seconds that a call which all ranks must make waits for the others, unless the user gives a timeout: far more than
+ranks are apart that run the same script, and far less than the half hour of torch."""
 
 DEADLINE = 3.0
 """Seconds that the store may take to say what the others have written."""
@@ -67,18 +76,24 @@ def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = No
         try:
             limit = cast(Any, asked)._get_backend(kind).options._timeout
         except (RuntimeError, AttributeError):
+            # The group has no backend for this device, or this torch keeps the timeout elsewhere.
             continue
         return float(limit.total_seconds())
     return None
 
 
-def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception) -> str:
-    """Explain why an exchange failed: the peers, the seconds and the option, as far as is known."""
-    seconds = timeout_of(group)
+def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception, limit: float | None = None) -> str:
+    """Explain why an exchange failed: the peers, the seconds and the option, as far as is known.
+
+    Args:
+        limit: seconds that it was waited for; None: the group's own timeout.
+    """
+    seconds = timeout_of(group) if limit is None else limit
     notes = within(DEADLINE, lambda store: _swap(store, f"gradwire/lost/{group.group_name}", loss)) if group else None
     where = f"rank {loss.rank} of {loss.world} in {loss.doing}"
     patience = f"timeout={seconds:g} s" if seconds is not None else "its timeout"
     unheard = [j for j in range(loss.world) if j != loss.rank and j not in (notes or {})]
+    # Ranks that are well have written for whom they waited, so one that wrote nothing is the likely cause.
     peers = loss.peers or (unheard if notes is not None or loss.world == 2 else [])
     if loss.silent:
         whom = named(peers) or "the other ranks"
@@ -118,6 +133,7 @@ def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callabl
     """
     prefix = f"gradwire/came/{place}/{call}"
     keys = {rank: f"{prefix}/{rank}" for rank in members}
+    # Before anything is waited for, so that the others see that this rank has come.
     number = count(keys[dist.get_rank()])
     over = threading.Event()
 
@@ -125,11 +141,12 @@ def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callabl
         return within(DEADLINE, lambda store: [j for j in members if store.add(keys[j], 0) < number], apart=True) or []
 
     def watch() -> None:
-        waited = patience = PATIENCE
-        while not over.wait(patience):
+        # Most set-ups are over before this wait is, and ask the store nothing.
+        while not over.wait(PATIENCE):
             if absent := missing():
-                log.warning("%s has waited %g s for %s: every rank must make the call", call, waited, named(absent))
-            waited, patience = waited + 2 * patience, 2 * patience
+                told = "%s has waited %g s for %s: every rank must make the call (docs/troubleshooting.md)"
+                log.warning(told, call, PATIENCE, named(absent))
+                return
 
     thread = threading.Thread(target=watch, name="gradwire set-up", daemon=True)
     thread.start()
@@ -137,6 +154,7 @@ def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callabl
         yield missing
     finally:
         over.set()
+        # The thread may be asking the store just now, which takes as many seconds at most.
         thread.join(DEADLINE)
 
 
@@ -149,6 +167,7 @@ def count(key: str) -> int:
     try:
         return int(default_store().add(key, 1))
     except (RuntimeError, ValueError) as error:
+        # Only the names in a warning depend on it, so a store that is gone must not fail the call.
         log.debug("the store did not take %s: %s", key, error)
         return 0
 
@@ -165,8 +184,11 @@ def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | 
         try:
             answers.append(ask(default_store().clone() if apart else default_store()))
         except (RuntimeError, ValueError) as error:
+            # The caller is about to explain another failure, which this one must not hide.
             log.debug("the store did not answer: %s", error)
 
+    # A call of the store may block for the store's own timeout, which is much longer. So another thread makes it, and
+    # this one gives up after ``seconds``.
     thread = threading.Thread(target=work, name="gradwire store", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -177,7 +199,9 @@ def _swap(store: Any, prefix: str, loss: Loss) -> dict[int, dict[str, Any]]:
     """Record this loss and read those of the others, which may be writing theirs just now."""
     store.set(f"{prefix}/{loss.rank}", json.dumps(dataclasses.asdict(loss)))
     others = [j for j in range(loss.world) if j != loss.rank]
+    # Known peers that were silent until the timeout have written nothing, so nothing is waited for.
     asked = [] if loss.silent and loss.peers else loss.peers or others
+    # The caller gives up after DEADLINE, and must get by then what was found.
     until = time.monotonic() + DEADLINE / 3
     while time.monotonic() < until and not all(store.check([f"{prefix}/{j}"]) for j in asked):
         time.sleep(0.05)

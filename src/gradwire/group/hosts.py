@@ -1,7 +1,9 @@
 """Hosts of the ranks, as the ranks themselves report them.
 
-Law: a rank's host is known by its host name, the boot of its kernel and its network namespace. Ranks that agree in all
-three reach each other without the link between hosts; containers that share a machine count as hosts of their own.
+Invariants:
+    A rank's host is identified by its host name, the boot of its kernel and its network namespace. Ranks that agree in
+    all three reach each other without the link between hosts. Containers on one machine with networks of their own
+    count as different hosts.
 """
 
 from __future__ import annotations
@@ -99,6 +101,7 @@ def own_host() -> bytes:
     return hashlib.sha256("\n".join((socket.gethostname(), boot, network)).encode()).digest()[:_DIGEST]
 
 
+# Weakly, because a closed channel must not be kept alive here.
 _known: weakref.WeakKeyDictionary[Channel, Hosts] = weakref.WeakKeyDictionary()
 
 
@@ -113,6 +116,7 @@ def hosts_of(channel: Channel, device: torch.device) -> Hosts:
     if channel not in _known:
         rows = torch.zeros(channel.world, _DIGEST, dtype=torch.uint8, device=device)
         rows[channel.rank].copy_(torch.tensor(list(own_host()), dtype=torch.uint8, device="cpu"))
+        # All ranks ask in the same call, so this meets no other message.
         channel.all_gather(rows)
         _known[channel] = Hosts.of([bytes(row) for row in rows.tolist()])
     return _known[channel]

@@ -1,9 +1,11 @@
-"""Messages and the pieces of a bucket that travel in them: memory and compressor work on views of both.
+"""Messages of a group, and the pieces of a bucket that travel in them.
 
-Law: every buffer is made once, with the plan; a step writes into views and allocates nothing of gradient size.
-A message starts with a status word; a rank whose gradient is not finite sets it, and every rank that sees any
-status set takes its own encode back, hands out NaN (so that a gradient scaler skips the step everywhere), and
-keeps its memory as it was.
+Invariants:
+    * Every buffer is made once, with the plan. A step writes into views of these buffers and allocates nothing as large
+      as a gradient. Memories and compressors work on the same views.
+    * A message begins with a status word, which its sender sets if its gradient has a value that is not finite.
+    * If any rank's status is set, every rank undoes its own encoding, so that its memory is as it was before the step,
+      and returns NaN, so that a gradient scaler skips the step on all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.errors import WireError
 from gradwire.kernels import Each, Pieces, Places
 from gradwire.kernels.stored import form_of
@@ -68,9 +70,8 @@ class Piece:
     state: State = field(default_factory=dict)
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def numel(self) -> int:
-        return torch.Size(self.shape).numel()
+    def __post_init__(self) -> None:
+        self.numel = math.prod(self.shape)
 
     @property
     def id(self) -> int:
@@ -78,6 +79,7 @@ class Piece:
         return tensor_id(f"{self.unit.name}[{self.start}]")
 
     def of(self, flat: Tensor) -> Tensor:
+        """Return its elements of ``flat``, in its shape."""
         return flat[self.lo : self.lo + self.numel].view(self.shape)
 
 
@@ -169,6 +171,7 @@ class Batch:
             blocks = {name: form_of(tensor).block for name, tensor in names.items()}
             found = {name: self._kept(name, blocks[name]) for name in names}
             states = {name: Pieces.of([piece.state[name].view(-1) for piece in pieces]) for name in pieces[0].state}
+            # Tensors of several allocations are no table of pieces; each piece is a call of its own then.
             self.whole = None not in [*found.values(), *states.values()]
             self.kept, self.state = cast("dict[str, Tensor]", found), cast(State, states)
             self._keys = Keys([piece.id for piece in pieces])
@@ -177,6 +180,7 @@ class Batch:
             self.kept, self.state = dict(pieces[0].kept), pieces[0].state
             self._id = pieces[0].id
         self._before: dict[str, Tensor] = {}
+        self._begun = False
 
     def _kept(self, name: str, block: int) -> Pieces | None:
         """The kept tensors of this name, flat, with the shapes of the pieces if they are numbers for the elements."""
@@ -231,11 +235,28 @@ class Batch:
         if self.memory.takes_pieces(1.0):
             self.memory.rollback(self.of(flat), self.kept, bad.view(1))  # type: ignore[call-arg]
         else:
+            # This memory cannot roll back on a condition, and to read the flag would wait for the device: roll back in
+            # any case, and select the result on the device.
             now = copied(self.kept)
             self.memory.rollback(self.of(flat), self.kept)
             for name, tensor in self.kept.items():
                 torch.where(bad, tensor, now[name], out=tensor)
         self.restore_states(bad)
+
+    @property
+    def begins_at_once(self) -> bool:
+        """Return whether ``begin_or_undo`` does what ``restore``, ``deliver`` and ``spoil`` do with all elements.
+
+        What is decoded must only be added, for NaN stays NaN then; nothing else may look at the sum.
+        """
+        code, memory = self.compressor, self.memory
+        return code.only_adds and not code.settles and not memory.keeps_mean and memory.takes_pieces(1.0)
+
+    def begin_or_undo(self, flat: Tensor, bad: Tensor) -> None:
+        """Undo ``encode`` if ``bad``, without waiting for the device, and begin the sum that ``deliver`` adds to."""
+        self.memory.begin_or_undo(self.of(flat), self.kept, bad.view(1))
+        self.restore_states(bad)
+        self._begun = True
 
     def restore_states(self, bad: Tensor) -> None:
         """Restore the states if ``bad``; on the CPU this is a branch."""
@@ -257,18 +278,23 @@ class Batch:
         self.compressor.add_decoded_many(payloads, self.of(flat), scale)
 
     def deliver(self, payloads: Payload, flat: Tensor, scale: float) -> None:
-        """Do ``begin``, and then ``add_decoded``."""
-        if self.memory.keeps_mean:
+        """Do ``begin``, unless that was done with ``begin_or_undo``, and then ``add_decoded``."""
+        if self._begun:
+            self._begun = False
+            self.add_decoded(payloads, flat, scale)
+        elif self.memory.keeps_mean:
             self.begin(flat)
             self.add_decoded(payloads, flat, scale)
         else:
+            # It overwrites the pieces, which saves the pass that would write zeros.
             self.compressor.decode_many(payloads, self.of(flat), scale)
 
     def settle(self, flat: Tensor) -> None:
         """Let the method convert the mean to the optimizer's gradient."""
-        if self.compressor.settles and self.several and self.compressor.takes_pieces:
-            self.compressor.settle(self.of(flat))
-        elif self.compressor.settles:
+        compressor = self.compressor
+        if compressor.settles and self.several and compressor.takes_pieces:
+            compressor.settle(self.of(flat))
+        elif compressor.settles:
             for piece in self.pieces:
                 piece.unit.compressor.settle(piece.of(flat))
 
@@ -302,9 +328,9 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
         first = pieces[group[0]]
         code = first.unit.compressor
         # A method of several rounds takes all tensors at once anyway; here only its memory matters.
-        joined = isinstance(code, MultiRound) or (code.takes_pieces and code.fixed_size)
+        joined = code.in_rounds or (code.takes_pieces and code.fixed_size)
         # Only summable methods multiply while they encode, without a second tensor.
-        joined = joined and (scale == 1.0 or code.summable or isinstance(code, MultiRound))
+        joined = joined and (scale == 1.0 or code.summable or code.in_rounds)
         joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
         if batch is not None and batch.whole:
@@ -336,8 +362,11 @@ class Part:
 
         What ``rollback`` needs is left in ``flat``: nobody may write there before ``deliver``.
         """
+        # The buffer is used in every step: the status of an earlier one would undo this one, too.
         message.status.zero_()
         for batch in self.batches:
+            # A method's own state has no inverse operation, as a residual has; it is small and is copied before it
+            # changes.
             batch.remember()
             batch.memory.encode(
                 batch.compressor,
@@ -369,27 +398,45 @@ class Part:
         for batch in self.batches:
             batch.finish(flat, bad)
 
-    def deliver(self, flat: Tensor, bad: Tensor, decode: Callable[[], None], spoils: bool = True) -> None:
+    def deliver(
+        self, flat: Tensor, bad: Tensor, decode: Callable[[], None], spoils: bool = True, own: bool = False
+    ) -> None:
         """End the step: if ``bad``, undo the encoding and write NaN; else decode into the pieces.
 
-        On the CPU that is a branch. On an accelerator the same operations run in every step, and those that take back
-        look at ``bad`` there and end at once, so that nothing waits for the device.
+        On the CPU that is a branch. On an accelerator the same operations run in every step, and those that undo look
+        at ``bad`` there and end at once, so that nothing waits for the device.
 
         Args:
             decode: writes the mean into the pieces of ``flat``, from ``begin`` on.
             spoils: true: NaN must be handed out; else what is decoded of a bad step has one already.
+            own: true: ``decode`` calls ``deliver`` of every one of these batches, once.
         """
         on_cpu = flat.device.type == "cpu"
         if on_cpu and bool(bad):
+            # The values that undo the encoding lie in ``flat`` itself, so they are read before NaN takes their place.
             self.rollback(flat)
             self.spoil(flat, bad)
             return
-        if not on_cpu:
-            self.restore(flat, bad)
+        if on_cpu:
+            decode()
+            self.finish(flat, bad)
+        else:
+            self.deliver_unseen(flat, bad, decode, spoils, own)
+
+    def deliver_unseen(
+        self, flat: Tensor, bad: Tensor, decode: Callable[[], None], spoils: bool = True, own: bool = False
+    ) -> None:
+        """Do what ``deliver`` does, without a look at ``bad`` on the host."""
+        at_once = [own and spoils and batch.begins_at_once for batch in self.batches]
+        # Before ``decode``, which overwrites the values in ``flat`` that undo the encoding.
+        for batch, begins in zip(self.batches, at_once, strict=True):
+            (batch.begin_or_undo if begins else batch.restore)(flat, bad)
         decode()
         self.finish(flat, bad)
-        if not on_cpu and spoils:
-            self.spoil(flat, bad)
+        # After ``finish``, so that a memory never reads the NaN that is handed out.
+        for batch, begins in zip(self.batches, at_once, strict=True):
+            if spoils and not begins:
+                batch.spoil(flat, bad)
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:
         """Write NaN to all pieces if ``bad``."""
@@ -504,6 +551,7 @@ class Part:
         start = ALIGNMENT
         for i, (piece, layout) in enumerate(zip(self.pieces, self.packing.layouts, strict=True)):
             nbytes = sent_nbytes(piece.unit.compressor, layout, row[start:]) if sizes is None else sizes[i]
+            # Before any view is made: the bytes come from another process.
             if start + nbytes > row.numel():
                 raise WireError(f"a message of {row.numel()} bytes claims at least {start + nbytes}")
             code, used = piece.unit.compressor, nbytes - layout.offsets[-1]

@@ -1,7 +1,8 @@
 """Channel between replicas that come and go, on a process group that torch does not know.
 
-Law: torch numbers the ranks of a job, and here each replica is a job of its own. So nothing is asked of the default
-group, neither a rank nor its store, and messages go by the group's own methods.
+Why:
+    torch numbers the ranks of a job, and here each replica is a job of its own. So nothing is asked of the default
+    group, neither a rank nor its store, and messages are sent with the methods of the group itself.
 """
 
 from __future__ import annotations

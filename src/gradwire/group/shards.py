@@ -1,4 +1,6 @@
-"""Shards of a bucket: its pieces, cut into parts of nearly equal size, one for each rank."""
+"""Shards, one for each rank: of a bucket, whose pieces are cut into parts of nearly equal size, and of a parameter that
+FSDP has divided.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gradwire.group.part import Piece
-from gradwire.kernels.stored import part_of
+import torch
+from torch import Tensor
 
-__all__ = ["cut"]
+from gradwire.group.part import Piece
+from gradwire.kernels.stored import StoredForm, form_of, part_of, read, write
+from gradwire.vocabulary import align
+
+__all__ = ["Sharded", "cut"]
 
 
 def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:
@@ -40,3 +46,70 @@ def slice_of(piece: Piece, lo: int, hi: int) -> Piece:
         return piece
     kept = {name: part_of(tensor, lo, hi) for name, tensor in piece.kept.items()}
     return replace(piece, shape=(hi - lo,), lo=piece.lo + lo, start=piece.start + lo, kept=kept)
+
+
+class Sharded:
+    """A parameter as FSDP divides it among ranks.
+
+    Args:
+        name: name of the parameter in the model.
+        shape: shape of the parameter, or of the part of it that tensor parallelism has left this rank.
+        world: number of shards.
+        dim: the dimension that is cut: 0, by rows, where the last shards are padded, or one that the number of shards
+            divides.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], world: int, dim: int = 0) -> None:
+        sizes = list(shape or (1,))
+        sizes[dim] = -(-sizes[dim] // world)
+        self.name, self.shape, self.numel = name, tuple(sizes), torch.Size(shape).numel()
+        self.whole, self.world, self.dim = shape, world, dim
+        self.padded = world * self.chunk
+
+    def among(self, world: int) -> Sharded:
+        """Return the same parameter in another number of shards."""
+        return Sharded(self.name, self.whole, world, self.dim)
+
+    @property
+    def chunk(self) -> int:
+        """The number of elements of one shard."""
+        return torch.Size(self.shape).numel()
+
+    def room(self, form: StoredForm) -> int:
+        """The number of elements stored of one shard: those of codes begin a block of their own."""
+        return align(self.chunk, form.grain)
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """The elements of all shards, end to end, of a stored tensor that has room for each."""
+        form = form_of(tensor)
+        if not form.block:
+            return tensor
+        rooms = read(tensor).view(self.world, self.room(form))
+        return rooms[:, : self.chunk].reshape(-1)
+
+    def stored(self, flat: Tensor, form: StoredForm) -> Tensor:
+        """Store elements in a tensor from which ``taken`` returns them."""
+        if not form.block:
+            return flat
+        rooms = flat.new_zeros(self.world, self.room(form))
+        rooms[:, : self.chunk] = flat.view(self.world, -1)
+        stored = form.zeros(rooms.numel(), flat.device)
+        write(stored, rooms)
+        return stored
+
+    def pad(self, flat: Tensor, before: int) -> Tensor:
+        """Remove the padding of ``flat``, and add the padding of these shards.
+
+        Args:
+            flat: one shard after the other.
+            before: number of the shards that ``flat`` was padded for.
+        """
+        if self.dim and before != self.world:
+            # The shards of columns do not lie as the columns do: they are joined, and cut anew.
+            sizes = list(self.shape)
+            sizes[self.dim] = sizes[self.dim] * self.world // before
+            whole = torch.cat(list(flat[: self.numel].view(before, *sizes)), self.dim)
+            return torch.cat([each.reshape(-1) for each in whole.chunk(self.world, self.dim)])
+        room = flat.new_zeros(self.padded)
+        room[: self.numel] = flat[: self.numel]
+        return room

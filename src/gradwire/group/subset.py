@@ -1,7 +1,9 @@
 """Messages between some ranks of a group.
 
-Law: they go over the whole group's own channel, so one thread issues them in one order with all others of that group.
-Two process groups would each have an order of their own, and ranks that come to them differently wait for each other.
+Why:
+    They are sent over the whole group's own channel, so that one thread issues them in one order with all other
+    messages of the group. Two process groups would each have an order of their own, and ranks that come to them in
+    different orders would wait for each other.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Consequences of a reference's annotated signature: the operator's schema, the check of its arguments, the call.
 
-Law: the order of all of them is that of the signature. A kernel is called with what ``arguments`` says of each
-parameter, then with the tables that it needs besides, then with the symbols in the order of their definition, ``n`` as
-the last, then with the threads:
+Invariants:
+    All of them have the order of the signature. A kernel is called with what ``arguments`` says of each parameter, then
+    with the tables that it needs besides, then with the symbols in the order of their definition, ``n`` as the last,
+    then with the threads:
 
-    kernels.twobit_add_decoded(codes, stride, out, threshold, scale, steps, steps_stride, ranks, n, threads)
+        kernels.twobit_add_decoded(codes, stride, out, threshold, scale, steps, steps_stride, ranks, n, threads)
 
-The functions are written as source and compiled, as ``dataclasses`` does it: a loop over descriptions would cost more
-than the rest of a call.
+Why:
+    The functions are written as source and compiled, as ``dataclasses`` does it, because a loop over descriptions would
+    cost more than the rest of a call.
 """
 
 from __future__ import annotations

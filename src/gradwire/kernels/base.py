@@ -20,7 +20,6 @@ import importlib.util
 import operator
 import struct
 from collections.abc import Callable, MutableMapping
-from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
@@ -57,14 +56,21 @@ class Op(Generic[P]):
         declaration: content of the annotations; None where there are none.
         triton: the module that has its GPU kernel, if there is one.
         kernel_of_many: the call of its C++ kernel for many pieces, if there is one.
+        gpu_takes_many: true where its GPU kernel takes many pieces in one launch.
     """
 
     # Of the object: what a compiler traces must not name what is in no module.
     is_compiling = staticmethod(torch.compiler.is_dynamo_compiling)
 
     def __init__(
-        self, schema: str, reference: Callable[P, None], checked: Checked[P], declaration: Declaration | None = None
+        self,
+        schema: str,
+        reference: Callable[P, None],
+        checked: Checked[P],
+        declaration: Declaration | None = None,
+        merges: bool = False,
     ) -> None:
+        self.gpu_takes_many = merges and not reference_forced
         self.name = schema.partition("(")[0]
         self.reference = reference
         self.declaration = declaration
@@ -97,28 +103,11 @@ class Op(Generic[P]):
             kwargs = {name: _flat(value) if name in shaped else value for name, value in kwargs.items()}
         self._dispatch(*args, **kwargs)
 
-    def go_direct(self, kernels: Any, threads: bool) -> None:
-        """Call the C++ kernel without the dispatcher from now on, where that would do nothing else."""
-        direct = self.declaration.direct(kernels, threads) if self.declaration is not None else None
-        if direct is not None:
-            # Python looks for this method in the class. One of its own takes the arguments as they come, where packing
-            # and unpacking them would be a fifth of the call.
-            self.__class__ = type(self.name, (Op,), {"__call__": direct})
-
     @functools.cached_property
     def many(self) -> "Many":
         """The operation on many pieces in one call."""
         # Its operator can be registered once only, and threads meet here.
         return _many(self)
-
-    @functools.cached_property
-    def gpu_takes_many(self) -> bool:
-        """Return whether the GPU kernel takes many pieces in one launch; it is not imported for that."""
-        folder = self.triton.rpartition(".")[0]
-        found = importlib.util.find_spec(self.triton) if importlib.util.find_spec(folder) is not None else None
-        if reference_forced or found is None or found.origin is None:
-            return False
-        return f"\n@mergeable\ndef {self.name}(" in Path(found.origin).read_text()
 
     def kernel(self, device: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
         """Register the decorated function as the kernel of a device type; without the C++ extension this does nothing.
@@ -169,7 +158,9 @@ class Many:
             raise TypeError(f"{op.name} is not declared by its annotations, so it takes one tensor and not many")
         self.op, self.said = op, op.declaration
         self._row = self.said.row()
-        self._conditions = self.said.number_checks()
+        self._conditions = list(self.said.number_checks().items())
+        self._neutral = [self.said.neutral.get(name) for name in self.said.parameters]
+        self._decisive = [name in self.said.decisive for name in self.said.parameters]
         name = f"{op.name}_each"
         _library.define(self.said.schema_of_many, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(name, lambda *_args, **_kwargs: None, "Meta")
@@ -189,56 +180,72 @@ class Many:
         elif len(args) < len(self.said.parameters):
             args += tuple(self.said.defaults[name] for name in self.said.parameters[len(args) :])
         first: Pieces = args[0]
-        for name, value in zip(self.said.parameters, args, strict=True):
-            if type(value) in (Pieces, Each) and len(value) != len(first):
-                require(False, f"{self.op.name}.{name}", f"of {len(first)} pieces, as the first", len(value))
         device = first.base.device.type
         at_once = self.op.kernel_of_many is not None if device == "cpu" else self.op.gpu_takes_many
         if not at_once or device not in ("cpu", "cuda", "meta"):
+            self._check_numbers(first, args)
             for i in range(len(first)):
                 self.op(*(_of_piece(value, i) for value in args))
             return
-        given = dict(zip(self.said.parameters, args, strict=True))
-        for name, check in self._conditions.items():
+        for name, check in self._conditions:
+            given = dict(zip(self.said.parameters, args, strict=True))
             if type(given[name]) is not Each:
                 check(**given)
-        table = self.table(first, given)
-        self._dispatch(table, *(self.shared(name, value) for name, value in given.items()))
+        key, shared = self.shared(args)
+        found = first.places.tables.get(key)
+        self._dispatch(self._table(first, key, args) if found is None else found[0], *shared)
 
-    def shared(self, name: str, value: Any) -> Any:
-        """Select what all pieces share: the tensor in which they lie, and 0 for each number that differs."""
-        if type(value) is Pieces:
-            return value.base
-        return self.said.neutral[name] if type(value) is Each else value
+    def shared(self, args: tuple[Any, ...]) -> tuple[tuple[object, ...], list[Any]]:
+        """The key of the arguments' table, and what all pieces share: the tensor in which they lie, and 0 for each
+        number that differs.
+        """
+        # One pass finds both, because every exchange comes here several times in each step.
+        key: list[object] = [self.op.name]
+        shared: list[Any] = []
+        for value, neutral, decisive in zip(args, self._neutral, self._decisive, strict=True):
+            kind = type(value)
+            if kind is Pieces:
+                base = value.base
+                key += (id(value.places), base.dtype, base.shape, base.device)
+                shared.append(base)
+            elif kind is Each:
+                key.append(id(value))
+                shared.append(neutral)
+            else:
+                if isinstance(value, torch.Tensor):
+                    key += (value.dtype, value.shape, value.stride(), value.device)
+                elif value is None or decisive:
+                    key.append(value)
+                shared.append(value)
+        return tuple(key), shared
 
-    def table(self, first: Pieces, given: dict[str, Any]) -> torch.Tensor:
-        """The table for these places; the objects it depends on are kept with it, so that none is replaced at its
+    def table(self, *args: Any) -> torch.Tensor:
+        """The table for all arguments of a call, none left out."""
+        key, _ = self.shared(args)
+        found = args[0].places.tables.get(key)
+        return self._table(args[0], key, args) if found is None else found[0]
+
+    def _check_numbers(self, first: Pieces, args: tuple[Any, ...]) -> None:
+        """Refuse arguments of another number of pieces than the first."""
+        for name, value in zip(self.said.parameters, args, strict=True):
+            if type(value) in (Pieces, Each) and len(value) != len(first):
+                require(False, f"{self.op.name}.{name}", f"of {len(first)} pieces, as the first", len(value))
+
+    def _table(self, first: Pieces, key: tuple[object, ...], args: tuple[Any, ...]) -> torch.Tensor:
+        """Make the table for these places; the objects it depends on are kept with it, so that none is replaced at its
         address.
         """
-        key: list[object] = [self.op.name]
-        kept: list[object] = []
-        for name, value in given.items():
-            if type(value) is Pieces:
-                key += [id(value.places), value.base.dtype, value.base.shape, value.base.device]
-                kept.append(value.places)
-            elif type(value) is Each:
-                key.append(id(value))
-                kept.append(value)
-            elif isinstance(value, torch.Tensor):
-                key += [value.dtype, tuple(value.shape), value.stride(), value.device]
-            elif value is None or name in self.said.decisive:
-                key.append(value)
-        tables = first.places.tables
-        found = tables.get(tuple(key))
-        if found is None:
-            if len(tables) > MOST_TABLES:
-                tables.clear()
-            found = (self._make(len(first), given), tuple(kept))
-            forms = ((name, getattr(value, "places", value)) for name, value in given.items())
-            self._forms[found[0]] = {name: form for name, form in forms if isinstance(form, Places | Each)}
-            # The last of all: another thread that finds the table needs its forms.
-            tables[tuple(key)] = found
-        return found[0]
+        self._check_numbers(first, args)
+        tables, given = first.places.tables, dict(zip(self.said.parameters, args, strict=True))
+        if len(tables) > MOST_TABLES:
+            tables.clear()
+        forms = {name: getattr(value, "places", value) for name, value in given.items()}
+        forms = {name: form for name, form in forms.items() if isinstance(form, Places | Each)}
+        table = self._make(len(first), given)
+        self._forms[table] = forms
+        # The last of all: another thread that finds the table needs its forms.
+        tables[key] = table, tuple(forms.values())
+        return table
 
     def sizes(self, table: torch.Tensor) -> dict[str, int]:
         """Count the elements that all pieces have together, for each argument in which they lie: of one row of it.
@@ -387,7 +394,12 @@ def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, No
 def declared(reference: Callable[P, None], /) -> Op[P]: ...
 @overload
 def declared(
-    *, check: Callable[..., None] | None = None, tables: tuple[str, ...] = (), threads: bool = True, native: bool = True
+    *,
+    check: Callable[..., None] | None = None,
+    tables: tuple[str, ...] = (),
+    threads: bool = True,
+    native: bool = True,
+    merges: bool = False,
 ) -> Callable[[Callable[P, None]], Op[P]]: ...
 def declared(
     reference: Callable[P, None] | None = None,
@@ -397,6 +409,7 @@ def declared(
     tables: tuple[str, ...] = (),
     threads: bool = True,
     native: bool = True,
+    merges: bool = False,
 ) -> Op[P] | Callable[[Callable[P, None]], Op[P]]:
     """Make an ``Op`` of the decorated reference; schema, check and the call of its kernel follow from the annotations.
 
@@ -407,6 +420,8 @@ def declared(
             C++ kernel needs, too; it is given their addresses after the parameters.
         threads: true: the C++ kernel takes the number of threads as its last argument.
         native: true: the C++ kernel is called as the annotations say; false: ``Op.kernel`` registers another call.
+        merges: true: the GPU wrapper only launches kernels, each of which takes ``program``, so that the launches of
+            several pieces merge into one.
 
     Raises:
         TypeError: an annotation from which nothing follows.
@@ -414,12 +429,16 @@ def declared(
 
     def make(function: Callable[P, None]) -> Op[P]:
         said = Declaration(function, check, tables)
-        op = Op(said.schema, function, said.checked, said)
-        if native and kernels is not None and problem is None:
+        has_kernel = native and kernels is not None and problem is None
+        direct = said.direct(kernels, threads) if has_kernel and _goes_direct else None
+        # Where the dispatcher would do nothing but call the kernel, the object's call is the kernel's. Python looks for
+        # it in the class, and one of its own takes the arguments as they come: packing and unpacking them would be a
+        # fifth of the call.
+        kind = Op if direct is None else type(function.__name__, (Op,), {"__call__": direct})
+        op: Op[P] = kind(said.schema, function, said.checked, said, merges)
+        if has_kernel:
             _library.impl(op.name, said.kernel(kernels, threads), "CPU")
             op.kernel_of_many = said.kernel_of_many(kernels, threads)
-            if _goes_direct:
-                op.go_direct(kernels, threads)
         return op
 
     return make if reference is None else make(reference)

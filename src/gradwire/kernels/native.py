@@ -5,8 +5,9 @@ Two environment variables, read on import:
     GRADWIRE_KERNELS=auto|reference          reference: the torch versions everywhere, also on a GPU
     GRADWIRE_SIMD=avx512|avx2|neon|scalar    this SIMD target in place of the best that the CPU has
 
-Law: a value that cannot work refuses every operation, with the reason, and not the import: ``gradwire doctor`` must
-run to say so.
+Failure modes:
+    A value that cannot work refuses every operation, with the reason, and not the import, because ``gradwire doctor``
+    must run to report it.
 """
 
 import contextlib

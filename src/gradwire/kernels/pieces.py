@@ -1,12 +1,15 @@
 """Pieces of a flat tensor, on which an operation works together in one call.
 
-Law: an operation that is given ``Pieces`` in place of its first tensor does for piece i of all of them what it does for
-single tensors, with the same bits, in one call of its kernel: one launch or one parallel region, however many pieces
-there are. Every argument is ``Pieces`` of as many, or one tensor or number for all of them, or ``Each`` with one number
-for every piece. What is checked of single tensors is checked once for each combination of places, when its table is
-made; after that a call costs the same for one piece and for hundreds.
+Invariants:
+    * An operation that is given ``Pieces`` in place of its first tensor does for each piece what it does for a single
+      tensor, with the same bits, in one call of its kernel: one launch or one parallel region, for any number of
+      pieces.
+    * Every argument is ``Pieces`` of as many, or one tensor or number for all of them, or ``Each`` with one number for
+      every piece.
+    * The checks of single tensors are made once for each combination of places, when its table is made. After that a
+      call costs the same for one piece and for hundreds.
 
-So a method whose code is operations and nothing else works on the pieces of a bucket as it does on one tensor.
+So a method that consists of operations alone works on the pieces of a bucket as it does on one tensor.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ __all__ = [
     "accumulate",
     "accumulate_momentum",
     "add_scaled",
+    "begin_sum",
     "copy_where",
     "fill_where",
     "mask_momentum",
@@ -55,7 +56,7 @@ _LEAST = 2.0**-100
 """The smallest scale: a gradient that comes after many steps of zeros can be divided by it."""
 
 
-@declared
+@declared(merges=True)
 def accumulate(grad: Written, residual: Written, status: Status = None) -> None:
     """Add the gradient to the residual, in one pass: residual = residual + grad.
 
@@ -76,7 +77,7 @@ def accumulate(grad: Written, residual: Written, status: Status = None) -> None:
     residual.copy_(compensate(grad, residual, status))
 
 
-@declared
+@declared(merges=True)
 def add_scaled(x: Written, y: Floats, factor: float, status: Status = None) -> None:
     """Add a multiple of a tensor to another one: x = x + factor * y, rounded twice.
 
@@ -102,7 +103,7 @@ def add_scaled(x: Written, y: Floats, factor: float, status: Status = None) -> N
 Kept = Annotated[Tensor | None, Flat(torch.float32, "n", written=True, shaped=True)]
 
 
-@declared
+@declared(merges=True)
 def accumulate_momentum(
     grad: Written, momentum: Written, undo: Kept, beta: Beta, nesterov: bool, status: Status = None
 ) -> None:
@@ -136,7 +137,7 @@ def accumulate_momentum(
         status |= ~torch.isfinite(grad).all()
 
 
-@declared
+@declared(merges=True)
 def mask_momentum(velocity: Written, momentum: Written, sent: Floats) -> None:
     """Subtract what was sent from a velocity, and forget the momentum there: v = v - s, and u = 0 where s is not 0.
 
@@ -162,7 +163,7 @@ def mask_momentum(velocity: Written, momentum: Written, sent: Floats) -> None:
 When = Annotated[Tensor | None, Flat(torch.bool, "1")]
 
 
-@declared
+@declared(merges=True)
 def copy_where(source: Floats, target: Written, when: When = None) -> None:
     """Copy a tensor if a flag on the device is set: target = source if when.
 
@@ -184,7 +185,7 @@ def copy_where(source: Floats, target: Written, when: When = None) -> None:
     target.copy_(source if when is None else torch.where(when, source, target))
 
 
-@declared
+@declared(merges=True)
 def fill_where(out: Written, value: float, when: When = None) -> None:
     """Fill a tensor if a flag on the device is set: out = value if when.
 
@@ -207,7 +208,31 @@ def fill_where(out: Written, value: float, when: When = None) -> None:
         out.masked_fill_(when, value)
 
 
-@declared
+@declared(native=False, merges=True)
+def begin_sum(out: Written, residual: Kept, bad: Annotated[Tensor, Flat(torch.bool, "1")]) -> None:
+    """Begin a sum with zeros; if a flag on the device is set with NaN, and with the residual taken back before.
+
+    residual = out if bad;  out = NaN if bad, else 0.
+
+    Args:
+        out: float32, n elements: the gradient as ``accumulate`` leaves it.
+        residual: float32, n elements; or None.
+        bad: bool, 1 element.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> out, residual = torch.ones(2), torch.zeros(2)
+    >>> begin_sum(out, residual, torch.tensor([True]))
+    >>> out.tolist(), residual.tolist()
+    ([nan, nan], [1.0, 1.0])
+    """
+    if residual is not None:
+        residual.copy_(torch.where(bad, out, residual))
+    out.zero_().masked_fill_(bad, torch.nan)
+
+
+@declared(merges=True)
 def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status = None) -> None:
     """Update the running mean with a gradient: momentum = beta * momentum + (1 - beta) * grad.
 
@@ -232,7 +257,7 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
     advance(grad, momentum, beta, status)
 
 
-@declared
+@declared(merges=True)
 def nonfinite(
     x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)], factor: float = 1.0
 ) -> None:
@@ -254,7 +279,7 @@ def nonfinite(
     status |= ~torch.isfinite(x * float32(factor) if x.dtype == torch.float32 else x).all()
 
 
-@declared
+@declared(merges=True)
 def philox(out: Words, key: int, step: int, offset: int = 0) -> None:
     """Fill ``out`` with Philox4x32-10: word i is word i % 4 of the counter (i // 4 + offset, step) under ``key``.
 
@@ -293,7 +318,7 @@ def _mean_square(x: Tensor) -> Tensor:
     return sum_of_sums(block_sums(x.double().square(), SUM_BLOCK)).div(max(x.numel(), 1))
 
 
-@declared
+@declared(merges=True)
 def precondition(grad: Written, scale: Floats, status: Status = None) -> None:
     """Divide a gradient by a scale, element by element: grad = grad / scale, where a scale of 0 counts as 1.
 
@@ -315,7 +340,7 @@ def precondition(grad: Written, scale: Floats, status: Status = None) -> None:
         status |= ~torch.isfinite(grad).all()
 
 
-@declared
+@declared(merges=True)
 def precondition_update(
     out: Written,
     scale: Written,
@@ -367,7 +392,7 @@ def precondition_update(
     scale.copy_(torch.where(bad, scale, moved))
 
 
-@declared
+@declared(merges=True)
 def scale(x: Written, factor: float, status: Status = None) -> None:
     """Multiply a tensor by a number and look whether it is finite, in one pass: x = factor * x.
 
@@ -389,7 +414,7 @@ def scale(x: Written, factor: float, status: Status = None) -> None:
         status |= ~torch.isfinite(x).all()
 
 
-@declared
+@declared(merges=True)
 def swap(a: Written, b: Written) -> None:
     """Exchange the contents of two tensors, in place: a, b = b, a.
 
@@ -416,7 +441,7 @@ Codes = Annotated[Tensor, Flat(torch.uint8, "-(-n // block) * row_bytes(block)",
 CodeBlock = Annotated[int, Where("16 <= block <= 1024 and block % 16 == 0", "a multiple of 16 from 16 to 1024")]
 
 
-@declared(native=False)
+@declared(native=False, merges=True)
 def write_codes(values: Floats, stored: Codes, block: CodeBlock, when: When = None) -> None:
     """Store numbers in codes of 8 bits where a flag on the device says so: stored = codes of values if when.
 

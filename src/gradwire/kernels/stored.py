@@ -1,18 +1,23 @@
 """Forms in which a memory stores its tensors: as numbers, or as codes of 8 or 4 bits with a scale for each block.
 
-Law: what is kept of a parameter under one name is one plain tensor, which says itself how it is stored. So a copy, a
-select and a checkpoint need not know it, and whoever needs numbers reads and writes them here. Codes are a row of bytes
-for each block of B elements, counted from the parameter's first: B codes in two's complement, and then their scale,
-a float32 in the machine's order. Codes of 4 bits are stored two to a byte, the first in its lower half, as code + 8; a
-tensor of them is int8, one of 8 bits uint8.
-
     value = code * scale;    scale = up(N / top), N the largest magnitude of the block;    code = round(value / scale)
 
-with top = 127, or 7 for 4 bits. ``up`` leaves 17 significant bits, so a code times its scale is exact in float32, and
-values that were read and are written again have the bytes that they had. A step that is taken back through float32 is
-therefore taken back bit for bit. A scale is at most the largest of these numbers of which ``top`` times is finite, so
-whatever is finite is read as such. N below 2**-100 counts as zero; where it is not finite the scale is infinite, and
-the block is read as NaN.
+with top = 127, or 7 for 4 bits.
+
+Invariants:
+    * What is kept of a parameter under one name is one plain tensor, which shows by its dtype and shape how it is
+      stored. So a copy, a select and a checkpoint need not know the form; code that needs numbers reads and writes them
+      here.
+    * Codes are a row of bytes for each block of B elements, counted from the parameter's first element: B codes in
+      two's complement, and then their scale, a float32 in the machine's byte order. Codes of 4 bits are stored two to a
+      byte, the first in its lower half, as code + 8. A tensor of them is int8, one of 8 bits uint8.
+    * ``up`` leaves 17 significant bits, so a code times its scale is exact in float32, and values that were read and
+      are written again have the same bytes. So a step that is undone through float32 is undone bit for bit.
+    * A scale is at most the largest of these numbers of which ``top`` times is finite, so whatever is finite is read as
+      finite. N below 2**-100 counts as zero.
+
+Failure modes:
+    If N is not finite, the scale is infinite, and the block is read as NaN.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["SUM_BLOCK", "block_sums", "mean_of_sums", "sum_of_sums"]
+__all__ = ["SUM_BLOCK", "block_sums", "mean_of_sums", "sum_of_sums", "tree_of"]
 
 SUM_BLOCK = 4096
 """Elements of one partial sum, where the whole tensor is summed."""
@@ -17,7 +17,7 @@ def block_sums(x: Tensor, block: int) -> Tensor:
     lanes = x.new_zeros(blocks.size(0), _LANES)
     for part in blocks.unbind(1):
         lanes += part
-    return _tree(lanes)
+    return tree_of(lanes)
 
 
 def mean_of_sums(sums: Tensor, n: int) -> Tensor:
@@ -28,10 +28,10 @@ def mean_of_sums(sums: Tensor, n: int) -> Tensor:
 def sum_of_sums(sums: Tensor) -> Tensor:
     """Compute the sum of ``sums`` as a tree, in their own type; one element."""
     size = 1 << max(0, sums.numel() - 1).bit_length()
-    return _tree(torch.nn.functional.pad(sums, (0, size - sums.numel())).unsqueeze(0))
+    return tree_of(torch.nn.functional.pad(sums, (0, size - sums.numel())).unsqueeze(0))
 
 
-def _tree(values: Tensor) -> Tensor:
+def tree_of(values: Tensor) -> Tensor:
     """Compute the sum of each row, a power of two long: halves are added to each other until one element is left."""
     while values.size(1) > 1:
         half = values.size(1) // 2

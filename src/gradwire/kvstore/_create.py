@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.kvstore.launch.roles import find_place, take_role
 from gradwire.kvstore.local import DeviceStore, LocalStore
@@ -29,6 +30,7 @@ TYPES: dict[str, type[LocalStore | DistStore]] = {
 }
 
 
+@short_traceback
 def create(name: str = "local", **options: Any) -> KVStore:
     """Create a store by its type. In a process that MXNet's tracker started as a server or scheduler, run that role and
     exit.

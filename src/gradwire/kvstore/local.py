@@ -83,8 +83,10 @@ class LocalStore(KVStore):
         compressed = self.compression.push is not None
         merged = self._compressed_sum(entry, key, grads) if compressed else self._plain_sum(entry, grads)
         if pull is None or not follows(pull, entry.value.shape, entry.value.dtype):
+            # It would miss this step; a later one begins from the value as it is then.
             entry.replica = None
         else:
+            # Before the value changes: those who have pulled it hold this one.
             entry.replica = entry.replica or Replica(key, entry.value)
         if self._updater is None:
             entry.value.copy_(merged)
@@ -120,6 +122,7 @@ class LocalStore(KVStore):
         return entry.merger.merge(self.compression, payloads)
 
     def _senders(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> list[Sender]:
+        # One for each place in the push, because each has a residual of its own.
         for rank, grad in enumerate(grads[len(entry.senders) :], len(entry.senders)):
             entry.senders.append(Sender(key, entry.value.shape, seed=self.seed, rank=rank, device=grad.device))
         senders = entry.senders[: len(grads)]

@@ -45,10 +45,12 @@ class Disk:
             flushed: true: return when they are on the disk; false: when they survive the end of the process.
         """
         with path.open("r+b", buffering=0) as file:
+            # What an interrupted write has left must not follow what is written now.
             file.truncate(start)
             file.seek(start)
             _write(file, pieces)
             if flushed:
+                # The system may keep what was written in memory for many seconds.
                 os.fsync(file.fileno())
 
     def replace(self, path: Path, pieces: Sequence[bytes | memoryview]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from gradwire._short_traceback import ShortTracebacks
 from gradwire.errors import ConfigError, GroupError, is_int, require
 from gradwire.kvstore._create import create
 from gradwire.kvstore.protocol.merge import add_dense
@@ -20,7 +21,7 @@ __all__ = ["Trainer"]
 Copies: TypeAlias = nn.Parameter | Sequence[nn.Parameter]
 
 
-class Trainer:
+class Trainer(ShortTracebacks):
     """A trainer that applies an optimizer to parameters, through a store.
 
     Args:
@@ -175,6 +176,7 @@ class Trainer:
         """
         require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         self.start()
+        # Before the push, which names the settings that it is to be applied with.
         self._rescale_by(batch_size)
         self._steps += 1
         if not self._on_store:
@@ -190,6 +192,7 @@ class Trainer:
             self._store.pushpull(keys, [gradients(copies) for _, copies in pairs], out=values)
             return
         behind = [(key, gradients(copies)) for key, copies in pairs if key not in self._ahead]
+        # Once: from the next step on all keys are at the same step.
         self._ahead = set()
         self._store.push([key for key, _ in behind], [grads for _, grads in behind])
         self._store.pull(keys, values, ignore_sparse=False)
@@ -266,6 +269,7 @@ class Trainer:
     def _update(self, ignore_stale_grad: bool) -> None:
         with torch.no_grad():
             for key, copies in self._with_gradient(ignore_stale_grad):
+                # A copy, because the updater overwrites it and the caller may read the gradient after the step.
                 self._updater(key, gradients(copies)[0].clone(), copies[0].data)
                 for other in copies[1:]:
                     other.data.copy_(copies[0].data)

@@ -78,6 +78,7 @@ class AveragedError(Memory):
         status: Tensor,
         scale: float = 1.0,
     ) -> None:
+        # By the number of the step, so that all ranks, and a resumed run, forget in the same one.
         forgets = self.reset > 0 and key.step % self.reset == 0
         weights = (0.0, 0.0) if forgets else (self.beta, 1.0 - self.beta)
         compressor.encode_averaged(grad, kept["residual"], *weights, payload, state, key, status, scale)
@@ -86,6 +87,7 @@ class AveragedError(Memory):
         return scale == 1.0
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        # Codes of the numbers that ``encode`` left in the gradient have the same bytes as before.
         kernels.write_codes(grad.view(-1), kept["residual"].view(-1), self.block, when)
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:

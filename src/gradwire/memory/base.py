@@ -1,12 +1,15 @@
 """Contract of a memory, which decides what becomes of the part of a gradient that was not sent.
 
-Law, in the survey's words: phi compensates the gradient, psi keeps what its payload does not say. ``encode`` is both
-in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and ``update`` are the halves.
-
-A memory is configuration only. What it keeps for each element are the tensors named by ``buffers``, in the parameter's
-layout and stored as ``form`` says; the caller owns them, keyed by parameter name, and hands in views. Every ``encode``
-with a ``status`` can be taken back: until the caller writes into ``grad`` again, ``rollback`` restores what was kept,
-bit for bit. That is how a step with a NaN on one rank leaves the memories of all ranks as they were.
+Invariants:
+    * In the words of the GRACE survey, phi compensates the gradient, and psi keeps what its payload does not contain.
+      ``encode`` does both in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and
+      ``update`` are the halves.
+    * A memory is configuration only. The tensors that it keeps for each element are named by ``buffers``, have the
+      layout of the parameter, and are stored as ``form`` says. The caller owns them, keyed by parameter name, and
+      passes views.
+    * Every ``encode`` with a ``status`` can be undone: until the caller writes into ``grad`` again, ``rollback``
+      restores the kept tensors bit for bit. So a step with a NaN on one rank leaves the memories of all ranks as they
+      were.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gradwire import kernels, registry
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import FLOAT32, StoredForm
 from gradwire.vocabulary import Configuration, Key, Payload, State, overrides
@@ -39,7 +42,7 @@ def check_rounds(memory: Memory, compressor: Compressor) -> None:
     Raises:
         ConfigError: the memory needs the payload; the message names the memory to use.
     """
-    if memory.one_round and isinstance(compressor, MultiRound):
+    if memory.one_round and compressor.in_rounds:
         raise ConfigError(
             f"memory {memory.name!r} serves methods of one round, because it reads from one payload what was sent, but "
             f"{compressor.name!r} is averaged in rounds between the workers: use memory='residual'"
@@ -117,6 +120,9 @@ class Memory(Configuration, ABC):
             cls.keeps_nothing = False
         if overrides(cls, (*_METHODS, "buffers"), "plain"):
             cls.plain = False
+        if overrides(cls, ("encode", "rollback"), "begin_or_undo"):
+            # A memory that undoes more than its base must not inherit the launch that undoes what the base keeps.
+            cls.begin_or_undo = Memory.begin_or_undo  # type: ignore[method-assign]
         if overrides(cls, ("compensate",), "compensate_each"):
             cls.compensate_each = Memory.compensate_each  # type: ignore[method-assign]
 
@@ -207,6 +213,19 @@ class Memory(Configuration, ABC):
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Prepare ``out``, to which the decoded payloads of all ranks will be added."""
         kernels.fill_where(out.view(-1), 0.0)
+
+    def begin_or_undo(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        """Do ``rollback`` if ``bad``, and then ``begin``, with NaN if ``bad``: where nothing may wait for the flag.
+
+        Only of memories that take pieces, and do not keep the mean.
+
+        Args:
+            out: gradient as ``encode`` left it.
+            kept: kept tensors as ``encode`` left them.
+            bad: bool, one element.
+        """
+        self.rollback(out, kept, bad)  # type: ignore[call-arg]
+        kernels.begin_sum(out.view(-1), None, bad)
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         """Observe the result in ``out``; ``kept`` must not change if ``bad`` (bool, one element)."""

@@ -1,8 +1,12 @@
 """Memory with momentum before compression; momentum and velocity are reset where an element was sent.
 
-Law: the optimizer has no momentum of its own, so what travels dense (small parameters, excluded ones, everything during
-a dense warm-up) gets the same momentum here. A mean of u_i = momentum u_i + g_i over the ranks is the momentum of the
-mean gradient, so each rank keeps its own u_i and goes on with it where a parameter is compressed from some step on.
+Invariants:
+    Parameters that travel uncompressed (small ones, excluded ones, all in a dense warm-up) get the same momentum here,
+    because the optimizer has none of its own. Each rank keeps its own u_i = momentum u_i + g_i and continues with it if
+    the parameter is compressed from some step on.
+
+Why:
+    The mean of the u_i over the ranks is the momentum of the mean gradient.
 """
 
 from __future__ import annotations
@@ -91,11 +95,13 @@ class DGCMemory(Memory):
         scale: float = 1.0,
     ) -> None:
         velocity, sent = kept["residual"], kept["sent"]
+        # The old momentum goes to ``undo``, because a momentum that was masked cannot be computed back.
         self.dense.accelerate(grad, kept["momentum"], kept["undo"])
         # The old velocity is left in the gradient.
         kernels.accumulate(grad.view(-1), velocity.view(-1), status)
         self.encoded(compressor, velocity, payload, state, key, scale)
         kernels.fill_where(sent.view(-1), 0.0)
+        # As the receivers decode it: only that was sent.
         compressor.add_decoded(payload, sent, 1.0 / scale)
         kernels.mask_momentum(velocity.view(-1), kept["momentum"].view(-1), sent.view(-1))
 
@@ -106,6 +112,10 @@ class DGCMemory(Memory):
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         kernels.copy_where(grad.view(-1), kept["residual"].view(-1), when)
         kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), when)
+
+    def begin_or_undo(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), bad)
+        kernels.begin_sum(out.view(-1), kept["residual"].view(-1), bad)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         """Add values that were sent in vain back to the velocity, and restore the momentum there."""
@@ -185,4 +195,5 @@ class DenseMomentum(Memory):
         self.accelerate(grad, kept["undo"], None)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        # Until here the old momentum was kept, so there is nothing to undo in a step that does not count.
         kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))

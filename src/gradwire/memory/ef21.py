@@ -80,10 +80,12 @@ class EF21Memory(Memory):
     ) -> None:
         local = kept["local"]
         if self.eta < 1:
+            # Copied, because arithmetic would not restore the same bits of a running mean.
             kernels.copy_where(kept["momentum"].view(-1), kept["undo"].view(-1))
             self._average(grad, kept["momentum"])
         kernels.add_scaled(grad.view(-1), local.view(-1), -1.0, status)
         self.encoded(compressor, grad, payload, state, key, scale)
+        # The old estimate is left in the gradient, for ``rollback``.
         kernels.copy_where(local.view(-1), grad.view(-1))
         compressor.add_decoded(payload, local, 1.0 / scale)
         # A code may overflow where x did not.
@@ -114,12 +116,14 @@ class EF21Memory(Memory):
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         if self.eta < 1:
+            # Until here the old mean was kept, so there is nothing to undo in a step that does not count.
             kernels.copy_where(kept["undo"].view(-1), kept["momentum"].view(-1), ~bad.view(1))
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
         kernels.copy_where(kept["mean"].view(-1), out.view(-1))
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        # Only where the step counts, because the estimates were restored elsewhere.
         kernels.copy_where(out.view(-1), kept["mean"].view(-1), ~bad.view(1))
 
 

@@ -1,13 +1,17 @@
 """Memory that scales gradients by their own recent size, element by element, so that a code's error is in proportion.
 
-Law: the scale s is made of what arrived, which is the same on all ranks, so all have the same bits of it, and the mean
-of what was sent is decoded by multiplying once: s mean_i C(g_i / s) = mean_i s C(g_i / s). A code whose noise is even
-over a block adds n_j to element j with sum_j n_j / v_j least, where v_j is the mean square of the element, if s_j^2 is
-proportional to v_j (by Cauchy and Schwarz): that is what Adam sees, who divides by the root of v_j.
+Invariants:
+    * The scale s is computed from the mean that arrived, so all ranks have the same bits of it, and the mean of the
+      payloads is decoded with one multiplication: s mean_i C(g_i / s) = mean_i s C(g_i / s).
+    * s is at least ``floor`` times its root mean square, so no gradient gets more than 1 / floor^2 times the noise that
+      it has without a memory.
 
-What the gradient becomes next nobody knows, and a scale is what it was lately. In units of s a gradient has at most
-1 / min(s)^2 times its energy, which the code turns into noise, and the noise grows by the mean of s^2 again. So with
-min(s) >= floor rms(s) no gradient whatever gets more than 1 / floor^2 times the noise that it has without a memory.
+Why:
+    * Adam divides by the root of v_j, the mean square of element j. Of codes whose noise is even over a block, that
+      which adds n_j to element j with the least sum_j n_j / v_j has s_j^2 in proportion to v_j (by Cauchy and Schwarz).
+    * The next gradient is not known, and s follows the recent ones. In units of s a gradient has at most 1 / min(s)^2
+      times its energy, which the code turns into noise, and the noise is multiplied by the mean of s^2 again. Hence the
+      bound by ``floor``.
 """
 
 from __future__ import annotations
@@ -99,4 +103,5 @@ class Preconditioned(Memory):
         return
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        # From the mean, which is the same on all ranks, so that all have the same scale.
         kernels.precondition_update(out.view(-1), kept["scale"].view(-1), bad.view(1), self.beta, self.floor)

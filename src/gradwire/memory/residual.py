@@ -110,6 +110,7 @@ class Residual(Memory):
         compressor.add_decoded(payload, grad, -1.0)
         grad.mul_(1.0 / scale)
         if self.dtype == "float32":
+            # Swapped, so that the old residual is in the gradient for ``rollback``.
             kernels.swap(grad.view(-1), residual.view(-1))
         else:
             kernels.nonfinite(grad.view(-1), status)
@@ -123,7 +124,11 @@ class Residual(Memory):
         if self.form == FLOAT32:
             kernels.copy_where(grad.view(-1), kept["residual"].view(-1), when)
         else:
+            # Without a condition: this form takes no pieces, so ``Batch.restore`` selects the result itself.
             write(kept["residual"], grad)
+
+    def begin_or_undo(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        kernels.begin_sum(out.view(-1), kept["residual"].view(-1), bad)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         residual = kept["residual"]

@@ -64,9 +64,10 @@ class AdamLike(Exchanged):
         super().load_state_dict(dict(state_dict))
         for name, flat in self.flats.items():
             flat.gather(self.state[param][name] for param in self.params)
+        # torch has put copies into ``state``, and the optimizer works on the flat tensors.
         self._show()
         self.progress = dict(state_dict["progress"])
-        self.exchange.load_state_dict(state_dict["exchange"], on_resize=on_resize)
+        self.load_exchange(state_dict, on_resize, apart="own" in state_dict)
 
     def begin(self, closure: Closure | None) -> Any:
         """Evaluate the closure, and copy the gradients, unscaled, into ``scratch``."""
@@ -75,11 +76,14 @@ class AdamLike(Exchanged):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # After the closure, because one that raises has begun no step.
         self.exchange.begin_step()
-        self.exchange.compared = self.followed()
+        # Each rank moves its own parameters by these, so others on one rank would lead it away without an error.
+        self.exchange.protocol.compare(**self.followed())
         self.scratch.gather(param.grad for param in self.params)
         scale = self.loss_scale()
         if scale is not None:
+            # A GradScaler leaves this to an optimizer that declares ``_step_supports_amp_scaling``.
             self.scratch.data.div_(scale)
         return loss
 
@@ -106,6 +110,7 @@ class AdamLike(Exchanged):
     def resting(self, numbers: Sequence[int]) -> Iterator[None]:
         """Leave these parameters, their moments, and the tensors that the exchange keeps for them unchanged."""
         if numbers:
+            # Tensors are made with the plan, and only those that exist can be copied.
             self.exchange.plan(self.named)
         tensors = [
             tensor

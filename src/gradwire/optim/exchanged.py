@@ -1,15 +1,16 @@
 """Base of the optimizers: names for their parameters, an exchange of their own, a checkpoint of both.
 
-Law: all ranks call ``step`` equally often, each with its own gradients, and hold the same parameters whenever the
-optimizer says that they are in step. A ``GradScaler`` does not skip the call: it hands its scale over, and a rank
-whose gradient overflowed still takes part, so that the others do not wait for it.
+Invariants:
+    * All ranks call ``step`` equally often, each with its own gradients, and hold the same parameters whenever the
+      optimizer says that they are in step.
+    * A ``GradScaler`` does not skip the call but passes its scale. A rank whose gradient overflowed still takes part,
+      so that the others do not wait for it.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
@@ -18,16 +19,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from gradwire._short_traceback import ShortTracebacks
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.exchange.plan import Named
 from gradwire.frontends.ownership import Caller, Ranks, classes_of, conflict_with_ddp
 from gradwire.frontends.setup import check_dtypes, prepare_alone, prepare_named, share_start, warn_of_statistics
-from gradwire.meeting.meeting import Meeting
+from gradwire.frontends.summary import summary
+from gradwire.notices import log
 from gradwire.optim._flat import any_nonfinite
 
 __all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
 
-log = logging.getLogger("gradwire")
 
 Closure = Callable[[], Any]
 
@@ -38,7 +41,7 @@ COUNT: Range = (lambda value: is_int(value, 1), "an integer >= 1")
 FLAG: Range = (lambda value: isinstance(value, bool), "True or False")
 
 
-class Exchanged(Optimizer):
+class Exchanged(ShortTracebacks, Optimizer):
     """An optimizer that holds an ``Exchange`` over its parameters.
 
     Args:
@@ -49,10 +52,9 @@ class Exchanged(Optimizer):
         options: further arguments, as for ``compress_ddp``.
         group: the ranks; None is the default group.
         facts: other values that must be the same on all ranks.
-        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks hear of
-            it.
+        check: function that checks what else may be wrong with this rank's arguments; if it raises, all ranks raise.
         float32: no other parameters are taken.
-        meeting: meeting of workers that have no process group; None: they have one.
+        alone: true where workers have no process group; they meet in another way.
     """
 
     # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
@@ -75,7 +77,7 @@ class Exchanged(Optimizer):
         check: Callable[[], None],
         *,
         float32: bool = False,
-        meeting: Meeting | None = None,
+        alone: bool = False,
     ) -> None:
         super().__init__(params, defaults)
 
@@ -97,7 +99,7 @@ class Exchanged(Optimizer):
             facts["frozen"] = [[name, list(each.shape), str(each.dtype)] for name, each in self.frozen.items()]
         self._caller = caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         self._unchecked = True
-        if meeting is None:
+        if not alone:
             # Of parameters alone nobody knows which belong to embeddings.
             embeddings = tuple[str, ...] if self.steered else None
             self.exchange, by_name, _ = prepare_named(
@@ -108,13 +110,14 @@ class Exchanged(Optimizer):
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.facts = facts
-        if self.exchange.channel.rank == 0 and (meeting is not None or self.exchange.channel.world > 1):
+        if self.exchange.channel.rank == 0 and (alone or self.exchange.channel.world > 1):
             warn_of_statistics(type(self).__name__, modules_of(self.params))
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
-        # decision sent with another strategy has a message of its own, and must be taken back with the others.
-        self.exchange.skips_steps = bool(self.exchange.policy.overrides) or self.exchange.pilot is not None
+        # decision sent with another strategy has a message of its own, and must be undone with the others.
+        several = bool(self.exchange.methods.policy.overrides) or self.exchange.pilot is not None
+        self.exchange.rollback.follow_skips(several)
         self._ranks: Ranks = frozenset()
-        if meeting is None:
+        if not alone:
             self._ranks = frozenset(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
             share_start([*self.params, *self.frozen.values()], group, self.exchange.device)
 
@@ -132,23 +135,36 @@ class Exchanged(Optimizer):
             if name in given:
                 require(fits(given[name]), f"{cls.__name__}.{name}", allowed, given[name])
 
-    def exchanged(self, flat: Tensor) -> bool:
+    def exchanged(self, flat: Tensor, params: Sequence[Named] | None = None) -> bool:
         """Replace ``flat`` by its mean over the ranks; return whether that is finite. If not, all kept tensors are as
         before.
 
         Args:
-            flat: contiguous float32, all parameters in order; the same answer on every rank.
+            flat: contiguous float32, the parameters in order; the same answer on every rank.
+            params: names and shapes of these parameters; None: all.
         """
-        self.exchange.run(flat, self.named)
+        self.exchange.run(flat, self.named if params is None else params)
         finite = not any_nonfinite([flat])
         if not finite:
-            self.exchange.note(torch.ones((), dtype=torch.bool, device=flat.device))
+            # The flags of the messages say nothing of a mean that overflowed where it was made.
+            self.exchange.rollback.note([torch.ones((), dtype=torch.bool, device=flat.device)])
+        # Ended at once and not with the next step: the caller applies the mean, or leaves it, by this answer.
         self.exchange.end_step()
         return finite
 
     def metrics(self) -> dict[str, Any]:
-        """Return bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals."""
+        """Return bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals.
+
+        "ratio" is that of the last 32 to 64 exchanges, "total_ratio" that since the start.
+        """
         return self.exchange.metrics()
+
+    def decisions(self) -> dict[str, Any]:
+        """Return what "auto" has chosen and why, with the names of parameters; empty with another method."""
+        return self.exchange.decisions()
+
+    def __str__(self) -> str:
+        return summary(type(self).__name__, self.exchange, self.metrics())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a new group after construction, because ranks compare their parameters once.
@@ -180,6 +196,35 @@ class Exchanged(Optimizer):
             if found is not None:
                 raise ConfigError(found)
             self._unchecked = False
+
+    def load_exchange(self, state: Mapping[str, Any], on_resize: OnResize, *, apart: bool) -> None:
+        """Load the exchange of a state; an error on one rank is raised on all.
+
+        Args:
+            apart: ranks have parameters of their own in this state, so no rank can go on from another's.
+
+        Raises:
+            ConfigError
+        """
+
+        def fit(exchange: Mapping[str, Any]) -> Mapping[str, Any]:
+            channel = self.exchange.channel
+            alike = exchange["world"] == channel.world
+            borrowed = str(channel.rank) not in exchange["ranks"] if alike else on_resize == "error"
+            require(
+                not (apart and borrowed),
+                "state_dict",
+                f"what rank {channel.rank} saved itself, because ranks have weights of their own in it: save on every "
+                "rank, or when all are in step (docs/checkpoints.md)",
+                Verbatim("that of another rank"),
+            )
+            self.check_state(state)
+            return exchange
+
+        self.exchange.load_state_dict(state["exchange"], on_resize=on_resize, fit=fit)
+
+    def check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse what else of a state cannot be gone on with here, before any rank has taken it over."""
 
     def own_parameters(self, *, apart: bool) -> dict[str, Any]:
         """Return the entry of a state for the parameters of this rank, or no entry unless they differ from the others'.

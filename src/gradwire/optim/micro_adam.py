@@ -58,8 +58,8 @@ class MicroAdam(AdamLike):
         weight_decay: decoupled, >= 0.
         window: m, sparse gradients that are kept, >= 1; 10 in the paper. Each takes 8 bytes for every element that any
             rank sent, and all elements of parameters that travel uncompressed. More: nearer to Adam, and slower.
-        compressor: compressor of the gradients with what waits, by name or as an object, with a residual; "topk" sends
-            1 % of the elements. One that is not sparse fills the window with all elements.
+        compressor: compressor of the gradients plus residual, by name or as an object; it needs a residual. "topk"
+            sends 1 % of the elements. One that is not sparse fills the window with all elements.
         process_group: the ranks; None is the default group.
         options: further arguments, as for ``compress_ddp``.
 
@@ -150,6 +150,7 @@ class MicroAdam(AdamLike):
         numel = self.scratch.data.numel()
         ends = torch.tensor([0, *(span.stop for _, span, _ in self.spans())], device=places.device)
         cuts = torch.searchsorted(places.long(), ends).tolist()
+        # The window is most of what this optimizer keeps, so its numbers are as narrow as they can be.
         return WindowRow(places.to(torch.int32 if numel < 2**31 else torch.int64), values, cuts)
 
     def _move(self) -> None:

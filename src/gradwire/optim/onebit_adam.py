@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from operator import gt
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from gradwire.errors import is_int, require
 from gradwire.modes import ordinary_modes
+from gradwire.notices import log
 from gradwire.optim._adam import AdamLike
 from gradwire.optim.exchanged import FLAG, Closure, check_adam
 
@@ -18,8 +18,6 @@ __all__ = ["OneBitAdam"]
 
 SETTLED = 0.96
 """The ratio of the norms of v, a lag apart, at which it has settled, as in the paper."""
-
-log = logging.getLogger("gradwire")
 
 
 class OneBitAdam(AdamLike):
@@ -174,6 +172,7 @@ class OneBitAdam(AdamLike):
     def _exact(self) -> bool:
         """Make an exact step; return whether the averaged gradient was finite, so that both moments were updated."""
         grad, m = self.scratch.data, self.flats["exp_avg"].data
+        # The answer is the same on all ranks, so all of them leave the step out or none does.
         if bool(self.exchange.average(grad)):
             return False
         self._add_decay()
@@ -191,6 +190,7 @@ class OneBitAdam(AdamLike):
             local[span].mul_(1 - beta1).add_(m[span], alpha=beta1)
         if not self.exchanged(local):
             return False
+        # Only now: until the mean was known to be finite, m had to stay what it was.
         m.copy_(local)
         return True
 

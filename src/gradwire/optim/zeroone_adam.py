@@ -37,7 +37,7 @@ class ZeroOneAdam(AdamLike):
     All ranks must call ``step`` equally often. A gradient that is not finite leaves everything as it was: on its rank
     in a local step, on all ranks otherwise; an exchange that fails so is made up for in the next step. Elements with
     v = 0 stay where they are, as in ``OneBitAdam``; so does a parameter without a gradient: on its rank in a local
-    step, and where no rank had one since they were last in step, with what waits for it, in any other.
+    step, and where no rank had one since they were last in step, with its residual, in any other.
 
     Args:
         params: parameters, as for ``OneBitAdam``; 20 bytes are kept for each element beside the residuals.
@@ -190,6 +190,7 @@ class ZeroOneAdam(AdamLike):
     def _exact(self) -> None:
         # An exact step that fails is tried again in the next one.
         self.progress["next"] += 1
+        # The answer is the same on all ranks, so all of them leave the step out or none does.
         if bool(self.exchange.average(self.scratch.data)):
             return
         done = self.progress["updates"] = self.progress["updates"] + 1
@@ -205,7 +206,7 @@ class ZeroOneAdam(AdamLike):
         bad = any_nonfinite([self.scratch.data])
         if not bad:
             self._move_alone()
-        # Ranks do not hear of it, so lengths and counts go on.
+        # The other ranks do not learn of it, so lengths and counts go on.
         self.progress |= {"paths": self._paths(), "shrunk": self._shrunk(), "since": self.progress["since"] + 1}
 
     def _move_alone(self) -> None:
@@ -227,6 +228,7 @@ class ZeroOneAdam(AdamLike):
         for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
             u[span].mul_(path - done)
         u.add_(self.flats["moved"].data)
+        # Paths and counts stay as they were, so the next step exchanges what came before this one.
         if not self.exchanged(u):
             return
         m = self.flats["exp_avg"].data
@@ -250,6 +252,7 @@ class ZeroOneAdam(AdamLike):
         for (_, _, numbers), shrunk in zip(self.spans(), self._shrunk(), strict=True):
             for i in numbers:
                 agreed[i].mul_(shrunk).addcdiv_(moved[i], self.scratch.views[i], value=-1)
+        # From the agreed values, because this rank's parameters have moved alone since.
         self.flats["agreed"].scatter(self.params)
         self.flats["moved"].data.zero_()
         groups = len(self.param_groups)

@@ -1,7 +1,8 @@
 """Valid arguments for every operation, made from its annotations, for tests that run all of them.
 
-Law: an example has ``N`` elements and ``RANKS`` ranks, floats that differ, and zeros of every other kind where they
-have a meaning; its results are those of the reference on every device.
+Invariants:
+    An example has ``N`` elements and ``RANKS`` ranks, floats that differ, and zeros of every other kind where they have
+    a meaning. Its results are those of the reference on every device.
 """
 
 from __future__ import annotations

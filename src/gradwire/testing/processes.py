@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -65,6 +66,8 @@ def run_ranks(
     timeout: float = 600.0,
     backend: str = "gloo",
     end: bool = False,
+    prepare: Callable[[int], object] | None = None,
+    patience: float | None = None,
 ) -> list[Any]:
     """Call ``function(rank, *args)`` on ``world`` ranks of one group; returns their results in rank order.
 
@@ -73,8 +76,10 @@ def run_ranks(
         function: importable by its module; its result is sent back.
         args: sent to every rank.
         timeout: seconds until all ranks must have finished; it also bounds each collective.
-        backend: ``gloo``, or ``nccl`` with a GPU for each rank.
+        backend: ``gloo``, or ``nccl``; ranks share GPUs where there are fewer, if the NCCL lets them.
         end: true: every process must also end by itself, with exit code 0.
+        prepare: called with the rank in each process before it joins the group; importable like ``function``.
+        patience: seconds that a collective may take; None: as long as all of it.
 
     A group that cannot be connected is made anew, with new processes, up to ``CONNECTS`` times: under load Gloo
     sometimes loses one of the connections of a mesh while it makes them.
@@ -85,7 +90,7 @@ def run_ranks(
     deadline = time.monotonic() + timeout
     for attempt in range(1, CONNECTS + 1):
         try:
-            return _run(world, function, args, deadline, timeout, backend, end)
+            return _run(world, function, args, deadline, patience or timeout, backend, end, prepare)
         except _NotConnectedError:
             if attempt == CONNECTS or time.monotonic() >= deadline:
                 raise
@@ -93,7 +98,14 @@ def run_ranks(
 
 
 def _run(
-    world: int, function: Callable[..., Any], args: Any, deadline: float, timeout: float, backend: str, end: bool
+    world: int,
+    function: Callable[..., Any],
+    args: Any,
+    deadline: float,
+    patience: float,
+    backend: str,
+    end: bool,
+    prepare: Callable[[int], object] | None,
 ) -> list[Any]:
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -101,7 +113,7 @@ def _run(
         pipes = [context.Pipe(duplex=False) for _ in range(world)]
         processes: list[BaseProcess] = [
             context.Process(
-                target=_rank, args=(rank, world, folder, timeout, backend, send, function, args), daemon=True
+                target=_rank, args=(rank, world, folder, patience, backend, send, function, args, prepare), daemon=True
             )
             for rank, (_, send) in enumerate(pipes)
         ]
@@ -123,24 +135,27 @@ def _rank(
     rank: int,
     world: int,
     folder: str,
-    timeout: float,
+    patience: float,
     backend: str,
     send: Connection,
     function: Callable[..., Any],
     args: Any,
+    prepare: Callable[[int], object] | None,
 ) -> None:
     torch.set_num_threads(1)
     faulthandler.enable(os.open(_crash_file(folder, rank), os.O_WRONLY | os.O_CREAT))
     connected = False
     try:
+        if prepare is not None:
+            prepare(rank)
         if backend == "nccl":
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(rank % torch.cuda.device_count())
         dist.init_process_group(
             backend,
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=patience),
         )
         connected = True
         send.send(("ok", pickle.dumps(function(rank, *args))))
@@ -170,8 +185,9 @@ def _death(processes: list[BaseProcess], folder: str, rank: int) -> str:
     process.join(20.0)
     code = process.exitcode
     reason = "no exit code yet" if code is None else f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    with open(_crash_file(folder, rank)) as file:
-        return f"died without a word: {reason}\n{file.read()}".rstrip()
+    # One that died while it was starting has not made its file.
+    file = Path(_crash_file(folder, rank))
+    return f"died without a word: {reason}\n{file.read_text() if file.exists() else ''}".rstrip()
 
 
 def _collect(pipes: list[Connection], deadline: float, death: Callable[[int], str]) -> list[Any]:

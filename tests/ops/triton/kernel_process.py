@@ -88,8 +88,7 @@ def on_many(name: str, named: dict[str, Any]) -> None:
     )
     _many[name] = many
     given = {key: named.get(key, many.said.defaults.get(key)) for key in many.said.parameters}
-    first = next(iter(given.values()))
-    many.on_gpu(many.table(first, given), *(many.shared(key, value) for key, value in given.items()))
+    many.on_gpu(many.table(*given.values()), *many.shared(tuple(given.values()))[1])
 
 
 _many: dict[str, Any] = {}
@@ -138,10 +137,11 @@ def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
     """
     sync = importlib.import_module("gradwire.testing.sync")
     pretended = importlib.import_module("gradwire_lab.bench.pretended")
+    counters = importlib.import_module("gradwire.metrics").Metrics()
     exchange = importlib.import_module("gradwire.exchange.exchange").Exchange(
-        importlib.import_module("gradwire.registry").build("compressors", name)
+        importlib.import_module("gradwire.registry").build("compressors", name),
+        channel=pretended.PretendedChannel(2, counters),
     )
-    exchange.channel = pretended.PretendedChannel(2, exchange.counters)
     flat = torch.randn(sum(torch.Size(shape).numel() for shape in shapes), generator=torch.Generator().manual_seed(0))
     params = [(str(i), shape) for i, shape in enumerate(shapes)]
 
@@ -152,8 +152,15 @@ def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
     with np.errstate(all="ignore"):
         sync.synchronisations(step, kernels=True)  # Tables are made once.
         seen = sync.synchronisations(step, kernels=True)
-    branches = re.compile(r"aten::\w+ at (?:part|exchange)\.py")
+    branches = re.compile(r"aten::\w+ at (?:part|rollback)\.py")
     return [each for each in seen if not branches.match(each)]
+
+
+def launches_of(names: list[str], shapes: list[tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Count what a step of each method launches."""
+    registry = importlib.import_module("gradwire.registry")
+    count = importlib.import_module("gradwire_lab.bench.launches")
+    return list(count.launch_rows([registry.build("compressors", name) for name in names], shapes))
 
 
 def _kernel(module: str, name: str) -> Callable[..., None]:

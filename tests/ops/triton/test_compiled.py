@@ -66,3 +66,22 @@ def test_another_step_compiles_nothing(compilers, name, capability):
     streams = ((0, 0), (2**40, 1), (-7, 16), (2**31, 2**62))
     _compile(compilers(capability), name, [{}])
     assert _compile(compilers(capability), name, [{"key": key, "step": step} for key, step in streams]) == []
+
+
+@on_one("topk_encode", "topk_encode_feedback")
+def test_the_program_that_ends_last_sees_what_the_others_wrote(compilers, name, capability):
+    """All threads have written before one counts the program, and none reads what others wrote before it was counted.
+
+    No interpreter shows it: there one program follows the other.
+    """
+    several = {"residual" if "feedback" in name else "x": torch.ones(5003)}
+    counting = [k for k in _compile(compilers(capability), name, [several]) if ".acq_rel" in k.ptx]
+    assert counting
+    for kernel in counting:
+        steps = re.findall(r"bar\.sync|\.acq_rel|atom\.global\S*relaxed|st\.global|ld\.global", kernel.ptx)
+        (counted,) = (place for place, step in enumerate(steps) if step == ".acq_rel")
+        before, after = steps[:counted], steps[counted + 1 :]
+        assert before[-1] == after[0] == "bar.sync"
+        assert any("relaxed" in step for step in before)
+        assert not any("relaxed" in step for step in after)
+        assert "ld.global" in after

@@ -72,24 +72,23 @@ LONG = {
     "topk_encode_feedback": _long_topk_feedback,
 }
 
-# One for the scratch memory, four of two for the digits, two to find the places and one to write there; with a
-# residual one to add it. The ends of the segments and then each rank. Sums of blocks, their sum, and the scales. A
-# rotation, and the codes.
+# One that clears the scratch memory, four for the digits, one to count what is kept and one to write it. One for each
+# rank. Sums of blocks, their sum, and the scales. A rotation, and the codes.
 LAUNCHES = {
     "eden_encode": 2,
-    "topk_encode": 12,
-    "topk_encode_feedback": 13,
+    "topk_encode": 7,
+    "topk_encode_feedback": 7,
     "randomk_add_decoded": 2,
-    "sparse_add_decoded": 1 + 2,
+    "sparse_add_decoded": 2,
     "precondition_update": 3,
 }
-# The first three digits are equally wide; the row of the second rank lies at another alignment.
+# Only the first digits are counted with a residual; the row of the second rank lies at another alignment.
 KERNELS = {
     "eden_encode": 2,
-    "topk_encode": 10,
-    "topk_encode_feedback": 11,
+    "topk_encode": 7,
+    "topk_encode_feedback": 7,
     "randomk_add_decoded": 2,
-    "sparse_add_decoded": 3,
+    "sparse_add_decoded": 2,
     "precondition_update": 3,
 }
 

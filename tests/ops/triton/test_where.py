@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.kernels import copy_where, fill_where, write_codes
+from gradwire.kernels import begin_sum, copy_where, fill_where, write_codes
 from gradwire.kernels.stored import read, row_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
@@ -22,6 +22,15 @@ def test_copy_where(on, n, when):
 def test_fill_where(on, n, when, value):
     inputs = {} if when is None else {"when": when}
     check(Case(fill_where, inputs, {"out": gradient(n, 2)}, {"value": value}), on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("when", WHEN[1:])
+@pytest.mark.parametrize("kept", [True, False])
+def test_begin_sum(on, n, when, kept):
+    written = {"out": gradient(n, 1, finite=False)} | ({"residual": gradient(n, 2)} if kept else {})
+    given = {} if kept else {"residual": None}
+    check(Case(begin_sum, {"bad": when}, written, given), on, n % 3)
 
 
 @sizes

@@ -3,10 +3,15 @@
 
     python -m gradwire_lab.advise._probe FILE STEPS SCRIPT [ARGUMENT ...]
 
-Law: the script is not changed and does not notice. A model that is sharded ends it at the first step of its optimizer,
-because nothing is predicted of that. Its own communication hook is not registered, for the step is to be
-timed without an exchange. When it has made ``STEPS`` steps and those that warm up, its profile is in FILE and it ends
-as if it had called ``sys.exit()``.
+Invariants:
+    * The script is not changed and does not notice.
+    * Its own communication hook is not registered, because the step is to be timed without an exchange.
+    * After ``STEPS`` steps and those that warm up, its profile is in FILE, and it ends as if it had called
+      ``sys.exit()``.
+
+Failure modes:
+    A model that is sharded ends the script at the first step of its optimizer, because nothing is predicted for such
+    models.
 """
 
 from __future__ import annotations

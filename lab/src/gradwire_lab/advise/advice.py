@@ -1,9 +1,11 @@
 """Advice on which method to use, and whether to compress: candidates in the order of their predicted steps.
 
-Law: a method is advised where its predicted step is at least ``MARGIN`` shorter than an uncompressed one, it trains
-with the loss and the optimizer as they are, and it is known to have reached the accuracy of uncompressed training.
-Where none does, the advice is not to compress, unless one that was not measured might: then nobody can tell. What a
-method might reach is its step with a codec that takes no time.
+Invariants:
+    * A method is advised if its predicted step is at least ``MARGIN`` shorter than an uncompressed one, it trains with
+      the loss and the optimizer as they are, and it is known to have reached the accuracy of uncompressed training.
+    * If there is no such method, the advice is not to compress. But if a method that was not measured might be one, the
+      advice is that nobody can tell.
+    * The most that a method might gain is its step with a codec that takes no time.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.auto.codec import Codec
-from gradwire.auto.pipeline import PipelineStep
 from gradwire.auto.profile import Profile
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import default_strategy
+from gradwire.exchange.plan import default_strategy
 from gradwire.memory.base import default_memory
 from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.pipeline import PipelineStep
 from gradwire_lab.advise.quality import Quality, drop_in, quality
 from gradwire_lab.experiments.recommended import setup_of
 

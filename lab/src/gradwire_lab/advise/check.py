@@ -1,8 +1,9 @@
 """Checks of the model: predictions against measured steps.
 
-Law: everything that a prediction is made of is measured in groups of its own before the step it predicts, and none of
-it knows of that step: the backward pass without an exchange, the codecs without a network, and the link's latency with
-64 bytes. Then the step is measured over a ``netlab``, as ``gradwire replay`` does it.
+Invariants:
+    Everything that a prediction is made of is measured in groups of its own before the step that it predicts, and
+    independently of that step: the backward pass without an exchange, the codecs without a network, and the link's
+    latency with 64 bytes. Then the step is measured over a ``netlab``, as ``gradwire replay`` does it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from statistics import median
 from typing import Any
 
 from gradwire.auto.codec import Codec
-from gradwire.auto.pipeline import PipelineStep
 from gradwire.auto.profile import Profile
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire_lab.advise.advice import Candidate
 from gradwire_lab.advise.cluster import Cluster
 from gradwire_lab.advise.gauge import Wanted, gauge_codecs, gauge_replayed, gauge_wire
+from gradwire_lab.advise.pipeline import PipelineStep
 from gradwire_lab.bench.machine import cores, environment
 from gradwire_lab.experiments.replay import Contestant, ReplayPlan, replay
 from gradwire_lab.netlab import Link, lab_for

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from gradwire.auto.codec import Codec
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 from gradwire.auto.profile import Profile
 from gradwire.auto.traffic import ring, shared, traffic
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_int, require
 from gradwire.exchange.policy import Policy
+from gradwire_lab.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 
 __all__ = ["Cluster", "worlds"]
 

@@ -24,10 +24,11 @@ from gradwire_lab.advise.script import profile_script
 from gradwire_lab.bench.machine import cores, environment
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.launch import OutOfTimeError
+from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.recommended import RECOMMENDED, labels, recommended
 from gradwire_lab.netlab import Link, Netlab
 
-__all__ = ["Question", "answer", "everything", "named"]
+__all__ = ["Question", "UntimedError", "answer", "everything", "named", "on_the_link"]
 
 BASELINE = "none"
 GIVEN = "--optimizer"
@@ -55,6 +56,14 @@ UNKNOWN_OPTIMIZER = (
 
 ENCODED_ONCE = ("allgather", "broadcast")
 """Strategies under which a worker encodes its gradients once, whole, and nothing else."""
+
+
+ON_THE_LINK = ("bf16", "twobit")
+"""Methods whose bytes are shown where a step could not be timed."""
+
+
+class UntimedError(ConfigError):
+    """A step, or the link, could not be timed in time: what is left is the arithmetic of the link that was given."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,19 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
     return advice, facts | environment() | {"threads": asked.threads}
 
 
+def on_the_link(asked: Question) -> list[dict[str, Any]]:
+    """The bytes of a worker's step, and the seconds that they take on the link that was given, where no time of a step
+    or of a codec is known: uncompressed, and by the methods of ``ON_THE_LINK``.
+    """
+    profile = assigned(list(models.facts(str(asked.model), small=asked.small).shapes.items()), 0.0)
+    candidates = [Candidate(name, parse_method(name), asked.strategy) for name in ON_THE_LINK]
+    strategies = [each.strategy_for(asked.meeting) for each in candidates]
+    codecs = [given_codec(profile, 0.0, 0.0, name, asked.meeting) for name in strategies]
+    advice = advise(profile, cluster_of(replace(asked, measure_link=False), str, 0.0), candidates, codecs)
+    steps = {"uncompressed": advice.dense} | {row.label: row.step for row in advice.rows if row.step is not None}
+    return [{"method": name, "bytes": step.sent, "seconds": step.wire} for name, step in steps.items()]
+
+
 def profile_of(asked: Question, progress: Callable[[str], object], begun: float) -> tuple[Profile, RunOptimizer | None]:
     """Measure or read the step without an exchange, and find the optimizer; None: the model of the script has none.
 
@@ -191,7 +213,7 @@ def profile_of(asked: Question, progress: Callable[[str], object], begun: float)
     try:
         profile = gauge_model(name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until)
     except OutOfTimeError:
-        raise ConfigError(
+        raise UntimedError(
             f"cannot tell: two steps of {name} on {asked.batch} examples take more than "
             f"{MODEL_SHARE * asked.within:.3g} s here. Give the seconds of a step (--compute), a smaller --batch, or "
             f"more time than --within {asked.within:g}"
@@ -210,7 +232,7 @@ def cluster_of(asked: Question, progress: Callable[[str], object], begun: float)
             with Netlab(workers, str(Link(asked.link.rate))) as lab:
                 found = gauge_wire(workers, lab, begun + asked.within).wire(workers, asked.link)
         except OutOfTimeError:
-            raise ConfigError(
+            raise UntimedError(
                 f"cannot tell: {asked.link} could not be measured in time. Leave --measure-link out, or give more time "
                 f"than --within {asked.within:g}"
             ) from None

@@ -32,7 +32,7 @@ from gradwire_lab.experiments.launch import launch
 from gradwire_lab.experiments.replay import Replayed
 from gradwire_lab.netlab import Link, Netlab
 
-__all__ = ["NO_TIME", "Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire"]
+__all__ = ["NO_TIME", "Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire", "measure_wire"]
 
 STEPS = 5
 SMALL_REPEATS, LARGE_REPEATS = 40, 5
@@ -74,6 +74,16 @@ class Alphas:
     all_reduce: float
     rate: float
     cores: float = 0.0
+
+    @classmethod
+    def of(cls, found: Sequence[Mapping[str, list[float]]]) -> Alphas:
+        """The figures of workers that each made ``measure_wire``."""
+        workers = len(found)
+        exchange, all_reduce, large = (
+            slowest([each[name] for each in found]) for name in ("exchange", "reduce", "large")
+        )
+        bytes_sent = (workers - 1) * _share(workers)
+        return cls(exchange, all_reduce, bytes_sent / max(large - exchange, large / 2), found[0]["busy"][0] / workers)
 
     def wire(self, workers: int, link: Link) -> Wire:
         """The model of this link: its nominal rate, or the measured one if that is lower."""
@@ -166,10 +176,7 @@ def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = No
     Raises:
         OutOfTimeError: the measurement was given up at ``until``.
     """
-    found = launch(workers, _wire, timeout=_TIMEOUT, lab=lab, until=until)
-    exchange, all_reduce, large = (slowest([each[name] for each in found]) for name in ("exchange", "reduce", "large"))
-    bytes_sent = (workers - 1) * _share(workers)
-    return Alphas(exchange, all_reduce, bytes_sent / max(large - exchange, large / 2), found[0]["busy"][0] / workers)
+    return Alphas.of(launch(workers, measure_wire, timeout=_TIMEOUT, lab=lab, until=until))
 
 
 def _once(profiles: Sequence[Profile]) -> Profile:
@@ -250,19 +257,34 @@ def _share(workers: int) -> int:
     return _LARGE // (workers - 1)
 
 
-def _wire() -> Mapping[str, list[float]]:
-    group = dist.new_group(backend="gloo")
+def measure_wire(device: str = "cpu") -> Mapping[str, list[float]]:
+    """The seconds of small and of large messages between the workers of the default group. All must call it.
+
+    Args:
+        device: device of the messages: "cuda" over NCCL, "cpu" over Gloo.
+    """
+    group = dist.new_group(backend="nccl" if device == "cuda" else "gloo")
     assert isinstance(group, dist.ProcessGroup)
     channel = Channel(group, Metrics())
     require(channel.world >= 2, "workers", "an integer >= 2", channel.world)
-    tiny, sums = torch.zeros(channel.world, _SMALL, dtype=torch.uint8), torch.zeros(_SMALL // 4)
-    large = torch.zeros(channel.world, _share(channel.world), dtype=torch.uint8)
+    tiny = torch.zeros(channel.world, _SMALL, dtype=torch.uint8, device=device)
+    sums = torch.zeros(_SMALL // 4, device=device)
+    large = torch.zeros(channel.world, _share(channel.world), dtype=torch.uint8, device=device)
+
+    def ended(call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return run
+
     found = {
-        "exchange": _times(lambda: channel.all_gather(tiny), SMALL_REPEATS),
-        "reduce": _times(lambda: channel.all_reduce(sums), SMALL_REPEATS),
+        "exchange": _times(ended(lambda: channel.all_gather(tiny)), SMALL_REPEATS),
+        "reduce": _times(ended(lambda: channel.all_reduce(sums)), SMALL_REPEATS),
     }
     busy, start = busy_seconds(), time.perf_counter()
-    found["large"] = _times(lambda: channel.all_gather(large), LARGE_REPEATS)
+    found["large"] = _times(ended(lambda: channel.all_gather(large)), LARGE_REPEATS)
     return found | {"busy": [(busy_seconds() - busy) / (time.perf_counter() - start)]}
 
 

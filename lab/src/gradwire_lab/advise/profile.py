@@ -1,7 +1,8 @@
 """Profile of a step: when the backward pass completes each bucket, and how long a step takes without any exchange.
 
-Law: a profile is measured under DistributedDataParallel with a hook that returns at once, so buckets, their order and
-the copying into and out of them are those of training. Seconds count from the beginning of the step.
+Invariants:
+    A profile is measured under DistributedDataParallel with a hook that returns at once, so buckets, their order and
+    the copying into and out of them are those of training. Seconds count from the beginning of the step.
 """
 
 import math
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.plan import Named
 from gradwire.frontends.setup import in_memory
 from gradwire_lab.bench.buckets import bucket_indices
 

@@ -1,7 +1,8 @@
-"""Quality of each method as it is known: the table of docs/methods.md, for programs.
+"""Quality of each method as it is known: the table of docs/methods/convergence.md, for programs.
 
-Law: ``convergence.json`` beside this file is the one place where those figures are kept; ``make convergence`` writes it
-and the table from the same runs. A test compares the two.
+Invariants:
+    ``convergence.json`` beside this file is the one place where those figures are kept; ``make convergence`` writes it
+    and the table from the same runs. A test compares the two.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 def registered() -> list[Compressor]:
     """Every registered compressor, at its default parameters."""
-    return [registry.build("compressors", name) for name in registry.names("compressors")]
+    return [registry.build("compressors", name) for name in registry.usable("compressors")]
 
 
 def label(row: Row) -> str:

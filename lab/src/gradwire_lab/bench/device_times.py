@@ -4,8 +4,10 @@ One rank, so no collective moves anything: what is left is what an accelerator d
 encode, to know whether the step counts, and to decode its own payload. Beside it, in turns: a copy that reads and
 writes as many bytes as the operations of the step, in one go, and torch's own bf16 hook.
 
-Law: a step that is measured comes after ``WARM_UP`` others; times on a GPU are between two events on its stream,
-medians of steps that took turns; launches are those that torch's profiler saw in one step.
+Invariants:
+    * A step that is measured comes after ``WARM_UP`` others.
+    * Times on a GPU are between two events on its stream, medians of steps that took turns; launches are those that
+      torch's profiler saw in one step.
 """
 
 from __future__ import annotations

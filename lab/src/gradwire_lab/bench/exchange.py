@@ -8,8 +8,10 @@ Two devices:
     meta    one process and no elements: nothing is computed, so every operation is counted as on a device on which
             nothing may branch on the host. The ranks are pretended (``bench/pretended.py``).
 
-Law: a step that is counted or timed comes after ``WARM_UP`` steps, when buffers are made; a wrong result is never
-timed; a figure of time is the median of steps that took turns with what it is compared with.
+Invariants:
+    * A step that is counted or timed comes after ``WARM_UP`` steps, in which buffers are made.
+    * A wrong result is never timed.
+    * A figure of time is the median of steps that took turns with what it is compared with.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, is_int, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
+from gradwire.exchange.policy import Policy
+from gradwire.metrics import Metrics
 from gradwire.testing.processes import RankFailedError, run_ranks
 from gradwire_lab.bench.buckets import cut
 from gradwire_lab.bench.hooks import HookRunner
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
-from gradwire_lab.bench.pretended import PretendedGroup, pretended_exchange
+from gradwire_lab.bench.pretended import PretendedChannel, PretendedGroup, pretended_exchange
 from gradwire_lab.bench.statistics import interleave, summarise
 
 __all__ = [
@@ -137,16 +141,20 @@ class ExchangePlan:
         return 120 + 20 * self.seconds + 2e-7 * self.numel * self.ranks
 
 
+HOST_STEPS, HOST_SAMPLES, HOST_PATIENCE = 20, 15, 300.0
+"""Steps in a sample of what the host costs, the number of samples, and the seconds in which they must be there."""
+
 LEAST, MOST = 5, 200
 """Steps of a method that are timed."""
 
 
-def exchange_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
+def exchange_rows(plan: ExchangePlan, rivals: Sequence[Rival], *, host: bool = False) -> Iterator[Row]:
     """Yield a row for each rival, ready for JSON, as soon as it was measured; a failure is a row with an ``error``.
 
     Args:
         plan: model, ranks, buckets and time of the measurement.
         rivals: methods to compare, at least one.
+        host: measure ``host_seconds``, too, of our methods, each in a process of its own.
     """
     measure = _on_meta if plan.device == "meta" else _on_ranks
     for rival in rivals:
@@ -164,9 +172,34 @@ def exchange_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
         }
         try:
             row |= measure(plan, rival)
+            if host and rival.compressor is not None:
+                row["host_seconds"] = run_ranks(1, _host_alone, rival.compressor, timeout=HOST_PATIENCE)[0]
         except (GradwireError, RankFailedError) as error:
             row["error"] = str(error).strip().rpartition("\n")[2]
         yield row | environment() | {"threads": 1}
+
+
+def _host_alone(_rank: int, compressor: Compressor) -> float:
+    """The processor time that the host takes for a bucket of a few elements, alone in its process, in seconds: what an
+    exchange costs whatever its size, on a channel that moves nothing.
+    """
+    torch.set_grad_enabled(False)
+    channel, policy = PretendedChannel(2, Metrics()), Policy(min_numel=0)
+    exchange = Exchange(compressor, channel=channel, policy=policy)
+    params = [(f"{number}", (16, 16)) for number in range(4)]
+    flat = torch.randn(4 * 16 * 16, generator=torch.Generator().manual_seed(1))
+
+    def step() -> None:
+        exchange.begin_step()
+        exchange.run(flat, params)
+
+    def sample() -> float:
+        begun = time.thread_time()
+        for _ in range(HOST_STEPS):
+            step()
+        return (time.thread_time() - begun) / HOST_STEPS
+
+    return summarise([sample() for _ in range(1 + HOST_SAMPLES)][1:]).median
 
 
 class _Buckets:
@@ -325,7 +358,7 @@ def _check(
 ) -> str:
     """Make the first step, compare its result, and return the kind of the comparison.
 
-    "identity": the mean that arrived and the mean of what waits are the mean of the gradients. "bound": the error is
+    "identity": the mean that arrived and the mean of the residuals are the mean of the gradients. "bound": the error is
     within the variance factor or the contraction that the method declares. "rounding": that of the number's format.
     "bits": only that all ranks have the same. "near": only that they have nearly the same, of torch's PowerSGD.
 
@@ -367,14 +400,15 @@ def _error(
         limit = {"bf16": 2.0**-7, "fp16": 2.0**-9}.get(str((rival.hook or {}).get("name")), ROUNDING)
         plain = rival.hook is None or rival.hook["name"] != "powersgd"
         return ("rounding" if plain else "near"), float(off.square().sum()), limit**2 * size
-    code, memory = exchange.compressor, exchange.memory_for(exchange.compressor)
+    code, memory = exchange.methods.compressor, exchange.methods.memory_for(exchange.methods.compressor)
     if not code.average or code.settles or code.votes or not memory.plain:
         return "bits", 0.0, 0.0
     if not memory.keeps_nothing:
         off = off + _waiting(exchange, params, world)
         return "identity", float(off.square().sum()), ROUNDING**2 * size
     numel = sum(math.prod(shape) for _, shape in params)
-    units = [math.prod(shape) for name, shape in params if exchange.policy.choose(name, shape, code) is not None]
+    policy = exchange.methods.policy
+    units = [math.prod(shape) for name, shape in params if policy.choose(name, shape, code) is not None]
     largest = max(units, default=1)
     if code.unbiased and math.isfinite(omega := max(code.omega(each) for each in (1, largest, numel))):
         # The bound is that of all ranks together, and once more where an owner compresses the mean.

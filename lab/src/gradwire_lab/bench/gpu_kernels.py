@@ -185,7 +185,7 @@ def method_rows(device: str, sizes: Sequence[int], compressors: Sequence[Compres
         compressors: None: every registered one, at its default parameters.
     """
     known = with_kernels()
-    chosen = compressors or [registry.build("compressors", name) for name in registry.names("compressors")]
+    chosen = compressors or [registry.build("compressors", name) for name in registry.usable("compressors")]
     for n in sizes:
         for compressor in chosen:
             for step in STEPS:

@@ -1,6 +1,6 @@
 """A count of what an exchange asks of its device: operations, the bytes that they move, and waits of the host.
 
-Law: every operation that torch dispatches is counted once, in one of these kinds:
+Every operation that torch dispatches is counted once, in one of these kinds:
 
     work         it reads or writes elements: a launch on an accelerator
     view         it only gives another shape, or another name, to memory that is there
@@ -14,8 +14,9 @@ launch: what a GPU launches is measured with ``gradwire check gpu``.
 Bytes of an operation are the sizes of the tensors that it reads and of those that it writes. What it changes in place
 counts as read and as written, even where it is overwritten (``zero_``, ``copy_``); ``out=`` counts as written; an
 element that an expanded tensor shows several times counts once; of a tensor in which pieces lie only these count, and
-of one from which rows are selected by their numbers (``index_select``) only the selected ones. What takes a bad step
-back (``copy_where``, ``fill_where``, ``write_codes``) looks at a flag first, and counts as that flag.
+of one from which rows are selected by their numbers (``index_select``) only the selected ones. What undoes a bad step
+(``copy_where``, ``fill_where``, ``write_codes``) looks at a flag first, and counts as that flag; of ``begin_sum`` what
+it fills counts.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _FACTORIES = ("aten::new_", "aten::zeros_like", "aten::ones_like", "aten::full_l
 
 _SELECTS = "aten::index_select"
 """Operations that read of their first tensor what the result has."""
+
+_TAKEN_BACK = {"gradwire::begin_sum": "residual", "gradwire::begin_sum_each": "residual"}
+"""Arguments that are only touched where a step is taken back, by their operation."""
 
 _VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::lift_fresh", "aten::alias")
 
@@ -129,6 +133,8 @@ class OperationCount(TorchDispatchMode):
             return sum(map(self._size, made))
         own, selects = _elements_of_pieces(func._schema.name, args), func._schema.name.startswith(_SELECTS)
         for number, argument in enumerate(func._schema.arguments):
+            if argument.name == _TAKEN_BACK.get(func._schema.name):
+                continue
             value = args[number] if number < len(args) else given.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
             for each in _tensors((value,)):

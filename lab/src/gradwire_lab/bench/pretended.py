@@ -1,8 +1,9 @@
 """Pretended ranks: the collectives of an exchange on a device that stores no elements.
 
-Law: only what lies below a channel is replaced, and it moves nothing; everything above it, plans, memories, methods and
-strategies, is what a real exchange runs. Ranks that are not there have nothing to compare, so the 32 bytes with which
-each step begins are left out.
+Invariants:
+    Only what lies below a channel is replaced, and it moves nothing. Everything above it, plans, memories, methods and
+    strategies, is what a real exchange runs. Ranks that do not exist have nothing to compare, so the 32 bytes with
+    which each step begins are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch.futures import Future
 
 from gradwire.compressors.base import Compressor
 from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.residual_store import ResidualStore
 from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 
@@ -31,6 +31,8 @@ class PretendedChannel(Channel):
         world: the number of ranks, >= 1.
         metrics: receives the byte counts.
     """
+
+    compares = False
 
     def __init__(self, world: int, metrics: Metrics) -> None:
         super().__init__(None, metrics)
@@ -80,11 +82,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
         >>> exchange.counters.bytes_sent
         12288
     """
-    exchange = Exchange(compressor, device="meta")
-    exchange.channel = PretendedChannel(world, exchange.counters)
-    exchange.residuals = ResidualStore(world, exchange.device, exchange.seed)
-    exchange.choose(compressor)
-    return exchange
+    return Exchange(compressor, device="meta", channel=PretendedChannel(world, Metrics()))
 
 
 class PretendedGroup(dist.ProcessGroup):

@@ -1,9 +1,11 @@
 """Times of several contestants under the same noise, their summaries, and limits below which a difference means
 nothing.
 
-Law: contestants take turns, one run each in a round, so a disturbance of the machine meets all of them; the first
-round warms up and does not count; what is reported is the median, with the quartiles beside it. What is repeated with
-other seeds is reported as mean and standard deviation.
+Invariants:
+    * Contestants take turns, one run each in a round, so a disturbance of the machine meets all of them. The first
+      round warms up and does not count.
+    * The median is reported, with the quartiles beside it. Results that were repeated with other seeds are reported as
+      mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = [
     "Summary",
     "interleave",
     "noise_floor",
+    "quantile",
     "spread",
     "stopwatch",
     "summarise",
@@ -95,7 +98,7 @@ def noise_floor(base: Spread, count: int) -> float | None:
     """
     if base.count < 2 or not math.isfinite(base.deviation) or not base.deviation:
         return None
-    return _quantile(base.count - 1) * base.deviation * math.sqrt(1 / base.count + 1 / count)
+    return quantile(base.count - 1) * base.deviation * math.sqrt(1 / base.count + 1 / count)
 
 
 def welch_limit(one: Spread, other: Spread) -> float | None:
@@ -127,10 +130,10 @@ def welch_limit(one: Spread, other: Spread) -> float | None:
         return None
     # As parts of the sum: squares of variances may vanish.
     parts = sum((share / sum(shares)) ** 2 / (group.count - 1) for share, group in zip(shares, groups, strict=True))
-    return _quantile(1 / parts) * math.sqrt(sum(shares))
+    return quantile(1 / parts) * math.sqrt(sum(shares))
 
 
-def _quantile(freedom: float) -> float:
+def quantile(freedom: float) -> float:
     """Student's t quantile for 95 %, two-sided."""
     from scipy.special import stdtrit
 

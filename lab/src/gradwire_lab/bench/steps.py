@@ -2,11 +2,11 @@
 
 The contract's wording of a fused operation is the default of ``Compressor``: encode, then decode with a minus sign.
 A compressor that overrides it must give the same bits. A method that is defined with a memory of its own encodes
-through that memory in an exchange, so with feedback the memory's ``encode`` is timed, which can always be taken back.
+through that memory in an exchange, so with feedback the memory's ``encode`` is timed, which can always be undone.
 
 Fewest bytes, for n float32 elements and w bytes of payload: the gradient is read once (4n), a residual is read and
-written (8n), as is whatever else a memory keeps and changes, in the bytes in which it is stored, with 4n for what takes
-it back; an accumulator likewise, a payload crosses once. In a method of several rounds a round must be complete
+written (8n), as is whatever else a memory keeps and changes, in the bytes in which it is stored, with 4n for its
+undo; an accumulator likewise, a payload crosses once. In a method of several rounds a round must be complete
 before the next can begin, so each one reads the gradient again, and the residual is finished in a pass of its own.
 A payload that names its elements ("indices"), or whose size depends on them, touches, when decoded, at most one cache
 line for each. Of a payload of variable size w is what is in use, so these figures hold once it was written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import Integer, Number
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number
 from gradwire.cli.output import counted, emit, json_option
 from gradwire_lab.bench.exchange import ALL_REDUCE, DEVICES, ExchangePlan, Rival, exchange_rows
 from gradwire_lab.bench.neighbours import neighbours
@@ -45,8 +46,8 @@ HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", 
     "--method",
     "methods",
     multiple=True,
-    metavar="METHOD",
-    help="NAME or NAME:PARAMETER=VALUE,...; torch_bf16, torch_fp16 and torch_powersgd are torch's own hooks; may be "
+    type=METHOD,
+    help=f"{METHOD_FORMS}; torch_bf16, torch_fp16 and torch_powersgd are torch's own hooks; may be "
     f"repeated. Default: {', '.join(METHODS)}.",
 )
 @click.option("--ranks", "ranks", multiple=True, type=Integer(2, 64), help="May be repeated. Default: 4.")
@@ -107,7 +108,8 @@ def exchange_command(
     ]
     rivals = [_rival(text) for text in methods or (("none",) if ddp else METHODS)]
     with neighbours(busy):
-        measured = [ddp_rows(plan, rivals) if ddp else exchange_rows(plan, [PLAIN, *rivals]) for plan in plans]
+        beside = partial(exchange_rows, rivals=[PLAIN, *rivals], host=True)
+        measured = [ddp_rows(plan, rivals) if ddp else beside(plan) for plan in plans]
         rows = list(_reported(chain.from_iterable(measured)))
     emit(rows, json_to, lambda: list(_tables(rows)))
     if markdown_to is not None:
@@ -160,6 +162,9 @@ def _tables(rows: Sequence[Row]) -> Iterator[RenderableType]:
         for row in group:
             table.add_row(row["method"], *_cells(row))
         yield table
+        hosts = [f"{row['method']} {1e6 * row['host_seconds']:.0f}" for row in group if "host_seconds" in row]
+        if hosts:
+            yield f"host, microseconds for a bucket of 1,024 elements in 4 tensors: {', '.join(hosts)}"
     for row in rows:
         if said := row.get("error") or row.get("skipped"):
             yield f"{row['model']}, {row['ranks']} ranks, {row['method']}: {said}"

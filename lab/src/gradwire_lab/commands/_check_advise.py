@@ -7,7 +7,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import Integer, budget_option, steps_option
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, budget_option, steps_option
 from gradwire.cli.output import emit, json_option
 from gradwire_lab.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
 from gradwire_lab.experiments.method_text import parse_method
@@ -28,8 +28,8 @@ MODELS, WORKERS, LINKS = ("resnet9", "vgg16_cifar"), (2, 4), ("100mbit", "1gbit"
     "--method",
     "methods",
     multiple=True,
-    metavar="METHOD",
-    help="NAME or NAME:PARAMETER=VALUE,...; may be repeated; no compression comes in addition.",
+    type=METHOD,
+    help=f"{METHOD_FORMS}; may be repeated; no compression comes in addition.",
 )
 @steps_option(7, 3, "Of each measured row, at most.")
 @budget_option(8.0, "Make fewer steps, but at least 3, where they would take longer.")

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import Integer, Number, budget_option, steps_option
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number, budget_option, steps_option
 from gradwire.cli.output import counted, show, writable
 from gradwire_lab import report
 from gradwire_lab.commands._options import appendable
@@ -61,8 +61,8 @@ WORKERS, COMPUTE = (2, 4), (0.0, 0.1)
     "--method",
     "methods",
     multiple=True,
-    metavar="METHOD",
-    help=f"A fixed one, NAME or NAME:PARAMETER=VALUE,...; may be repeated. Default: {'; '.join(METHODS)}.",
+    type=METHOD,
+    help=f"A fixed one, {METHOD_FORMS}; may be repeated. Default: {'; '.join(METHODS)}.",
 )
 @click.option("--auto", default="auto", show_default=True, metavar="METHOD", help="As auto:budget=small.")
 @click.option(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gradwire.cli.command_group import Number
+from gradwire.cli.command_group import METHOD, Number
 from gradwire.cli.output import emit, json_option
 from gradwire_lab.experiments.gpu_check import MINUTES, GpuReport, check_gpu, lines, writer
 
@@ -22,7 +22,7 @@ __all__ = ["gpu_command"]
     help="That it may take; what the time does not do for is named.",
 )
 @click.option("--interpreter", is_flag=True, help="Compare the kernels without a GPU, on small sizes.")
-@click.option("--method", "methods", multiple=True, metavar="NAME", help="May be repeated. Default: every one.")
+@click.option("--method", "methods", multiple=True, type=METHOD, help="May be repeated. Default: every one.")
 @json_option
 @click.pass_context
 def gpu_command(

@@ -23,6 +23,6 @@ def meeting_command(ctx: click.Context, /, **options: Any) -> None:
     left out as far as it still fails, in a line for --replay. Ends with exit code 1 where there is one.
     """
     # Here, so that help needs no extra.
-    from gradwire.testing.simulation.meeting_run import MeetingCase
+    from gradwire_lab.simulation.meeting_run import MeetingCase
 
     check_cases(ctx, MeetingCase, **options)

@@ -24,7 +24,7 @@ __all__ = ["soak_command"]
 def soak_command(ctx: click.Context, minutes: float, steps: int, workers: int, seed: int, json_to: str | None) -> None:
     """Train with faults in the gradients, restarts from checkpoints and changes of the method.
 
-    At the end the workers must hold the same bits, what was sent and what waits must add up to the gradients, and no
+    At the end the workers must hold the same bits, what was sent and the residuals must add up to the gradients, and no
     worker may have grown. Ends with exit code 1 where one of these does not hold.
     """
     if not minutes and not steps:

@@ -22,6 +22,6 @@ def store_command(ctx: click.Context, /, **options: Any) -> None:
     out as far as it still fails, in a line for --replay. Ends with exit code 1 where there is one.
     """
     # Here, so that help needs no extra.
-    from gradwire.testing.simulation.run import Case
+    from gradwire_lab.simulation.run import Case
 
     check_cases(ctx, Case, **options)

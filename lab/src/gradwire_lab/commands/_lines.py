@@ -13,7 +13,7 @@ from typing import Any
 from gradwire_lab.bench import codec, goals
 from gradwire_lab.bench.steps import STEPS
 
-__all__ = ["goal_lines", "head", "line", "skipped_lines"]
+__all__ = ["goal_lines", "head", "line", "skipped_lines", "time_text"]
 
 Row = dict[str, Any]
 
@@ -74,13 +74,15 @@ def _figures(row: Row) -> list[str]:
     else:
         last = f"{row['state_bytes_per_element']:.3g}"
     each = f"{goals.nanoseconds(row):.3g}"
-    return [_time(row["seconds"]), each, f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}", last]
+    return [time_text(row["seconds"]), each, f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}", last]
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Format seconds in the unit that suits them.
 
-    >>> _time(0.0123), _time(0.0000042)
-    ('12.30 ms', '4.2 us')
+    >>> time_text(2.345), time_text(0.0123), time_text(0.0000042)
+    ('2.35 s', '12.30 ms', '4.2 us')
     """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def chosen(text: str, params: Sequence[tuple[str, Any]], task: str, *, own: bool
     if name.startswith(PREFIX) or is_auto(text):
         return method_of(text_of(name, [*before, *params]), task)
     kind = registry.find("compressors", name)
-    known = [each.name for each in fields(kind) if each.init]
+    known = [*registry.parameters(kind)]
     for given, _ in params:
         if given not in known:
             allowed = nearest(given, known) if known else "it has none"

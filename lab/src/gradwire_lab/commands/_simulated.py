@@ -13,7 +13,7 @@ import click
 from gradwire.cli.command_group import Integer
 
 if TYPE_CHECKING:
-    from gradwire.testing.simulation.case import SimulatedCase
+    from gradwire_lab.simulation.case import SimulatedCase
 
 __all__ = ["check_cases", "simulation_options"]
 
@@ -59,7 +59,7 @@ def check_cases(
         classes: classes of faults; none: each, each pair, and some triples.
         replay: line of a case to run instead, and to show.
     """
-    from gradwire.testing.simulation.case import shrink
+    from gradwire_lab.simulation.case import shrink
 
     if replay is not None:
         outcome = kind.parse(replay).run(log=True)

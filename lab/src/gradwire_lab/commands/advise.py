@@ -10,12 +10,12 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import Integer, Number
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number
 from gradwire.cli.output import emit, json_option
 from gradwire.errors import ConfigError
 from gradwire_lab.advise import consult
 from gradwire_lab.advise.advice import Advice, AdviceRow
-from gradwire_lab.advise.consult import Question
+from gradwire_lab.advise.consult import Question, UntimedError
 from gradwire_lab.advise.run_optimizer import NAMES
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.progress import Stages
@@ -62,8 +62,8 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
     "--method",
     "methods",
     multiple=True,
-    metavar="METHOD",
-    help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
+    type=METHOD,
+    help=f"{METHOD_FORMS}; a name alone has its recommended settings. May be repeated. Default: every one.",
 )
 @click.option(
     "--optimizer",
@@ -96,12 +96,17 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 def command(json_to: str | None, **given: Any) -> None:
     """Predict a step with every method, and say which one to use, or not to compress.
 
-    Measures the step and the codecs here, or takes them as numbers; the model's equations are in docs/advise.md. Of a
-    large model codecs are timed with a part of the elements first, and the likeliest with all of them.
+    Measures the step and the codecs here, or takes them as numbers; the model's equations are in docs/advise_model.md.
+    Of a large model codecs are timed with a part of the elements first, and the likeliest with all of them.
     """
     asked = question(given)
-    with Stages(asked.within) as stages:
-        advice, facts = consult.answer(asked, stages.begin)
+    try:
+        with Stages(asked.within) as stages:
+            advice, facts = consult.answer(asked, stages.begin)
+    except UntimedError as error:
+        rows, verdict = consult.on_the_link(asked), str(error)
+        emit({"verdict": verdict, "on_the_link": rows}, json_to, lambda: [f"{verdict}\n", _arithmetic(asked, rows)])
+        return
     emit(
         advice.as_dict() | facts,
         json_to,
@@ -150,6 +155,21 @@ def _codec(text: str) -> tuple[float, float]:
     if not (0 <= encode < 1 and 0 <= decode < 1):
         raise ConfigError(f"--codec must be two numbers of nanoseconds, each >= 0, as 0.5,0.3, got {text!r}")
     return encode, decode
+
+
+def _arithmetic(asked: Question, rows: list[dict[str, Any]]) -> RenderableType:
+    """Show what the link alone says, where no step could be timed."""
+    table = Table(
+        title=f"{asked.model}, {asked.workers} workers, {asked.link}: the gradients of a step on the link alone"
+    )
+    table.box, table.show_edge, table.padding = box.SIMPLE_HEAD, False, (0, 1, 0, 0)
+    for name in ("method", "MB a step", "seconds on the link", "times as fast"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    plain = rows[0]["seconds"]
+    for row in rows:
+        times = f"{plain / row['seconds']:.1f}" if row["seconds"] else ""
+        table.add_row(row["method"], _megabytes(row["bytes"]), f"{row['seconds']:,.3g}", times)
+    return table
 
 
 def _table(advice: Advice, facts: dict[str, Any]) -> RenderableType:

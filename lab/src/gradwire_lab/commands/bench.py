@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from gradwire.cli.command_group import CommandGroup, Integer, Number
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, CommandGroup, Integer, Number
 from gradwire.cli.output import json_option
 from gradwire.compressors.base import Compressor
 from gradwire_lab.bench import codec, peers
 from gradwire_lab.bench.steps import STEPS
-from gradwire_lab.commands import _bench_exchange, _kvstore
+from gradwire_lab.commands import _bench_exchange, _bench_launches, _kvstore
 from gradwire_lab.commands._lines import goal_lines, head, line, skipped_lines
 from gradwire_lab.commands._options import parse_size
 from gradwire_lab.commands._rows import RowFile
@@ -39,14 +39,13 @@ def command() -> None:
 
 
 command.add_command(_bench_exchange.exchange_command)
+command.add_command(_bench_launches.launches_command)
 command.add_command(_kvstore.command)
 
 
 @command.command("codec")
 @click.option("--all", "every", is_flag=True, help="Every registered compressor, which is also the default.")
-@click.option(
-    "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
-)
+@click.option("--method", "methods", multiple=True, type=METHOD, help=f"{METHOD_FORMS}; may be repeated.")
 @click.option(
     "--size",
     "sizes",

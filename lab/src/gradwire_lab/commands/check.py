@@ -10,13 +10,16 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import CommandGroup, Integer
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, CommandGroup, Integer
 from gradwire.cli.output import emit, json_option
 from gradwire.memory.residual import DTYPES
 from gradwire_lab.commands._check_advise import advise_command
 from gradwire_lab.commands._check_auto import auto_command
+from gradwire_lab.commands._check_cluster import cluster_command
 from gradwire_lab.commands._check_gpu import gpu_command
 from gradwire_lab.commands._check_meeting import meeting_command
+from gradwire_lab.commands._check_nccl import nccl_command
+from gradwire_lab.commands._check_run import run_command
 from gradwire_lab.commands._check_soak import soak_command
 from gradwire_lab.commands._check_store import store_command
 from gradwire_lab.commands._markers import markdown_option, write_between
@@ -35,8 +38,11 @@ def command() -> None:
 
 command.add_command(advise_command)
 command.add_command(auto_command)
+command.add_command(cluster_command)
 command.add_command(gpu_command)
 command.add_command(meeting_command)
+command.add_command(nccl_command)
+command.add_command(run_command)
 command.add_command(soak_command)
 command.add_command(store_command)
 
@@ -46,8 +52,8 @@ command.add_command(store_command)
     "--method",
     "methods",
     multiple=True,
-    metavar="METHOD",
-    help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
+    type=METHOD,
+    help=f"{METHOD_FORMS}; a name alone has its recommended settings. May be repeated. Default: every one.",
 )
 @click.option("--workers", multiple=True, type=Integer(2, 64), help="May be repeated. Default: 2 and 4.")
 @click.option("--seeds", default=3, show_default=True, type=Integer(1), help="Runs of each method.")

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.cli.command_group import Integer
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer
 from gradwire.cli.output import counted, emit, json_option
 from gradwire_lab.experiments.demo import DemoReport, compare
 from gradwire_lab.experiments.method_text import method_of
@@ -34,8 +34,8 @@ _NOTE = (
     "--compressor",
     "names",
     multiple=True,
-    metavar="METHOD",
-    help="Compare this one too: a name, or NAME:PARAMETER=VALUE,...; may be repeated.",
+    type=METHOD,
+    help=f"Compare this one too: {METHOD_FORMS}; may be repeated.",
 )
 @click.option("--workers", default=2, show_default=True, type=Integer(2, 64), help="Worker processes.")
 @click.option("--epochs", type=Integer(1), help="Passes over the data. Default: as the task's recipe says.")

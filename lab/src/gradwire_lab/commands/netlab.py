@@ -15,6 +15,7 @@ from gradwire.cli.output import emit, json_option
 from gradwire.errors import ConfigError, nearest
 from gradwire_lab.netlab import Netlab, remove
 from gradwire_lab.netlab.check import LinkRow, check
+from gradwire_lab.netlab.each_worker import run_all
 from gradwire_lab.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire_lab.netlab.status import lab_of, labs
 from gradwire_lab.netlab.system import require_system
@@ -34,7 +35,9 @@ def command() -> None:
 
 @command.command("up")
 @_workers
-@click.option("--rate", default="1gbit", show_default=True, metavar="RATE", help="As 100mbit, 2.5gbit or none.")
+@click.option(
+    "--link", "--rate", "rate", default="1gbit", show_default=True, metavar="RATE", help="As 100mbit, 2.5gbit or none."
+)
 @_delay
 @click.option("--congestion", metavar="NAME", help="TCP's congestion control. Default: as on this machine.")
 @json_option
@@ -43,6 +46,29 @@ def up_command(workers: int, rate: str, delay: str, congestion: str | None, json
     lab = Netlab(workers, rate, delay, congestion=congestion, keep=True)
     row = lab_of(lab.names.id)
     emit(row, json_to, lambda: [_table([row]), Text(_usage(lab.names))])
+
+
+@command.command("run", context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--workers", default=2, show_default=True, type=Integer(2, MOST_WORKERS), help="Processes, with a link each."
+)
+@click.option("--link", default="100mbit", show_default=True, metavar="RATE", help="As 100mbit, 2.5gbit or none.")
+@_delay
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.pass_context
+def run_command(ctx: click.Context, workers: int, link: str, delay: str, program: tuple[str, ...]) -> None:
+    """Run a script of your own on links of a given rate, as `gradwire netlab run --link 100mbit -- python train.py`.
+
+    COMMAND is started once for each worker, with what torchrun would set (RANK, WORLD_SIZE, MASTER_ADDR, ...), so that
+    init_process_group("gloo") needs nothing else. What workers write is shown at once. When one fails, the others are
+    ended, and its exit code is the command's.
+    """
+    if program[0].endswith("torchrun"):
+        raise ConfigError(
+            f"COMMAND must start one worker, such as `python train.py`: netlab starts {workers} of them, got torchrun"
+        )
+    with Netlab(workers, link, delay) as lab:
+        ctx.exit(run_all(lab, program))
 
 
 @command.command("down")
@@ -72,7 +98,7 @@ def status_command(json_to: str | None) -> None:
 @command.command("check")
 @_workers
 @click.option(
-    "--rate", "rates", multiple=True, metavar="RATE", help="May be repeated. Default: 100mbit, 1gbit, 10gbit."
+    "--link", "--rate", "rates", multiple=True, metavar="RATE", help="May be repeated. Default: 100mbit, 1gbit, 10gbit."
 )
 @_delay
 @click.option("--seconds", default=2.0, show_default=True, type=Number(0.1), help="Of each transfer.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli.command_group import Integer, Number, budget_option, steps_option
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number, budget_option, steps_option
 from gradwire.frontends.setup import is_auto
 from gradwire_lab.commands._options import appendable
 from gradwire_lab.experiments.method_text import parse_method
@@ -33,9 +33,7 @@ Row = dict[str, Any]
     help="As 100mbit, or none: the loopback. Needs root; may be repeated. Default: none.",
 )
 @click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the links.")
-@click.option(
-    "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
-)
+@click.option("--method", "methods", multiple=True, type=METHOD, help=f"{METHOD_FORMS}; may be repeated.")
 @click.option("--strategy", metavar="NAME", help="Of all methods. Default: each one's own.")
 @click.option("--baseline", is_flag=True, help="Plain DDP too, and the speed-up over it.")
 @click.option(

@@ -84,7 +84,8 @@ def command(
     title: str,
     json_to: str | None,
 ) -> None:
-    """Show what FILES hold: lines of 'gradwire train' and 'sweep', of 'replay' and of 'bench codec --samples'.
+    """Show what FILES hold: lines of 'gradwire train' and 'sweep', of 'replay' and of 'bench codec --samples', or of
+    any trainer: a file for each run, in each line step and loss, and perhaps seconds and bytes, both since its begin.
 
     Quality against throughput and data volume, quality over time, memory, links, latency and break-even bandwidths,
     with the noise floor of the uncompressed runs: a difference below it is shown as none. Failed runs are listed.
@@ -103,6 +104,7 @@ def command(
 def _data(results: Results, found: Sequence[Section]) -> dict[str, Any]:
     tables = {section.name: [block.as_dict() for block in _tables_of(section)] for section in found}
     return {
+        "headline": report.headline(results),
         "facts": dict(report.facts(results)),
         "warnings": report.warnings(results),
         "tables": {name: blocks for name, blocks in tables.items() if blocks},
@@ -114,7 +116,8 @@ def _tables_of(section: Section) -> list[Table]:
 
 
 def _tables(results: Results, found: Sequence[Section]) -> list[RenderableType]:
-    shown: list[RenderableType] = [Text(f"{name}: {value}") for name, value in report.facts(results)]
+    shown: list[RenderableType] = [Text(sentence, style="bold") for sentence in report.headline(results)]
+    shown += [Text(f"{name}: {value}") for name, value in report.facts(results)]
     shown += [Text(f"! {warning}", style="yellow") for warning in report.warnings(results)]
     for section in found:
         for table in _tables_of(section):

@@ -95,7 +95,9 @@ def command(
     try:
         after = standing(order()) if dry_run else to_the_end(order)
     except KeyboardInterrupt:
-        click.echo(f"stopped; {left_over(standing(order()), jobs)}; go on with the same command", err=True)
+        after = standing(order())
+        kept = f"{counted(after.ok + len(after.failed), 'run')} that ended are in {results}"
+        click.echo(f"stopped; {kept}; {left_over(after, jobs)}; go on with the same command", err=True)
         ctx.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,14 +15,24 @@ import click
 import torch
 import torch.distributed as dist
 
-from gradwire.cli.command_group import Integer
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer
 from gradwire.cli.output import counted
 from gradwire.errors import ConfigError, GroupError, require
 from gradwire.registry import assignment, named_of
 from gradwire_lab.commands._options import PATIENCE, appendable, chosen, pairs
 from gradwire_lab.commands._signals import interrupt
 from gradwire_lab.experiments.cluster import Place, placed
-from gradwire_lab.experiments.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
+from gradwire_lab.experiments.job import (
+    BACKENDS,
+    MOST_SEED,
+    Job,
+    begun,
+    device_of,
+    failed,
+    perform,
+    settings_of,
+    stopped,
+)
 from gradwire_lab.experiments.launch import begin, launch
 from gradwire_lab.experiments.records import Record, append
 from gradwire_lab.experiments.run_snapshots import newest
@@ -38,9 +49,7 @@ _LOCAL = 2
 @click.command("train", context_settings={"ignore_unknown_options": True})
 @click.argument("task", type=click.Choice(task_names()))
 @click.option("--workers", type=Integer(1, 64), help="Processes on this machine. Default: 2, or as the job has.")
-@click.option(
-    "--compressor", default="none", show_default=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,..."
-)
+@click.option("--compressor", default="none", show_default=True, type=METHOD, help=f"{METHOD_FORMS}.")
 @click.option("--param", "named", multiple=True, metavar="NAME=VALUE", help="Of the compressor; as --NAME VALUE.")
 @click.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of compress_ddp, as strategy=two_phase."
@@ -55,7 +64,7 @@ _LOCAL = 2
     type=click.Choice(PARALLEL),
     help="Whole models, or shards: then --option is of compress_fsdp.",
 )
-@click.option("--weights", metavar="METHOD", help="Under fsdp2 for the all-gather of the weights, as blockwise8.")
+@click.option("--weights", type=METHOD, help="Under fsdp2 for the all-gather of the weights, as blockwise8.")
 @click.option(
     "--recommended/--own-defaults", "recommend", default=True, help="Whether what suits method and task is chosen."
 )
@@ -145,8 +154,10 @@ def command(
     job = Job(settings, data, checkpoint, checkpoint_every, resume, start)
     if place is None or place.rank == 0:
         prepare(job, results)
-    with stopped(ctx, checkpoint), noted(job, results, place):
-        record = here(job, timeout, wanted) if place is None else there(job, timeout, place)
+    with tempfile.TemporaryDirectory() as folder:
+        ended = Path(folder, "epochs")
+        with interrupted(ctx, job, results, ended, place), noted(job, results, place):
+            record = here(job, timeout, wanted, ended) if place is None else there(job, timeout, place, ended)
     if record is not None:
         try:
             if results is not None:
@@ -182,21 +193,22 @@ def distributed(method: Method, parallel: str, weights: str | None) -> Method:
     return dataclasses.replace(method, label=label, parallel=parallel, weights=weights)
 
 
-def here(job: Job, timeout: float, link: Link) -> Record | None:
+def here(job: Job, timeout: float, link: Link, epochs: Path) -> Record | None:
     """Start the workers on this machine, and return the record of worker 0."""
     with lab_for(job.settings.workers, link) as lab:
         backend, workers = job.settings.backend, job.settings.workers
-        found: list[Record | None] = launch(workers, perform, job, True, timeout=timeout, lab=lab, backend=backend)
+        told = job, True, epochs
+        found: list[Record | None] = launch(workers, perform, *told, timeout=timeout, lab=lab, backend=backend)
     return found[0]
 
 
-def there(job: Job, timeout: float, place: Place) -> Record | None:
+def there(job: Job, timeout: float, place: Place, epochs: Path) -> Record | None:
     """Run as one worker of a job; return the record on worker 0, else None."""
     place.tell()
     torch.set_num_threads(1)
     begin(timedelta(seconds=timeout), job.settings.backend)
     dist.barrier()
-    record = perform(job, shown=True)
+    record = perform(job, shown=True, epochs=epochs)
     dist.destroy_process_group()
     return record
 
@@ -211,15 +223,27 @@ def prepare(job: Job, results: Path | None) -> None:
 
 
 @contextmanager
-def stopped(ctx: click.Context, checkpoint: Path | None) -> Iterator[None]:
-    """End with exit code 130 and the name of the last checkpoint when a request to end arrives."""
+def interrupted(
+    ctx: click.Context, job: Job, results: Path | None, epochs: Path, place: Place | None
+) -> Iterator[None]:
+    """End with exit code 130 when a request to end arrives: record the epochs that have ended, and say how to go on."""
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt:
-        last = None if checkpoint is None else newest(checkpoint)
-        saved = "nothing was saved" if last is None else f"the last checkpoint is {last}: go on with --resume"
-        click.echo(f"stopped; {saved}", err=True)
+        record = stopped(job, epochs)
+        kept = results is not None and record.history and (place is None or place.rank == 0)
+        if results is not None and kept:
+            append(results, record)
+        where = f": {results} has them" if kept else ""
+        last = None if job.checkpoint is None else newest(job.checkpoint)
+        if last is not None:
+            ahead = f"the last checkpoint is {last}: go on with the same command and --resume"
+        elif job.checkpoint is not None:
+            ahead = "there is no checkpoint yet: begin with the same command"
+        else:
+            ahead = "it cannot go on, because no checkpoint was asked for: begin again, with --checkpoint FOLDER"
+        click.echo(f"{record.error}{where}; {ahead}", err=True)
         ctx.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)

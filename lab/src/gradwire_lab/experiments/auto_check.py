@@ -1,14 +1,17 @@
 """Check of "auto": it is compared with plain DDP and with the best fixed method.
 
-Law: what is compared was measured in one group of workers, in turns. "auto" first makes the steps in which it decides.
-Then there are rounds: in each of them plain DDP, every fixed method and "auto" make some steps, in an order that is
-another one in each round, so that a disturbance of the machine meets all of them. The first steps of a turn do not
-count. A fixed method is set up anew in each of its turns, so that the memory of one of them is enough; "auto" is set up
-once, and lives on. A cell is one model on one link, or on a link whose rate changes while the workers run; "auto" then
-has some steps to notice after each change, and what is compared is each part on its own.
-
-A fixed method counts as keeping the budget if it satisfies what "auto" demands of its own choices: nothing is kept back
-where the budget does not permit it, and the variance that it adds, measured on the same gradients, is within it.
+Invariants:
+    * All that is compared is measured in one group of workers, in turns. "auto" first makes the steps in which it
+      decides. Then there are rounds: in each of them plain DDP, every fixed method and "auto" make some steps, in
+      another order in each round, so that a disturbance of the machine meets all of them. The first steps of a turn do
+      not count.
+    * A fixed method is set up anew in each of its turns, so that memory for one of them is enough. "auto" is set up
+      once and lives on.
+    * A cell is one model on one link, or on a link whose rate changes while the workers run. "auto" then has some steps
+      to notice after each change, and each part is compared on its own.
+    * A fixed method counts as keeping the budget if it satisfies what "auto" demands of its own choices: nothing is
+      kept back where the budget does not permit it, and the variance that it adds, measured on the same gradients, is
+      within the budget.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import registry
 from gradwire.auto.choices import Choice
-from gradwire.auto.pilot import AutoPilot
+from gradwire.auto.controller import AutoPilot
 from gradwire.auto.probe import probe
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
@@ -348,7 +351,7 @@ class Turn:
 
     @property
     def pilot(self) -> AutoPilot:
-        """The pilot of "auto"."""
+        """The controller of "auto"."""
         found = None if self.state is None else self.state.exchange.pilot
         assert isinstance(found, AutoPilot)
         return found

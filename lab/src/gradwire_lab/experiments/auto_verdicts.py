@@ -1,7 +1,8 @@
 """Verdicts on the cells of ``gradwire check auto``: whether "auto" reaches its goals.
 
-Law: a verdict is about one model on one link, and rests on ratios of times of one group of workers; of several repeats
-the median of the ratios counts.
+Invariants:
+    A verdict is about one model on one link. It is derived from ratios of times of one group of workers; of several
+    repeats the median of the ratios counts.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ BEHIND, LEAST_SHARE = 1.02, 0.9
 Row = dict[str, Any]
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path, kind: str = "auto") -> list[Row]:
     """Read the cells of a file that did not fail, of several with equal settings the last; other lines are skipped.
 
     Args:
         path: file of JSON lines; a last line that is cut off does not count.
+        kind: the check that wrote them.
 
     Raises:
         ConfigError: another line that is no JSON.
@@ -44,7 +46,7 @@ def read(path: Path) -> list[Row]:
             if number == len(lines):
                 break
             raise ConfigError(f"{path}, line {number}: {error}") from None
-        if isinstance(row, dict) and row.get("kind") == "auto" and "error" not in row:
+        if isinstance(row, dict) and row.get("kind") == kind and "error" not in row:
             found[row["id"]] = row
     return list(found.values())
 

@@ -1,8 +1,10 @@
 """Check of convergence: each method, with its recommended settings, against the uncompressed run of the same seeds.
 
-Law: a row is one method on one number of workers. It reaches the goal where the mean accuracy over the seeds is at
-most ``TOLERANCE`` points below the uncompressed mean, and the workers end every run with the same bits. A method that
-is known to miss it says why, and is in the table all the same; an error is a row too, and the other methods go on.
+Invariants:
+    * A row is one method on one number of workers. It reaches the goal if the mean accuracy over the seeds is at most
+      ``TOLERANCE`` points below the uncompressed mean, and the workers end every run with the same bits.
+    * A method that is known to miss the goal declares why, and is in the table all the same.
+    * An error is a row, too, and the other methods go on.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire import registry
 from gradwire.errors import GradwireError
 from gradwire.memory.base import default_memory
 from gradwire_lab.experiments.launch import launch
@@ -62,9 +65,10 @@ class ConvergenceRow:
     error: str = ""
 
     @property
-    def anchor(self) -> str:
-        """The anchor of the method's section in the docs; a label may have parameters behind the name."""
-        return str(self.settings["compressor"]["name"]) if self.settings else self.method.partition(":")[0]
+    def link(self) -> str:
+        """The address of the method's section in the docs; a label may have parameters behind the name."""
+        name = str(self.settings["compressor"]["name"]) if self.settings else self.method.partition(":")[0]
+        return f"{registry.family('compressors', name)}.md#{name}"
 
     @property
     def accuracy(self) -> float:
@@ -209,7 +213,7 @@ def markdown(found: Sequence[ConvergenceRow]) -> str:
         figures = "".join(f" {_figures(row)} |" for row in mine)
         verdict = "; ".join(dict.fromkeys(row.verdict for row in mine))
         settings = mine[0].reason or "defaults"
-        lines.append(f"| [`{method}`](#{mine[0].anchor}) |{figures} {verdict} | {settings} |")
+        lines.append(f"| [`{method}`]({mine[0].link}) |{figures} {verdict} | {settings} |")
     return "\n".join(lines) + "\n"
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire.auto.choices import DENSE
-from gradwire.auto.pilot import AutoPilot
 from gradwire.exchange.exchange import Exchange
 
 __all__ = ["DecisionLog", "Entry"]
@@ -36,21 +35,20 @@ class DecisionLog:
         self.entries: list[Entry] = []
 
     def note(self, step: int, exchange: Exchange | None) -> None:
-        """Note the state of an exchange after a step; an exchange without a pilot gives no entry."""
-        pilot = None if exchange is None else exchange.pilot
-        if isinstance(pilot, AutoPilot):
-            self.add(step, pilot.metrics())
+        """Note the state of an exchange after a step; an exchange without a controller gives no entry."""
+        if exchange is not None and exchange.pilot is not None:
+            self.add(step, exchange.pilot.report())
 
     def add(self, step: int, report: Mapping[str, Any]) -> None:
-        """Add the report of ``metrics()["auto"]`` after a step, if it is new.
+        """Add the report of ``decisions()`` after a step, if it is new.
 
         Args:
             step: number of steps that were made, in ascending order.
-            report: report of the pilot.
+            report: report of the controller.
         """
         buckets = [{name: row.get(name) for name in _KEPT} for row in report["buckets"]]
         if report["phase"] in UNCOMPRESSED:
-            # The pilot goes on telling what its last decision was.
+            # The controller goes on reporting its last decision.
             plain = {"choice": DENSE.label, "error": None}
             buckets = [row | plain | {"exposed": row["dense_exposed"]} for row in buckets]
         entry = {"step": step, "phase": report["phase"], "buckets": buckets}

@@ -12,13 +12,13 @@ from torch import nn
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Verbatim, nearest, require
-from gradwire.optim.compressed_step import CompressedStep
-from gradwire.optim.diloco import DiLoCo
 from gradwire.optim.exchanged import Exchanged
-from gradwire.optim.local import LocalSteps
+from gradwire.optim.local.compressed_step import CompressedStep
+from gradwire.optim.local.diloco import DiLoCo
+from gradwire.optim.local.local_steps import LocalSteps
+from gradwire.optim.local.qsparse_local import QsparseLocal
 from gradwire.optim.micro_adam import MicroAdam
 from gradwire.optim.onebit_adam import OneBitAdam
-from gradwire.optim.qsparse_local import QsparseLocal
 from gradwire.optim.zeroone_adam import ZeroOneAdam
 from gradwire_lab.experiments.recipe import Recipe
 

@@ -13,9 +13,10 @@ that compare kernels have several, because most of their time goes into compilin
     ddp gloo      DDP models of two ranks on one GPU, CUDA tensors over Gloo, beside the same on the CPU
     times         launches, bytes and time of every method at growing sizes, beside a copy and torch's bf16 hook
 
-Law: it ends in the time that it was given. A part gets a share of what is left; what it leaves of it goes to the next
-ones, and what did not come in time is named as left out. The file is whole after each part, and after each row that
-came some seconds after the last one was written.
+Invariants:
+    * It ends in the time that it was given. A part gets a share of the time that is left, and leaves what it does not
+      use to the next ones; what did not come in time is listed as left out.
+    * The file is complete after each part, and after each row that came some seconds after the last one was written.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ NO_GPU = (
 METHOD_SIZES = (33, 1000, 5003, 100_003)
 """Elements of the methods' gradients; in the interpreter the first two."""
 
-MAIN = ("none", "bf16", "twobit", "onebit", "qsgd", "topk", "powersgd", "fp16", "efsignsgd", "dgc", "signsgd")
+MAIN = ("none", "bf16", "eden", "twobit", "onebit", "qsgd", "topk", "powersgd", "fp16", "efsignsgd", "dgc", "signsgd")
 """The methods that come first, should the time not do for all."""
 
 SHAPES = {"first": (64, 3, 7, 7), "bias": (64,), "second": (300, 257), "head": (1000, 65)}
@@ -154,7 +155,7 @@ class GpuReport:
 
 
 def _ordered() -> list[str]:
-    names = registry.names("compressors")
+    names = registry.usable("compressors")
     return [*(name for name in MAIN if name in names), *(name for name in names if name not in MAIN)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +19,13 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.casts.none import Identity
-from gradwire.errors import ConfigError, GradwireError, nearest, require
+from gradwire.errors import ConfigError, GradwireError, GroupError, nearest, require
 from gradwire.exchange import settings as exchange
 from gradwire.frontends.setup import is_auto
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.experiments.exchanging_optimizer import check_exchanging
 from gradwire_lab.experiments.progress import Bar
-from gradwire_lab.experiments.records import Record, RunSettings
+from gradwire_lab.experiments.records import Point, Record, RunSettings
 from gradwire_lab.experiments.run_snapshots import RunSnapshots, parameters_in
 from gradwire_lab.experiments.start import check_start, digest_of_start
 from gradwire_lab.experiments.synchronisation import CORRECTED
@@ -45,6 +46,7 @@ __all__ = [
     "is_plain",
     "perform",
     "settings_of",
+    "stopped",
 ]
 
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
@@ -294,12 +296,13 @@ def device_of(backend: str, device: str | None) -> str:
     return given
 
 
-def perform(job: Job, shown: bool = False) -> Record | None:
+def perform(job: Job, shown: bool = False, epochs: Path | None = None) -> Record | None:
     """Make the run on each worker of the default group; return its record on worker 0, None on the others.
 
     Args:
         job: the same on all workers.
         shown: draw a progress bar, on worker 0.
+        epochs: file to which worker 0 appends each epoch when it has ended, for ``stopped``.
 
     Raises:
         ConfigError, GroupError: ``train`` refuses the settings, or a worker failed.
@@ -314,6 +317,13 @@ def perform(job: Job, shown: bool = False) -> Record | None:
     task, first = job.task(), dist.get_rank() == 0
     device = settings.device if settings.device == "cpu" else f"cuda:{torch.cuda.current_device()}"
     with Bar(task, settings.method, settings.epochs, shown=shown and first) as bar:
+
+        def tell(point: Point) -> None:
+            if epochs is not None and first:
+                with epochs.open("a", encoding="utf-8") as file:
+                    file.write(f"{json.dumps(dataclasses.asdict(point))}\n")
+            bar.point(point)
+
         run = train(
             task,
             job.method(),
@@ -322,7 +332,7 @@ def perform(job: Job, shown: bool = False) -> Record | None:
             watch=bar.step,
             device=device,
             lab=settings.link != "none",
-            tell=bar.point,
+            tell=tell,
             snapshots=job.snapshots(),
             start=job.parameters(),
         )
@@ -365,6 +375,21 @@ def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str
         data_digest=digest_of(task.data),
         decisions=mine.decisions,
     )
+
+
+def stopped(job: Job, epochs: Path) -> Record:
+    """The record of a run that the user stopped, with the epochs that had ended.
+
+    Args:
+        job: job of the run.
+        epochs: file of ``perform``.
+    """
+    # The last line may have been cut.
+    lines = epochs.read_text(encoding="utf-8").split("\n")[:-1] if epochs.exists() else []
+    history = [Point(**json.loads(line)) for line in lines]
+    when = f"after epoch {history[-1].epoch} of {job.settings.epochs}" if history else "before an epoch had ended"
+    made = failed(job, GroupError(f"stopped {when}"))
+    return dataclasses.replace(made, history=history, steps=history[-1].step if history else 0)
 
 
 def failed(job: Job, error: Exception) -> Record:

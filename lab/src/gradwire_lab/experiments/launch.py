@@ -1,7 +1,11 @@
 """Launch of workers on this machine with torch's elastic launcher.
 
-Law: it ends. A collective has a deadline, a worker that fails takes the others with it, and an interrupt or the end of
-the time stops them all; in each case no process stays behind, and the error says which worker failed first and why.
+Invariants:
+    A launch always ends: a collective has a deadline, a worker that fails takes the others with it, and an interrupt or
+    the end of the time stops them all.
+
+Failure modes:
+    In each of these cases no process is left running, and the error says which worker failed first and why.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
 """A training run with all its state between two steps, so that it can be saved there and resumed bit for bit.
 
-Law: what the next step depends on is the parameters and buffers, the optimizer, the schedule, the residuals and states
-of the exchange, torch's generators, what a model carries from batch to batch, and the place in the data; the data
-itself depends on the epoch alone. DDP's buckets are settled before the first step, because sums of floats depend on
-them: otherwise a resumed run would make one step with other buckets than the unbroken one.
+Invariants:
+    The next step depends on the parameters and buffers, the optimizer, the schedule, the residuals and states of the
+    exchange, torch's generators, what a model carries from batch to batch, and the place in the data. The data itself
+    depends on the epoch alone.
+
+Why:
+    DDP's buckets are settled before the first step, because sums of floats depend on them: otherwise a resumed run
+    would make one step with other buckets than the unbroken one.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from gradwire.exchange.exchange import Named
+from gradwire.exchange.plan import Named
 from gradwire_lab.experiments.clock import UNTIMED, Clock
 from gradwire_lab.experiments.decisions import DecisionLog
 from gradwire_lab.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes

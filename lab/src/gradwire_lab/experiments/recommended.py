@@ -50,7 +50,7 @@ def min_numel_of(task: str) -> int:
 
 def labels() -> list[str]:
     """Labels worth comparing: every registered compressor, and the alternatives to the recommended settings."""
-    return sorted({*registry.names("compressors"), *RECOMMENDED})
+    return sorted({*registry.usable("compressors"), *RECOMMENDED})
 
 
 def setup_of(label: str, task: str = DIGITS) -> Setup:

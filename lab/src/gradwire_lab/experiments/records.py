@@ -1,9 +1,12 @@
 """Records of runs: one JSON line each, written at the end, with the settings, the place and the results.
 
-Law: a file of lines can be appended to by one writer at a time, read while it is written, and cut anywhere: a last
-line that is not whole is no line. A line is known by its ``id``, which depends on the settings and on nothing that was
-measured; so a run is there or it is not, whatever machine it ran on. Lines are JSON: a number that is not finite is
-null in them. What somebody else wrote is never cut off.
+Invariants:
+    * A file of lines can be appended to by one writer at a time, read while it is written, and cut anywhere: an
+      incomplete last line is ignored.
+    * A line is identified by its ``id``, which depends on the settings and on nothing that was measured. So a run is in
+      the file or it is not, whatever machine it ran on.
+    * Lines are JSON, in which a number that is not finite is null.
+    * Text that another program wrote into the file is never cut off.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Exchange of a model's gradients without computing them: the cost of a step on a link, with each method.
 
 A replayed model has the parameters of the real one, in their order, and no layers. Its backward pass hands out one
-gradient after the other, from the last parameter to the first, of random values that are the worker's own; DDP
-sorts them into its buckets, and the exchange is the one that training uses, hook, thread and all.
+gradient after the other, from the last parameter to the first, of random values that are the worker's own. DDP sorts
+them into its buckets, and the exchange is the one that training uses, with its hook and its thread.
 
-Law: a row is one method in one group of fresh workers. A step begins when all workers are ready and ends when the
-slowest one has its averaged gradients; at the end all workers must hold the same bits, or the row is an error.
+Invariants:
+    * A row is one method in one group of fresh workers.
+    * A step begins when all workers are ready and ends when the slowest one has its averaged gradients.
+    * At the end all workers must hold the same bits, or the row is an error.
 """
 
 from __future__ import annotations
@@ -333,7 +335,7 @@ def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
     return Result(
         seconds,
         bytes_sent=spent.pop("bytes_sent", None),
-        ratio=None if state is None else state.metrics()["ratio"],
+        ratio=None if state is None else state.metrics()["total_ratio"],
         phases=spent or None,
         interface_bytes=None if sent is None else ((sent_after or 0) - sent) / count,
         digest=digest_of(replayed),
@@ -377,11 +379,11 @@ def time_exchange(model: DistributedDataParallel) -> float:
     return time.perf_counter() - start
 
 
-def agreed(once: float, most: int, budget: float, least: int) -> int:
+def agreed(once: float, most: int, budget: float, least: int, device: str = "cpu") -> int:
     """Agree on the number of steps that a budget of seconds allows the slowest worker, which takes ``once`` seconds for
-    one.
+    one; over a tensor on ``device``.
     """
-    slowest = torch.tensor(once)
+    slowest = torch.tensor(once, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return min(most, max(least, int(budget / slowest.item())))
 
@@ -390,7 +392,10 @@ def _snapshot(state: GradwireState | None) -> dict[str, float]:
     if state is None:
         return {}
     counted = state.metrics()
-    return {"bytes_sent": counted["bytes_sent"], **counted["seconds"]}
+    return {
+        "bytes_sent": counted["bytes_sent"],
+        **{each: counted[f"{each}_seconds"] for each in ("encode", "communicate", "decode")},
+    }
 
 
 def _interface(plan: ReplayPlan) -> int | None:

@@ -6,9 +6,13 @@
                                      the optimizer's state, too
     FOLDER/step-00000120/SHA256SUMS  of the others, as sha256sum -c reads them
 
-Law: a step's folder has its name when it is complete and on the disk, and not before; the one before it is kept, and
-all workers take it where one of them cannot read its files of the newer one, or finds other bytes than were written.
-Nothing is unpickled but tensors and plain values.
+Invariants:
+    * A step's folder gets its name when it is complete and on the disk, and not before.
+    * Nothing is unpickled but tensors and plain values.
+
+Failure modes:
+    The folder of the step before is kept, and all workers take it if one of them cannot read its files of the newer
+    one, or finds other bytes than were written.
 """
 
 from __future__ import annotations

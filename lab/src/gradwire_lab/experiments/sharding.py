@@ -1,7 +1,9 @@
 """Models of a run under FSDP2: how they are cut, what gathering their weights sends, and the whole model again.
 
-Law: each module of a chain of blocks is gathered and reduced by itself, as trainers do it, and whatever is in none of
-them with the model. A worker holds its own rows alone; whatever looks at the model asks all workers for theirs.
+Invariants:
+    * Each module of a chain of blocks is gathered and reduced by itself, as trainers do it; all other parameters with
+      the model.
+    * A worker holds its own rows alone. Code that looks at the model asks all workers for theirs.
 """
 
 from __future__ import annotations

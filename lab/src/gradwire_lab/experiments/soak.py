@@ -1,12 +1,13 @@
 """Soak test: training for a long time with all kinds of faults, and an account of what must not be lost.
 
-Law: for each parameter and each stretch of ``STRETCH`` steps, over all workers,
+Invariants:
+    For each parameter and each stretch of ``STRETCH`` steps, over all workers,
 
-    sum of gradients + what waited before = sum of what was decoded + what waits after
+        sum of gradients + residuals before = sum of what was decoded + residuals after
 
-to rounding, where a step in which the exchange gave NaN counts on neither side. Gradients are taken as they go into
-DDP's bucket, faults included; what was decoded, as it comes out. A restart makes every object anew, from what
-``torch.save`` wrote, and goes back to the stretch that was saved.
+    to rounding. A step in which the exchange gave NaN counts on neither side. Gradients are taken as they go into DDP's
+    bucket, faults included, and what was decoded as it comes out. A restart makes every object anew, from what
+    ``torch.save`` wrote, and goes back to the stretch that was saved.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STRETCH = 25
 """Steps between two counts."""
 
 ROUNDING = 1e-5
-"""The share of the gradients, and of what waits, by which sums of a stretch may differ."""
+"""The share of the gradients, and of the residuals, by which sums of a stretch may differ."""
 
 GROWTH = 32 * 2**20, 0.05
 """Bytes, and share, by which a worker's memory may be larger at the end than after a fifth of the run."""
@@ -286,7 +287,7 @@ class Soaked:
             share = float(lost.norm() / scale.sum().clamp_min(1e-30))
             # A NaN is what must be noticed, too.
             if not share <= self.error:
-                self.error, self.worst = share, self.state.exchange.compressor.name
+                self.error, self.worst = share, self.state.exchange.methods.compressor.name
         self._open_books()
 
     def _residuals(self) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Suites written in TOML: methods x tasks x workers x links x seeds.
 
     tasks = ["classification", "language"]       # files of gradwire_lab.experiments.tasks
-    methods = ["all", "topk:ratio=0.001"]        # as on the command line; "all": every one, as it is recommended
+    methods = ["all", "topk:ratio=0.001"]        # as on the command line; "all": every one, as it is recommended;
+                                                 # "own.py:TopHalf": a class of a file, relative to the suite
     workers = [2, 4]
     links = ["none", "100mbit", "1gbit+1ms"]     # none: the loopback; others need root
     seeds = 3                                    # 0, 1 and 2; or a list
@@ -39,10 +40,12 @@
     parallel = "fsdp2"
     weights = "blockwise8"                       # under FSDP2: what its all-gathers send
 
-Law: the order is the one in which a suite that is cut off says most: the first seed of everything before the second,
-the baseline before the methods, and runs of the same workers and link together, because they share one group. Which
-rate is the best is known when all rates of a method have ended on the first seed; until then the runs of its other
-seeds are not there. Where all of them diverged none is the best, and there are no other seeds.
+Invariants:
+    * The order of the runs is the one in which a suite that is cut off shows most: the first seed of everything before
+      the second, the baseline before the methods, and runs of the same workers and link together, because they share
+      one group.
+    * The best rate is known when all rates of a method have ended on the first seed; until then there are no runs of
+      its other seeds. If all of them diverged there is no best rate, and there are no other seeds.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import ConfigError, is_int, nearest, require
-from gradwire.registry import named_of
+from gradwire.registry import named_of, registered
 from gradwire_lab.experiments.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
 from gradwire_lab.experiments.method_text import method_of
 from gradwire_lab.experiments.recommended import labels
@@ -243,7 +246,7 @@ def _groups(suite: Table, folder: Path, starts: Mapping[str, str | None] | None 
     tasks = {name: _task(name, suite, folder) for name in suite["tasks"]}
     for name in suite.get("task", {}):
         require(name in tasks, f"task.{name}", f"of one of the tasks {', '.join(tasks)}", name)
-    used = {method.label for task, _ in tasks.values() for method in _methods(task.name, suite)}
+    used = {method.label for task, _ in tasks.values() for method in _methods(task.name, suite, folder)}
     for name in suite.get("method", {}):
         if name not in used:
             raise ConfigError(f"method.{name} must be of one of the methods: {nearest(name, used)}")
@@ -302,7 +305,7 @@ def _of_task(
         _possible(link, workers, backend)
         return Job(settings, data, start=start)
 
-    for method in _methods(name, suite):
+    for method in _methods(name, suite, folder):
         for workers in suite.get("workers", [2]):
             for link in suite.get("links", ["none"]):
                 candidates = _at_rates(method, name, suite)
@@ -362,18 +365,18 @@ def _task(name: str, suite: Table, folder: Path) -> tuple[Task, Path | None]:
     return made, data
 
 
-def _methods(task: str, suite: Table) -> list[Method]:
+def _methods(task: str, suite: Table, folder: Path) -> list[Method]:
     own = suite.get("task", {}).get(task, {})
     texts: list[str] = [suite.get("baseline", "none")]
     for text in own.get("methods", suite["methods"]):
         texts += labels() if text == _EVERY else [text]
-    return [_method(text, task, suite) for text in dict.fromkeys(texts)]
+    return [_method(text, task, suite, folder) for text in dict.fromkeys(texts)]
 
 
-def _method(label: str, task: str, suite: Table) -> Method:
+def _method(label: str, task: str, suite: Table, folder: Path) -> Method:
     own = suite.get("method", {}).get(label, {})
     _check(own, _METHOD, f"method.{label}.")
-    method = method_of(own.get("method", label), task, own=not suite.get("recommended", True))
+    method = method_of(registered(own.get("method", label), folder), task, own=not suite.get("recommended", True))
     common = suite.get("task", {}).get(task, {}).get("options", {}) if method.hook is None else {}
     return dataclasses.replace(
         method,

@@ -1,9 +1,13 @@
 """Sweep: the runs of a suite, one after the other, each recorded as soon as it has ended.
 
-Law: a run is in the file of results or it is not, and what is there is not run again; so a sweep may be killed at any
-moment, and started again. Runs of the same workers and link share one group of processes, because starting one takes
-as long as a short run. A run that fails ends its group: it is recorded, and the next ones get a group of their own.
-One that is still running when the time is over is stopped, and is left.
+Invariants:
+    * A run is in the file of results or it is not, and a run that is there is not made again. So a sweep may be killed
+      at any moment and started again.
+    * Runs of the same workers and link share one group of processes, because starting one takes as long as a short run.
+
+Failure modes:
+    * A run that fails ends its group: it is recorded, and the next ones get a group of their own.
+    * A run that still goes on when the time is over is stopped, and is not recorded.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ import fcntl
 import gc
 import itertools
 import multiprocessing
+import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +149,9 @@ def side_by_side(order: Order, left: Sequence[Job]) -> None:
     spawn = multiprocessing.get_context("spawn")
     lanes = [spawn.Process(target=lane, args=(order, left[k :: order.parallel])) for k in range(order.parallel)]
     try:
-        for process in lanes:
-            process.start()
+        with _deaf_to_interrupts():
+            for process in lanes:
+                process.start()
         for process in lanes:
             process.join()
     except BaseException:
@@ -156,10 +163,26 @@ def side_by_side(order: Order, left: Sequence[Job]) -> None:
         raise GroupError("a part of the sweep ended early: what it said is above")
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let processes that are started in the block see no Ctrl-C, not even while they import: this one ends them."""
+    # It unblocks the signal in whoever starts it, and is started once.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def lane(order: Order, left: Sequence[Job]) -> None:
     """Run one of several processes, which ends with the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    make(order, left)
+    try:
+        make(order, left)
+    except KeyboardInterrupt:  # The launcher of a group makes one of SIGTERM.
+        raise SystemExit(1) from None
 
 
 def make(order: Order, left: Sequence[Job]) -> None:

@@ -1,7 +1,8 @@
 """Synchronisation of a run's workers: compressed gradients, an optimizer that exchanges, or a hook of torch.
 
-Law: whichever it is, the loop adds up gradients in ``model``, steps ``optimizer``, and finds in ``metrics`` what was
-sent; parameters have the same bits on all workers after ``finish``.
+Invariants:
+    With each of them the loop accumulates gradients in ``model``, steps ``optimizer``, and finds in ``metrics`` what
+    was sent. Parameters have the same bits on all workers after ``finish``.
 """
 
 from __future__ import annotations
@@ -146,8 +147,11 @@ class ShardedGradients(Synchronisation):
 
     def metrics(self) -> dict[str, Any]:
         told = self.state.metrics()
-        weights = told["weights"] if self._gathered is None else self._gathered.as_dict()
-        return told | {name: told[name] + weights[name] for name in ("bytes_sent", "dense_bytes")}
+        apart = None if self._gathered is None else self._gathered.as_dict()
+        counted = ("bytes_sent", "dense_bytes")
+        return told | {
+            name: told[name] + (told[f"weights_{name}"] if apart is None else apart[name]) for name in counted
+        }
 
     def kept(self) -> dict[str, Any]:
         # A checkpoint has this worker's rows of the estimates of weights; what it needs in memory is all of them.

@@ -1,8 +1,10 @@
 """Traffic of a run if its codes were not packed: each in the smallest integer type, a bit or two in a byte of its own.
 
-Law: what a payload would be follows from its layout. Fields of floats and whole integers stay as they are; a field of
-bytes called ``codes`` that has fewer bytes than there are values holds several codes in a byte. Where the layout does
-not tell, because its size depends on the data or sums are packed into words, nothing is said.
+Invariants:
+    * The size of a payload without packing follows from its layout. Fields of floats and whole integers stay as they
+      are; a field of bytes called ``codes`` that has fewer bytes than there are values holds several codes in a byte.
+    * If the layout does not show it, because its size depends on the data or sums are packed into words, no figure is
+      given.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.exchange.exchange import Exchange, Named
-from gradwire.exchange.plan import grouped
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named, grouped
 from gradwire.vocabulary import Layout, align
 
 __all__ = ["unpacked_bytes", "unpacked_payload"]
@@ -61,8 +63,8 @@ def unpacked_bytes(exchange: Exchange, params: Sequence[Named], sent: float) -> 
         params: names and shapes of the parameters that it averages.
         sent: bytes of a step as they were handed to collectives.
     """
-    main, world = exchange.policy.at(exchange.step - 1, exchange.compressor), exchange.channel.world
-    units, dense, _ = grouped(params, lambda _: main, exchange.policy, exchange.memory_for)
+    main, world = exchange.methods.policy.at(exchange.step - 1, exchange.methods.compressor), exchange.channel.world
+    units, dense, _ = grouped(params, lambda _: main, exchange.methods.policy, exchange.methods.memory_for)
     wide = [unpacked_payload(unit.compressor, unit.shape) for unit in units]
     known = [align(nbytes) for nbytes in wide if nbytes is not None]
     if len(known) < len(wide):

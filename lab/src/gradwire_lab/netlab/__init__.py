@@ -1,7 +1,8 @@
 """Real network links on one machine: a network namespace for each worker, joined by a bridge, with a rate and a delay.
 
-Law: a lab touches nothing but its own namespaces. Its addresses exist only inside them, its names carry an id, and it
-goes away with whoever made it, however that process ended.
+Invariants:
+    A lab touches nothing but its own namespaces. Its addresses exist only inside them, its names carry an id, and it is
+    removed with the process that made it, however that process ended.
 """
 
 from gradwire_lab.netlab._watchdog import remove

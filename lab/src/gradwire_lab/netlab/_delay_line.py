@@ -1,18 +1,19 @@
 """A program that delays what workers send, for kernels without ``netem``.
 
-Law: this file imports the standard library alone. It runs as a process in the namespace of a lab's bridge, so that it
-ends with the lab, and it is small and there at once.
-
     python -I -S _delay_line.py SECONDS PORT:DEVICE ...
+
+Invariants:
+    This file imports the standard library alone, so that the process is small and starts at once. It runs in the
+    namespace of a lab's bridge, so that it ends with the lab.
 
 Between each worker's port and the bridge it puts a device of its own (TAP). What comes out of the port is given to that
 device after the delay, and what the bridge gives to the device goes to the port at once; so a frame waits once on its
 way from one worker to another. Frames keep the kernel's header of segmentation and checksums (``virtio_net``), so a
 large one stays whole. It prints a line when all devices are there; they vanish when it ends.
 
-Cost: some 10 us of a processor for each frame and direction. A link of 100 Mbit/s has 8,300 full frames a second each
-way, and a processor carries some 30,000 in all, whatever the number of workers: four such links. With more, frames are
-late.
+It costs some 10 us of a processor for each frame and direction. A link of 100 Mbit/s has 8,300 full frames a second
+each way, and a processor carries some 30,000 in all, whatever the number of workers: four such links. With more, frames
+are late.
 """
 
 from __future__ import annotations

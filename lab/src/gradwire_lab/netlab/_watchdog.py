@@ -1,9 +1,13 @@
 """A program that takes a lab away: its processes, its namespaces and its record.
 
-Law: this file imports the standard library alone. It is a module of the package, and also the script of the process
-that watches over a lab: that one must be there within milliseconds and stay small, and importing torch takes seconds.
-
     python -I -S _watchdog.py ID FD       wait until the process of the descriptor has ended, then remove the lab
+
+Invariants:
+    This file imports the standard library alone.
+
+Why:
+    It is a module of the package, and also the script of the process that watches over a lab. That process must be
+    there within milliseconds and stay small, and importing torch takes seconds.
 """
 
 from __future__ import annotations

@@ -239,7 +239,9 @@ class Netlab:
         # Programs that look their own host name up, as Gloo does, must find this address and not another machine's.
         hosts = Path(_watchdog.HOSTS, namespace, "hosts")
         hosts.parent.mkdir(parents=True)
-        hosts.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n", encoding="utf-8")
+        # torch asks for the names of its peers, with the addresses of IPv6 for those of IPv4, and warns of one without.
+        peers = "".join(f"::ffff:{self.names.address(each)} worker-{each}\n" for each in range(self.workers))
+        hosts.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n{peers}", encoding="utf-8")
 
     def _ports(self) -> Iterator[tuple[str, str, bool]]:
         """The two ends of every cable: namespace, device, and whether it is the worker's end."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from gradwire.errors import ConfigError
 from gradwire.registry import load, names_in
+from gradwire_lab.report._headline import headline
 from gradwire_lab.report._images import images
 from gradwire_lab.report._look import Plot
 from gradwire_lab.report._markdown import markdown
@@ -27,6 +28,7 @@ __all__ = [
     "Section",
     "Table",
     "facts",
+    "headline",
     "images",
     "markdown",
     "names",

@@ -58,7 +58,7 @@ def drawn(panel: Panel, curves: Sequence[Curve], x: Spec) -> Spec:
     for family in reversed(by_family(each.entry.family for each in curves)):
         mine = [each for each in curves if each.entry.family == family]
         data += [_trace(panel, each, number, named=whole) for number, each in enumerate(mine)]
-    y = axis(panel.unit, reverse=not panel.higher_is_better)
+    y = axis(panel.unit)
     return {"data": data, "layout": layout(x, y, legend={**_LEGEND, "traceorder": "reversed"})}
 
 

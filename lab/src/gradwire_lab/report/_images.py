@@ -1,7 +1,8 @@
 """Plots written as PNG and SVG files, drawn by a browser without a window.
 
-Law: it is the browser that draws the page too, so a file shows what the page shows. Kaleido drives it; it brings none,
-and none is fetched: Chrome or Chromium must be installed.
+Why:
+    The browser that draws the page draws the files, too, so a file shows what the page shows. Kaleido drives it; no
+    browser is included or downloaded, so Chrome or Chromium must be installed.
 """
 
 from __future__ import annotations

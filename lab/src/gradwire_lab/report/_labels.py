@@ -1,7 +1,8 @@
 """Placement of labels beside the dots of a crowded plot: a label that would cover something is left out.
 
-Law: a label that is shown touches no other label and no other dot, on a plot of ``WIDTH`` by ``HEIGHT`` pixels. What
-finds no place is still told by the dot when it is pointed at.
+Invariants:
+    A label that is shown touches no other label and no other dot, on a plot of ``WIDTH`` by ``HEIGHT`` pixels. A dot
+    without a label still shows its name when it is pointed at.
 """
 
 from __future__ import annotations

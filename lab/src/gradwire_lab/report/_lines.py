@@ -1,23 +1,24 @@
 """Checks of result lines, so that all code that reads them later may rely on their form.
 
-Law: a line is checked whole before anything is made of it, and what is wrong is named by its field.
+Invariants:
+    The whole line is checked before anything is made of it, and an error names the field that is wrong.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire_lab.bench.codec import label
 from gradwire_lab.experiments.auto_verdicts import PLAIN
 from gradwire_lab.experiments.records import Point, Record, RunSettings
 from gradwire_lab.netlab import Link
 
-__all__ = ["checked_cell", "checked_codec", "checked_replay", "checked_run"]
+__all__ = ["Logged", "checked_cell", "checked_codec", "checked_log", "checked_replay", "checked_run"]
 
 _Object = Mapping[str, Any]
 
@@ -167,6 +168,41 @@ def checked_codec(line: _Object) -> dict[str, Any]:
         for sample in given:
             _check_positive("samples, each", sample)
     return dict(line)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A step in the log of another trainer.
+
+    Args:
+        step: number of the step.
+        loss: loss of the step.
+        seconds: seconds since training began; None: not known.
+        bytes: bytes that a worker had sent until then; None: not known.
+    """
+
+    step: int
+    loss: float
+    seconds: float | None = None
+    bytes: float | None = None
+
+
+def checked_log(line: _Object) -> Logged:
+    """Check a line of another trainer, which may have more fields, and return its step.
+
+    Raises:
+        ConfigError: step or loss is missing, or a field is not what it must be.
+    """
+    for name in ("step", "loss"):
+        require(name in line, name, "in each line of a trainer, as step and loss are", Verbatim("a line without it"))
+    _check("step", int, line["step"])
+    # A loss that was not finite is null in strict JSON.
+    loss = math.nan if line["loss"] is None else line["loss"]
+    _check("loss", float, loss)
+    for name in ("seconds", "bytes"):
+        value = line.get(name)
+        require(value is None or (_fits(float, value) and 0 <= value < math.inf), name, "a number >= 0", value)
+    return Logged(line["step"], float(loss), line.get("seconds"), line.get("bytes"))
 
 
 def _check_line(known: Mapping[str, Any], line: _Object) -> None:

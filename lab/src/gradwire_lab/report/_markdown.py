@@ -1,6 +1,7 @@
 """Markdown tables for the docs, so that no figure in them is typed by hand.
 
-Law: a difference of quality stands in a table only where it is larger than the noise floor and Welch's limit.
+Invariants:
+    A table shows a difference of quality only if it is larger than the noise floor and Welch's limit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gradwire_lab.report._equal import tables as _equal_tables
 from gradwire_lab.report._panels import NOISE, Panel, PanelEntry
 from gradwire_lab.report._replay_table import tables
 from gradwire_lab.report._results import Results
+from gradwire_lab.report._trainings import gains
 from gradwire_lab.report._where import facts, warnings
 
 __all__ = ["markdown"]
@@ -35,13 +37,14 @@ _EXCHANGES = (
 
 def markdown(results: Results) -> dict[str, str]:
     """Write the results as Markdown by the name of their markers: "quality" and "equal" for runs, "links" for replays,
-    each with the place of measurement, and "suites" for how many runs of suites are there.
+    each with the place of measurement, "speed" for runs on links, and "suites" for how many runs of suites are there.
     """
     found = {}
     if results.runs:
         runs = dataclasses.replace(results, replays=(), codecs=())
         found["quality"] = _quality(runs)
         found["equal"] = _equal(runs)
+        found["speed"] = gains(results)
     if results.replays:
         found["links"] = _links(dataclasses.replace(results, runs=(), codecs=()))
     if results.coverages:

@@ -1,12 +1,21 @@
 """The page of a report: one file with all figures, tables and scripts, which loads nothing.
 
-Law: whatever comes from a file of results is text. It is escaped where it stands in HTML, and in the JSON of a plot no
-"<" is left that could end its script.
+Invariants:
+    Whatever comes from a file of results is text and is escaped in HTML. A plot is compressed JSON in base64, from
+    which ``figure.js`` makes no markup.
+
+Why:
+    Uncompressed, a page of a thousand runs would have megabytes of JSON.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import math
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,13 +25,11 @@ from markupsafe import Markup, escape
 
 from gradwire._files import replace_text
 from gradwire.errors import ConfigError
+from gradwire_lab.report._headline import headline
 from gradwire_lab.report._results import Results
 from gradwire_lab.report._where import facts, warnings
 
-__all__ = ["render", "write"]
-
-_TEMPLATES = {"light": "plotly_white", "dark": "plotly_dark"}
-_CLEAR = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
+__all__ = ["packed", "render", "write"]
 
 
 def write(path: Path, results: Results, sections: Any, title: str) -> None:
@@ -44,44 +51,42 @@ def write(path: Path, results: Results, sections: Any, title: str) -> None:
 
 def render(results: Results, sections: Any, title: str) -> str:
     """The page as text; arguments as for ``write``."""
-    # Here and below, because Plotly takes as long to load as torch.
-    from plotly.offline import get_plotlyjs
-
     environment = Environment(autoescape=True, trim_blocks=False)
-    environment.filters["figure_json"] = lambda figure: Markup(_json(figure))
+    environment.filters["packed"] = packed
     environment.filters["breakable"] = lambda text: Markup(_breakable(str(escape(text))))
     return str(
         environment.from_string(_file("page.html")).render(
             title=title,
+            headline=headline(results),
             facts=facts(results),
             warnings=warnings(results),
             sections=sections,
             style=Markup(_file("page.css")),
-            script=Markup(_file("page.js")),
-            templates=_templates(),
-            plotly=Markup(get_plotlyjs()),
+            script=Markup(_file("figure.js") + _file("page.js")),
         )
     )
 
 
-def _json(figure: Any) -> str:
-    """Encode a figure for a script of type application/json; a value that is not finite becomes null."""
-    from plotly.io.json import to_json_plotly
+def packed(figure: Any) -> str:
+    """Encode a figure for a page: JSON, compressed, as base64; a value that is not finite becomes null."""
+    text = json.dumps(_short(figure), separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
-    text: str = to_json_plotly(figure)
-    return text.replace("<", r"\u003c")
+
+def _short(value: Any) -> Any:
+    """Round to what a picture shows: a million pixels."""
+    if isinstance(value, Mapping):
+        return {name: _short(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _breakable(escaped: str) -> str:
     """Let a name wrap after an underscore or a sign between parameters, and nowhere inside a word."""
     return re.sub(r"(?<=[_:,=])(?=\w)", "<wbr>", escaped)
-
-
-def _templates() -> dict[str, Any]:
-    from plotly.io import templates
-
-    found = {name: templates[template].to_plotly_json() for name, template in _TEMPLATES.items()}
-    return {name: {**template, "layout": {**template["layout"], **_CLEAR}} for name, template in found.items()}
 
 
 def _file(name: str) -> str:

@@ -1,10 +1,14 @@
 """Training runs in groups that may be compared: the same task, model, data, workers, link, epochs and device.
 
-Law: a figure is a mean over seeds, and a difference between two of them is one only above the noise floor, which is how
-far two means of uncompressed runs, of as many seeds, may be apart, and above Welch's limit, which knows the spread of
-the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own, whose model
-was distributed in the same way: under FSDP2 with those under FSDP2. One that was tried at several learning rates stands
-there at the one that was best on the first seed, and is compared with uncompressed runs that were tuned like it.
+Invariants:
+    * A figure is a mean over seeds.
+    * A difference between two figures is reported only above the noise floor, which is how far two means of
+      uncompressed runs, of as many seeds, may be apart, and above Welch's limit, which also contains the spread of the
+      method.
+    * A method is compared with uncompressed runs of its own recipe, or else of the task's own, whose model was
+      distributed in the same way: under FSDP2 with those under FSDP2.
+    * A method that was tried at several learning rates is shown at the one that was best on the first seed, and is
+      compared with uncompressed runs that were tuned in the same way.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Replayed exchanges in groups that may be compared: the same model, workers and pretended computation.
 
-Law: a method is compared with plain DDP on the same link, or with our own uncompressed exchange where that was not
-replayed, and then it is said. Rows of different threads, instructions or machines are not compared. Where a method
-stops paying is read between two links that were measured, one on which it is faster and one on which it is not; beyond
-the measured links nothing is said.
+Invariants:
+    * A method is compared with plain DDP on the same link. Where that was not replayed, it is compared with our own
+      uncompressed exchange, and the report says so.
+    * Rows of different threads, instructions or machines are not compared.
+    * The rate at which a method stops paying is read between two links that were measured, one on which it is faster
+      and one on which it is not. Beyond the measured links nothing is claimed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Results that a report is made of: lines in files, whose kind is known by their fields.
 
-Law: nothing is left out in silence. A line is a training run, a replayed exchange, a cell of ``gradwire check auto`` or
-codec's figures, or it is an error that names the file and the line; of a file that was cut off while it was written,
-the last line is no line.
+Invariants:
+    Nothing is left out silently. A line is a training run, a replayed exchange, a cell of ``gradwire check auto``,
+    codec's figures, or a step of somebody else's trainer; any other line is an error that names the file and the line.
+    The exception is an incomplete last line of a file that was cut off while it was written, which is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from gradwire.errors import ConfigError
 from gradwire_lab.experiments.records import Record, counted, kind_of
 from gradwire_lab.experiments.suite import Coverage, coverage
-from gradwire_lab.report._lines import checked_cell, checked_codec, checked_replay, checked_run
+from gradwire_lab.report._lines import Logged, checked_cell, checked_codec, checked_log, checked_replay, checked_run
 from gradwire_lab.report._panels import Panel, panels
 
 __all__ = ["Results", "read"]
@@ -29,7 +30,21 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "replay": checked_replay,
     "auto": checked_cell,
     "codec": checked_codec,
+    "log": checked_log,
 }
+
+
+@dataclass(frozen=True)
+class Log:
+    """A run of another trainer.
+
+    Args:
+        name: name of its file, without what its kind is.
+        points: lines of the file, at least one, with increasing steps.
+    """
+
+    name: str
+    points: Sequence[Logged]
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,7 @@ class Results:
         replaced: number of runs that were repeated later, with equal settings.
         cells: cells of ``gradwire check auto`` that did not fail.
         coverages: numbers of runs of suites that are among them.
+        logs: runs of other trainers.
     """
 
     runs: Sequence[Record] = ()
@@ -53,6 +69,7 @@ class Results:
     replaced: int = 0
     cells: Sequence[Row] = ()
     coverages: Sequence[Coverage] = ()
+    logs: Sequence[Log] = ()
 
     @cached_property
     def panels(self) -> list[Panel]:
@@ -71,12 +88,19 @@ def read(paths: Sequence[Path], suites: Sequence[Path] = ()) -> Results:
         ConfigError: a file that cannot be read or holds nothing, or a line that is no result.
     """
     rows: dict[str, list[Any]] = {kind: [] for kind in _CHECKED}
+    logs = []
     for path in paths:
         count = 0
         for where, line in _rows(path):
             count += 1
             kind = _kind(line, where)
             rows[kind].append(_at(where, _CHECKED[kind], line))
+            steps = [each.step for each in rows["log"][-2:]]
+            if kind == "log" and steps != sorted({*steps}):
+                raise ConfigError(f"{where}: a file is one run, so step must be larger than {steps[0]}, got {steps[1]}")
+        if rows["log"]:
+            logs.append(Log(path.stem, tuple(rows["log"])))
+            rows["log"].clear()
         if not count:
             raise ConfigError(f"{path}, line 1: a file of results must hold some, and this one is empty")
     kept = list(counted(rows["train"]).values())
@@ -84,7 +108,7 @@ def read(paths: Sequence[Path], suites: Sequence[Path] = ()) -> Results:
     # A cell that was measured again counts as it was last; one that failed says nothing.
     cells = list({row["id"]: row for row in rows["auto"] if "error" not in row}.values())
     coverages = [coverage(suite, rows["train"]) for suite in suites]
-    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced, cells, coverages)
+    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced, cells, coverages, logs)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -122,9 +146,12 @@ def _at(where: str, parse: Callable[[Any], Any], given: Any) -> Any:
 
 def _kind(line: Any, where: str) -> str:
     kind = kind_of(line) if isinstance(line, Mapping) else None
+    if kind is None and isinstance(line, Mapping) and line.keys() & {"step", "loss"}:
+        kind = "log"
     if kind is not None:
         return kind
     raise ConfigError(
         f"{where}: a line must be a run of 'gradwire train', a row of 'gradwire replay', a cell of "
-        f"'gradwire check auto' or a row of 'gradwire bench codec', got {json.dumps(line)[:80]}"
+        "'gradwire check auto', a row of 'gradwire bench codec', or a step of your own trainer with step and loss, and "
+        f"perhaps seconds and bytes, got {json.dumps(line)[:80]}"
     )

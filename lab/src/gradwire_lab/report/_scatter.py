@@ -1,7 +1,8 @@
 """Dots with names beside them, coloured by family: one for each method.
 
-Law: what is drawn is all there is. A second view, chosen by a button, looks closer at the better three quarters; names
-are placed for each view anew.
+Invariants:
+    All points are drawn. A second view, chosen by a button, shows the better three quarters at a larger scale; names
+    are placed for each view separately.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def scatter(dots: Sequence[Dot], x: Spec, y: Spec, stripe: Range | None = None, 
         x: an axis, linear, or logarithmic with a range.
         y: a linear axis.
         stripe: stripe of noise, in units of y.
-        lower: the smallest y is the best, and is at the upper end.
+        lower: the smallest y is the best.
     """
     ordered = [dot for family in by_family(each.family for each in dots) for dot in dots if dot.family == family]
     log = x.get("type") == "log"
     across = tuple(x["range"]) if log else _padded([dot.x for dot in ordered])
     heights = [dot.y for dot in ordered]
     views = {"all": _padded(heights), "near the best": near(heights, lower=lower)}
-    ranges = {name: (down[1], down[0]) if lower else down for name, down in views.items() if down is not None}
+    ranges = {name: down for name, down in views.items() if down is not None}
     texts = {name: _texts(ordered, across, down, log=log) for name, down in ranges.items()}
     return {
         "data": [*_tails(ordered), *(_trace(dots, text) for dots, text in _split(ordered, texts["all"]))],

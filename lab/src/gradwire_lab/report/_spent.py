@@ -1,13 +1,14 @@
 """Bytes and time that training has spent by the end of each epoch: time on a link is measured there, or modelled.
 
-Law: a run over the loopback had no link. What it would have taken on one is a model, and is called so wherever it is
-shown: after n steps that sent b bytes
+Invariants:
+    A run over the loopback had no link, so its time on a link is a model, and is called so wherever it is shown. After
+    n steps that sent b bytes
 
-    t = n (L + C + 2 (W - 1) alpha) + b / beta
+        t = n (L + C + 2 (W - 1) alpha) + b / beta
 
-with the model's alpha and beta of ``gradwire.auto.link_cost``. L is what a step takes beside the exchange: the smallest
-of the panel's runs of the same recipe, because a disturbance only adds to it. C is the smallest encoding and decoding
-of the method's own runs. Nothing overlaps, and each step has one exchange.
+    with the model's alpha and beta of ``gradwire.auto.link_cost``. L is what a step takes beside the exchange: the
+    smallest of the panel's runs of the same recipe, because a disturbance only adds to it. C is the smallest encoding
+    and decoding time of the method's own runs. Nothing overlaps, and each step has one exchange.
 """
 
 from __future__ import annotations

@@ -1,35 +1,13 @@
 "use strict";
-const templates = JSON.parse(document.getElementById("templates").textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const narrow = matchMedia("(max-width: 600px)");
 
-// Labels were placed for a wide plot: on a narrow one, those that would cover another are left out.
-function declutter(plot) {
-  const area = plot.querySelector(".nsewdrag")?.getBoundingClientRect();
-  const shown = [];
-  for (const text of plot.querySelectorAll(".textpoint text")) {
-    const box = text.getBoundingClientRect();
-    const outside = area && (box.left < area.left - 2 || box.right > area.right + 2);
-    const covers = shown.some(
-      (other) => box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom,
-    );
-    text.style.visibility = outside || covers ? "hidden" : "visible";
-    if (!outside && !covers) shown.push(box);
-  }
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
-function draw(block) {
+async function draw(block) {
   const plot = block.querySelector(".plot");
-  if (!plot) return;
-  const figure = JSON.parse(block.querySelector("script").textContent);
-  const layout = { ...figure.layout, template: templates[dark.matches ? "dark" : "light"] };
-  if (narrow.matches) layout.margin = { ...layout.margin, l: 8, r: 8 };
-  const config = { responsive: true, displaylogo: false, displayModeBar: narrow.matches ? false : "hover" };
-  Plotly.react(plot, figure.data, layout, config).then(() => {
-    declutter(plot);
-    if (!plot.dataset.drawn) plot.on("plotly_afterplot", () => declutter(plot));
-    plot.dataset.drawn = "yes";
-  });
+  if (plot) drawFigure(plot, await unpacked(block.querySelector("script").textContent));
 }
 
 function show(section, choice) {
@@ -75,5 +53,10 @@ function sort(head) {
 }
 
 for (const head of document.querySelectorAll("th")) head.addEventListener("click", () => sort(head));
-dark.addEventListener("change", drawShown);
+document.querySelectorAll(".plot").forEach((plot, number) => (plot.dataset.number = number));
+let across = document.body.clientWidth;
+addEventListener("resize", () => {
+  if (document.body.clientWidth !== across) drawShown();
+  across = document.body.clientWidth;
+});
 drawShown();

@@ -17,28 +17,28 @@ PLACE = 10
 TITLE = "All methods"
 NOTE = (
     "Quality at the end of training, mean ± standard deviation over the seeds, and its change from no compression. "
-    "Speed is throughput over that of no compression; dense is the volume of an uncompressed exchange; peak growth is "
-    "the most memory that a worker held, less what it held when the run began. A click on a head sorts."
+    "Times as fast is throughput over that of no compression; growth of memory is the most that a worker held, less "
+    "what it held when the run began. A click on a head sorts."
 )
 
 _HEADS = (
     "method",
     "quality",
-    "±",
+    "± of seeds",
     "seeds",
     "change",
     "verdict",
-    "speed",
-    "step, ms",
+    "times as fast",
+    "milliseconds a step",
     "bytes a step",
-    "of dense",
-    "unpacked",
-    "interface",
-    "state, bytes",
-    "peak growth, MB",
+    "share of uncompressed",
+    "bytes a step, unpacked",
+    "bytes a step at the interface",
+    "bytes kept between steps",
+    "growth of memory, MB",
     "family",
 )
-_BRIEF = ("method", "quality", "±", "change", "verdict", "speed", "bytes a step")
+_BRIEF = ("method", "quality", "± of seeds", "change", "verdict", "times as fast", "bytes a step")
 _TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse", DIVERGED: "failed"}
 
 

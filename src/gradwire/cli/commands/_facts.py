@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire._extras import declared, install
+from gradwire._short_traceback import VARIABLE, check_variable
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.kernels.native import SLOWER, kernel_info, problem, remedy
 from gradwire.version import __version__
@@ -161,6 +162,9 @@ VARIABLES: dict[str, Callable[[str], object]] = {
     "GRADWIRE_SERVER_TIMEOUT": partial(_seconds, "GRADWIRE_SERVER_TIMEOUT"),
     "GRADWIRE_HOST": str,
     "GRADWIRE_SERVER_OPTIONS": str,
+    "GRADWIRE_METHOD_FILES": str,
+    "GRADWIRE_RUN": lambda text: require(text in ("", "watch", "apply"), "GRADWIRE_RUN", "watch or apply", text),
+    VARIABLE: check_variable,
 }
 """Every variable that gradwire reads, and what raises ConfigError where its value cannot work."""
 

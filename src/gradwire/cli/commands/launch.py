@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gradwire.cli.command_group import Integer
+from gradwire.cli.command_group import METHOD, Integer
 from gradwire.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -25,6 +25,14 @@ __all__ = ["command"]
 @click.command("launch", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--workers", type=Integer(1), default=2, show_default=True, help="Processes of the script.")
 @click.option("-s", "--servers", type=Integer(1), default=1, show_default=True)
+@click.option(
+    "--compressor",
+    multiple=True,
+    type=METHOD,
+    expose_value=False,
+    metavar="FILE.py:Class",
+    help="A method of yours that servers and workers know by its name; may be repeated.",
+)
 @click.option("--keys", type=click.Path(path_type=Path, file_okay=False), help="A folder of gradwire keygen.")
 @click.option(
     "--server-option",

@@ -9,32 +9,60 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
+from gradwire import registry
 from gradwire.cli._method_files import DescribedMethod, described_methods
+from gradwire.cli.command_group import METHOD
 from gradwire.cli.output import emit, json_option, show
+from gradwire.errors import ConfigError, nearest
 
 __all__ = ["command"]
 
 Row = dict[str, Any]
 
+_TIERS = {
+    "first": "recommended or well tried",
+    "second": "second tier",
+    "outside": "of another package",
+    "file": "in a file of yours",
+}
+
 
 @click.command("methods")
+@click.argument("names", nargs=-1, type=METHOD, metavar="[NAME]...")
 @click.option("--declared", is_flag=True, help="Show what each declares and costs, too, which loads torch.")
 @json_option
-def command(declared: bool, json_to: str | None) -> None:
-    """List every compressor: what it does, its parameters with their defaults, and its source.
+def command(names: tuple[str, ...], declared: bool, json_to: str | None) -> None:
+    """List every compressor: what it does, its parameters with their defaults, and its source; or describe those that
+    are named, as `gradwire methods qsgd` or `gradwire methods own.py:TopHalf`.
 
     With --declared or --json, list the properties that each declares at its default parameters. Bits and state bytes
     are for each element of a 1024 x 1024 matrix; "~" marks a payload whose size depends on the data, here of normal
     random values. State: what a worker keeps between steps.
     """
     if not declared and json_to is None:
-        show(_described(described_methods()))
+        known = {each.name: each for each in described_methods()}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"unknown method {name!r}: {nearest(name, known)}")
+        if names:
+            click.echo("\n\n".join(_alone(known[name]) for name in names))
+        else:
+            show(_described([*known.values()]))
         return
     # Here, because it loads torch.
     from gradwire import catalogue
 
-    rows = catalogue.methods()
+    rows = [catalogue.describe(registry.build("compressors", name)) for name in names] or catalogue.methods()
     emit(rows, json_to, lambda: [_costs(rows), _promises(rows), _sources(rows)])
+
+
+def _alone(method: DescribedMethod) -> str:
+    """One method, as its class describes it, and the call that uses it."""
+    given = "".join(f", {name}={value}" for name, value in method.parameters.items() if value)
+    use = f"{method.cls}({given[2:]})" if method.cls else f'"{method.name}"{given}'
+    page = "" if method.tier in ("outside", "file") else f"\n\nMore: docs/methods/{method.family}.md#{method.name}"
+    head = f"{method.name}: {method.family}, {_TIERS[method.tier]}"
+    return f"{head}\n\n{method.text or method.summary}\n\nUse: gradwire.compress_ddp(model, {use}){page}"
 
 
 def _described(methods: list[DescribedMethod]) -> RenderableType:

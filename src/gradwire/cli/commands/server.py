@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import torch
 
-from gradwire.cli.command_group import Integer, Number
+from gradwire.cli.command_group import METHOD, Integer, Number
 from gradwire.errors import ConfigError
 
 __all__ = ["command"]
@@ -49,6 +49,14 @@ __all__ = ["command"]
 )
 @click.option("--metrics-port", type=Integer(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one.")
 @click.option("--until-finished", is_flag=True, help="End when all workers have ended in peace, or are gone for long.")
+@click.option(
+    "--compressor",
+    multiple=True,
+    type=METHOD,
+    expose_value=False,
+    metavar="FILE.py:Class",
+    help="A method of yours that workers may choose by its name; may be repeated.",
+)
 @click.option("--scheduler", metavar="ENDPOINT", help="Tell this scheduler where workers find this server.")
 @click.option("--threads", type=Integer(1), default=1, show_default=True, help="That add gradients up.")
 def command(

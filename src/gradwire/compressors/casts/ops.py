@@ -52,7 +52,7 @@ CASTS = (torch.float16, torch.bfloat16, torch.float32)
 Cast = Annotated[Tensor, Flat(CASTS, "n", written=True)]
 
 
-@declared
+@declared(merges=True)
 def cast_encode(x: Floats, out: Cast, scale: float) -> None:
     """Round to the format of ``out``, to nearest, ties to even: out = RNE(x * scale).
 
@@ -72,7 +72,7 @@ def cast_encode(x: Floats, out: Cast, scale: float) -> None:
     out.copy_(x * float32(scale))
 
 
-@declared
+@declared(merges=True)
 def cast_encode_feedback(grad: Written, residual: Written, out: Cast, status: Status = None) -> None:
     """Round x = residual + grad to the format of ``out``, to nearest, ties to even, and keep the rest: residual = x -
     out.
@@ -102,7 +102,7 @@ def cast_encode_feedback(grad: Written, residual: Written, out: Cast, status: St
         status |= ~torch.isfinite(residual).all()
 
 
-@declared
+@declared(merges=True)
 def cast_add_decoded(
     payloads: Annotated[Tensor, Rows(CASTS, "n")], out: Written, scale: float, fresh: bool = False
 ) -> None:
@@ -257,7 +257,7 @@ def _float8_values(kind: str) -> Tensor:
     return torch.where(byte < 128, magnitude, -magnitude)
 
 
-@declared(tables=("codebook(kind, x.device)",))
+@declared(tables=("codebook(kind, x.device)",), merges=True)
 def eightbit_encode(x: Floats, scales: Scales, codes: Codes, kind: Kind, block: Block) -> None:
     """Send for each element the nearest of 256 values that span its block.
 
@@ -290,7 +290,7 @@ def eightbit_encode(x: Floats, scales: Scales, codes: Codes, kind: Kind, block: 
     _write_codes(x, scales, codes, kind, block)
 
 
-@declared(tables=("codebook(kind, grad.device)",))
+@declared(tables=("codebook(kind, grad.device)",), merges=True)
 def eightbit_encode_feedback(
     grad: Written, residual: Written, scales: Scales, codes: Codes, kind: Kind, block: Block, status: Status = None
 ) -> None:
@@ -324,7 +324,7 @@ def eightbit_encode_feedback(
     torch.add(x, _dequantise(scales, codes, kind, block, -1.0), out=residual)
 
 
-@declared(tables=("codebook(kind, out.device)",))
+@declared(tables=("codebook(kind, out.device)",), merges=True)
 def eightbit_add_decoded(
     scales: Annotated[Tensor, Rows(torch.float32, "scale_count(n, block)")],
     codes: Annotated[Tensor, Rows(torch.uint8, "n")],

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from gradwire.compressors.casts.ops import KINDS, codebook
 from gradwire.kernels.triton.kernel_launch import BLOCK, ScratchMemory, launch, scratch
-from gradwire.kernels.triton.levels import blocks, groups, largest, load, norm_of, store, tile
+from gradwire.kernels.triton.levels import blocks, groups, largest, load, norm_of, store, tile, with_residual
 from gradwire.kernels.triton.levels import elements as elements_of
-from gradwire.kernels.triton.many import mergeable
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.tile import elements, number
 from gradwire.kernels.validation import float32
@@ -37,7 +36,7 @@ _AHEAD = tl.constexpr(0.8888888955116272)  # 8 / 9 in float32
 
 
 @triton.jit
-def _bfloat_bits(x: tl.tensor) -> tl.tensor:
+def _bfloat_bits(x):
     """The bits of x in bfloat16, rounded to nearest even, as int16; the interpreter's own conversion truncates."""
     bits = x.to(tl.uint32, bitcast=True)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -46,15 +45,7 @@ def _bfloat_bits(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _cast(
-    x: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    scale: tl.float32,
-    BFLOAT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _cast(x, out, n, scale: tl.float32, BFLOAT: tl.constexpr, BLOCK: tl.constexpr, program=None):
     i = elements(BLOCK, program)
     inside = i < n
     scaled = tl.load(x + i, mask=inside) * scale
@@ -64,25 +55,14 @@ def _cast(
         tl.store(out + i, scaled.to(out.dtype.element_ty), mask=inside)
 
 
-@mergeable
 def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
-    """The operation on a GPU."""
     n, bfloat = x.numel(), out.dtype is torch.bfloat16
     target = out.view(torch.int16) if bfloat else out
     launch(_cast, (triton.cdiv(n, BLOCK),), x, target, n, float32(scale), BFLOAT=bfloat, BLOCK=BLOCK)
 
 
 @triton.jit
-def _cast_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    out: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    BFLOAT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _cast_feedback(grad, residual, out, status, n, BFLOAT: tl.constexpr, BLOCK: tl.constexpr, program=None):
     i = elements(BLOCK, program)
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
@@ -100,9 +80,7 @@ def _cast_feedback(
         flag_nonfinite(x - value, status)
 
 
-@mergeable
 def cast_encode_feedback(grad: Tensor, residual: Tensor, out: Tensor, status: Tensor | None = None) -> None:
-    """The operation on a GPU."""
     n, bfloat = grad.numel(), out.dtype is torch.bfloat16
     target = out.view(torch.int16) if bfloat else out
     launch(_cast_feedback, (triton.cdiv(n, BLOCK),), grad, residual, target, status, n, BFLOAT=bfloat, BLOCK=BLOCK)
@@ -110,17 +88,17 @@ def cast_encode_feedback(grad: Tensor, residual: Tensor, out: Tensor, status: Te
 
 @triton.jit
 def _cast_sum(
-    payload: tl.tensor,
-    stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
+    payload,
+    stride,
+    ranks,
+    out,
+    n,
     scale: tl.float32,
     BFLOAT: tl.constexpr,
     FRESH: tl.constexpr,
     BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     i = elements(BLOCK, program)
     inside = i < n
     total = tl.zeros((BLOCK,), tl.float32)
@@ -136,9 +114,7 @@ def _cast_sum(
     tl.store(out + i, total, mask=inside)
 
 
-@mergeable
 def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float, fresh: bool = False) -> None:
-    """The operation on a GPU."""
     n, ranks, bfloat = out.numel(), payloads.size(0), payloads.dtype is torch.bfloat16
     # As integers, since the interpreter's own conversion of subnormal bfloat16 is wrong.
     source = payloads.view(torch.int16) if bfloat else payloads
@@ -148,19 +124,13 @@ def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float, fresh: bool = 
 
 
 @triton.jit
-def _scale_of(x: tl.tensor) -> tl.tensor:
-    """The scale of each block of a tile."""
-    return norm_of(largest(x))
-
-
-@triton.jit
-def _step_of(norm: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+def _step_of(norm, KIND: tl.constexpr):
     """The factor for the values of a codebook in each block."""
     return tl.div_rn(norm, tl.full(norm.shape, _largest_of(KIND), tl.float32))
 
 
 @triton.jit
-def _code_of(x: tl.tensor, norm: tl.tensor, book: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+def _code_of(x, norm, book, KIND: tl.constexpr):
     """Compute the code of each element of a tile, as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(tl.full(norm.shape, 1.0, tl.float32), norm), 0.0)
@@ -177,12 +147,12 @@ def _code_of(x: tl.tensor, norm: tl.tensor, book: tl.tensor, KIND: tl.constexpr)
 
 
 @triton.jit
-def _largest_of(KIND: tl.constexpr) -> tl.constexpr:
+def _largest_of(KIND: tl.constexpr):
     return 127.0 if KIND == _LINEAR else 1.0 if KIND == _DYNAMIC else 448.0 if KIND == _E4M3 else 57344.0
 
 
 @triton.jit
-def _dynamic(y: tl.tensor, book: tl.tensor) -> tl.tensor:
+def _dynamic(y, book):
     magnitude = tl.abs(y)
     first = tl.full(y.shape, 1.0, tl.float32)
     slope = first * tl.load(book + 264)
@@ -198,7 +168,7 @@ def _dynamic(y: tl.tensor, book: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl.tensor:
+def _float8(scaled, FRACTION: tl.constexpr, BIAS: tl.constexpr):
     shift: tl.constexpr = 23 - FRACTION
     bits = scaled.to(tl.int32, bitcast=True)
     word = bits & _MAGNITUDE
@@ -210,54 +180,12 @@ def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl
 
 
 @triton.jit
-def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """The larger value by the bits, so that a NaN is larger than infinity."""
-    return tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _eightbit(
-    x: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    book: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    KIND: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SPAN: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    block = blocks(ROWS, program)
-    group = groups(block, 0, GROUPS, SPAN)
-    values = load(x, group, n)
-    norm = _scale_of(values)
-    for start in range(SPAN, GROUPS, SPAN):
-        norm = _larger(norm, _scale_of(load(x, groups(block, start, GROUPS, SPAN), n)))
-    tl.store(scales + block, norm, mask=block < count)
-    # The first part, all of it where blocks are short, is still in registers.
-    store(codes, _code_of(values, norm, book, KIND).to(tl.uint8), group, n)
-    for start in range(SPAN, GROUPS, SPAN):
-        group = groups(block, start, GROUPS, SPAN)
-        store(codes, _code_of(load(x, group, n), norm, book, KIND).to(tl.uint8), group, n)
-
-
-@triton.jit
-def _clear_word(word: tl.tensor, program: tl.tensor = None) -> None:  # noqa: ARG001
+def _clear_word(word, program=None):  # noqa: ARG001
     tl.store(word + tl.arange(0, 1), tl.zeros((1,), tl.int32))
 
 
 @triton.jit
-def _find_largest(
-    x: tl.tensor,
-    residual: tl.tensor,
-    word: tl.tensor,
-    n: tl.tensor,
-    UNDO: tl.constexpr,
-    BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _find_largest(x, residual, word, n, UNDO: tl.constexpr, BLOCK: tl.constexpr, program=None):
     """Find the largest magnitude of x, or of residual + x, which becomes the residual."""
     i = elements(BLOCK, program)
     values = tl.load(x + i, mask=i < n, other=0.0)
@@ -281,18 +209,8 @@ def _largest_in(x: Tensor, residual: Tensor | None, undo: bool) -> Tensor | Scra
 
 @triton.jit
 def _code_with_one_scale(
-    x: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    book: tl.tensor,
-    word: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    KEEP: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUPS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    x, scales, codes, book, word, status, n, KEEP: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, program=None
+):
     """Encode x, of which the largest magnitude is known; with ``KEEP`` it becomes what the codes do not represent."""
     norm = norm_of(tl.load(word + tl.arange(0, 1)))
     if number(program) == 0:
@@ -317,102 +235,92 @@ def _encode_with_one_scale(
     launch(_code_with_one_scale, (triton.cdiv(n, BLOCK),), *tensors, n, **form)
 
 
-@mergeable
-def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
-    """The operation on a GPU."""
-    if block == 0:
-        _encode_with_one_scale(x, None, scales, codes, kind, None)
-        return
-    n, count, part = x.numel(), scales.numel(), tile(block)
-    grid = (triton.cdiv(count, part["ROWS"]),)
-    launch(_eightbit, grid, x, scales, codes, codebook(kind, x.device), n, count, KIND=KINDS.index(kind), **part)
-
-
 @triton.jit
-def _write(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    codes: tl.tensor,
-    book: tl.tensor,
-    norm: tl.tensor,
-    group: tl.tensor,
-    n: tl.tensor,
-    KIND: tl.constexpr,
-    UNDO: tl.constexpr,
-) -> None:
-    old = load(residual, group, n)
-    x = old + load(grad, group, n)
+def _write(grad, residual, codes, book, norm, group, n, old, x, KIND: tl.constexpr, UNDO: tl.constexpr):
     code = _code_of(x, norm, book, KIND)
     store(codes, code.to(tl.uint8), group, n)
-    store(residual, x - _step_of(norm, KIND)[:, None, None] * tl.load(book + code), group, n)
-    if UNDO:
-        store(grad, old, group, n)
+    if residual is not None:
+        store(residual, x - _step_of(norm, KIND)[:, None, None] * tl.load(book + code), group, n)
+        if UNDO:
+            store(grad, old, group, n)
 
 
 @triton.jit
-def _eightbit_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    book: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
+def _eightbit(
+    grad,
+    residual,
+    scales,
+    codes,
+    book,
+    status,
+    n,
+    count,
     KIND: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
-    magnitude = largest(load(residual, group, n) + load(grad, group, n))
+    old, x = with_residual(grad, residual, group, n)
+    magnitude = largest(x)
     for start in range(SPAN, GROUPS, SPAN):
-        group = groups(block, start, GROUPS, SPAN)
-        magnitude = tl.maximum(magnitude, largest(load(residual, group, n) + load(grad, group, n)))
+        _, more = with_residual(grad, residual, groups(block, start, GROUPS, SPAN), n)
+        magnitude = tl.maximum(magnitude, largest(more))
     norm = norm_of(magnitude)
     tl.store(scales + block, norm, mask=block < count)
     if status is not None:
         flag_nonfinite(norm, status)
-    for start in range(0, GROUPS, SPAN):
+    # The first part, all of it where blocks are short, is still in registers.
+    _write(grad, residual, codes, book, norm, group, n, old, x, KIND, status is not None)
+    for start in range(SPAN, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
-        _write(grad, residual, codes, book, norm, group, n, KIND, status is not None)
+        old, x = with_residual(grad, residual, group, n)
+        _write(grad, residual, codes, book, norm, group, n, old, x, KIND, status is not None)
 
 
-@mergeable
+def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
+    eightbit_encode_feedback(x, None, scales, codes, kind, block)
+
+
 def eightbit_encode_feedback(
-    grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int, status: Tensor | None = None
+    grad: Tensor,
+    residual: Tensor | None,
+    scales: Tensor,
+    codes: Tensor,
+    kind: str,
+    block: int,
+    status: Tensor | None = None,
 ) -> None:
-    """The operation on a GPU."""
     if block == 0:
         _encode_with_one_scale(grad, residual, scales, codes, kind, status)
         return
     n, count, part = grad.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
     tensors = grad, residual, scales, codes, codebook(kind, grad.device), status
-    launch(_eightbit_feedback, grid, *tensors, n, count, KIND=KINDS.index(kind), **part)
+    launch(_eightbit, grid, *tensors, n, count, KIND=KINDS.index(kind), **part)
 
 
 @triton.jit
 def _eightbit_sum(
-    scales: tl.tensor,
-    scale_stride: tl.tensor,
-    codes: tl.tensor,
-    code_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    book: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
+    scales,
+    scale_stride,
+    codes,
+    code_stride,
+    ranks,
+    out,
+    book,
+    n,
+    count,
     scale: tl.float32,
     FRESH: tl.constexpr,
     KIND: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.zeros_like(i).to(tl.float32)
@@ -429,20 +337,20 @@ def _eightbit_sum(
 
 @triton.jit
 def _add_with_one_scale(
-    scales: tl.tensor,
-    scale_stride: tl.tensor,
-    codes: tl.tensor,
-    code_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    book: tl.tensor,
-    n: tl.tensor,
+    scales,
+    scale_stride,
+    codes,
+    code_stride,
+    ranks,
+    out,
+    book,
+    n,
     scale: tl.float32,
     FRESH: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     i = elements(BLOCK, program)
     total = tl.zeros_like(i).to(tl.float32)
     if not FRESH:
@@ -456,11 +364,9 @@ def _add_with_one_scale(
     tl.store(out + i, total, mask=i < n)
 
 
-@mergeable
 def eightbit_add_decoded(
     scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float, fresh: bool = False
 ) -> None:
-    """The operation on a GPU."""
     rows = scales, scales.stride(0), codes, codes.stride(0), codes.size(0)
     n, count, book = codes.size(1), scales.size(1), codebook(kind, out.device)
     if block == 0:

@@ -129,7 +129,7 @@ def _whole(n: int) -> int:
     return max(16, -(-n // 16) * 16)
 
 
-@declared
+@declared(merges=True)
 def qsgd_encode(
     x: Floats,
     norms: Norms,
@@ -178,7 +178,7 @@ def qsgd_encode(
     pack_levels(_quantise(x, norms, top_of(bits, levels), block, key, step, grid), bits, codes)
 
 
-@declared
+@declared(merges=True)
 def qsgd_encode_feedback(
     grad: Written,
     residual: Written,
@@ -237,7 +237,7 @@ def qsgd_encode_feedback(
         status |= ~norms.isfinite().all()
 
 
-@declared
+@declared(merges=True)
 def qsgd_add_decoded(
     norms: Annotated[Tensor, Rows(torch.float32, "-(-n // block)")],
     codes: Annotated[Tensor, Rows(torch.uint8, "-(-n * bits // 8)")],
@@ -282,7 +282,7 @@ def qsgd_add_decoded(
         out += scaled * _values_of(unpack_levels(row_codes, bits, out.numel()), top, grid)
 
 
-@declared
+@declared(merges=True)
 def round_encode(x: Floats, norm: Norm, codes: Codes, bits: Bits, levels: GivenLevels, key: int, step: int) -> None:
     """Round each element at random to a level, as ``qsgd_encode`` does, with one norm N that was measured before.
 
@@ -313,7 +313,7 @@ def round_encode(x: Floats, norm: Norm, codes: Codes, bits: Bits, levels: GivenL
     pack_levels(_quantise(x, norm, levels, _whole(x.numel()), key, step), bits, codes)
 
 
-@declared
+@declared(merges=True)
 def round_keep(
     residual: Written, norm: Norm, codes: Codes, bits: Bits, levels: GivenLevels, shrink: float, key: int, step: int
 ) -> None:
@@ -384,7 +384,7 @@ def _carries(n: int, rounding: str, key: int, step: int, device: torch.device) -
     return (words & (1 << _FRACTION) - 1).to(torch.int32)
 
 
-@declared
+@declared(merges=True)
 def natural_encode(
     x: Floats, bases: Bases, codes: Powers, rounding: Rounding, block: Block, key: int, step: int
 ) -> None:
@@ -420,7 +420,7 @@ def natural_encode(
     _write_powers(x, bases, codes, rounding, block, key, step)
 
 
-@declared
+@declared(merges=True)
 def natural_encode_feedback(
     grad: Written,
     residual: Written,
@@ -464,7 +464,7 @@ def natural_encode_feedback(
     torch.add(x, _dequantise(bases, codes, block, -1.0), out=residual)
 
 
-@declared
+@declared(merges=True)
 def natural_add_decoded(
     bases: Annotated[Tensor, Rows(torch.uint8, "-(-n // block)")],
     codes: Annotated[Tensor, Rows(torch.uint8, "n")],
@@ -519,7 +519,7 @@ def _exponents(largest: Tensor) -> Tensor:
     return torch.where(exponents.abs() <= _USUAL, 0, exponents)
 
 
-@declared
+@declared(merges=True)
 def moments(x: Floats, table: Table, centred: bool) -> None:
     """Measure each segment of 4096 elements: the largest |x|, origin o, sum of x - o, sum of (x - o)**2.
 
@@ -541,7 +541,7 @@ def moments(x: Floats, table: Table, centred: bool) -> None:
     _write_moments(x, table, centred)
 
 
-@declared
+@declared(merges=True)
 def moments_feedback(grad: Written, residual: Written, table: Table, centred: bool, status: Status = None) -> None:
     """Put x = residual + grad into ``residual`` and measure it as ``moments`` does: the first of two passes.
 
@@ -567,7 +567,7 @@ def moments_feedback(grad: Written, residual: Written, table: Table, centred: bo
 NORMS_OF_MOMENTS = ("largest", "length", "clipped")
 
 
-@declared(threads=False)
+@declared(threads=False, merges=True)
 def moments_norm(
     table: Annotated[Tensor, Flat(torch.float32, "4 * -(-n // SEGMENT)")],
     norm: Annotated[Tensor, Flat(torch.float32, "1", written=True)],
@@ -649,7 +649,7 @@ def _nearest(x: Tensor, norms: Tensor, block: int) -> Tensor:
     return rounded.masked_fill_(~spread(usable, x.numel(), block), 0.0)
 
 
-@declared
+@declared(merges=True)
 def loco_encode(x: Floats, norms: Norms, codes: Nibbles, block: Short) -> None:
     """Round each element to the nearest of 15 levels of its block.
 
@@ -679,7 +679,7 @@ def loco_encode(x: Floats, norms: Norms, codes: Nibbles, block: Short) -> None:
     pack_levels(_nearest(x, norms, block), 4, codes)
 
 
-@declared
+@declared(merges=True)
 def loco_encode_averaged(
     grad: Written,
     error: Errors,

@@ -11,8 +11,7 @@ from torch import Tensor
 from gradwire.compressors.levels.ops import LARGEST_BLOCK, SEGMENT, top_of
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.lengths import write_lengths
-from gradwire.kernels.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
-from gradwire.kernels.triton.many import mergeable
+from gradwire.kernels.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile, with_residual
 from gradwire.kernels.triton.moments import write_moments, write_norm
 from gradwire.kernels.triton.philox import philox_words
 from gradwire.kernels.triton.status import flag_nonfinite
@@ -46,19 +45,19 @@ ROUND_GROUPS = BLOCK // 8
 
 
 @triton.jit
-def _top(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
+def _top(norm, TOP: tl.constexpr):
     """The highest level, once for each block."""
     return tl.full(norm.shape, TOP, tl.float32)
 
 
 @triton.jit
-def _step_of(norm: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr = False) -> tl.tensor:
+def _step_of(norm, TOP: tl.constexpr, POWERS: tl.constexpr = False):
     """The unit of the levels' values in each block: the distance between neighbours, or the norm."""
     return norm if POWERS else tl.div_rn(norm, _top(norm, TOP))
 
 
 @triton.jit
-def _value_of_level(q: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr) -> tl.tensor:
+def _value_of_level(q, TOP: tl.constexpr, POWERS: tl.constexpr):
     """The values of levels in that unit, as float32."""
     if POWERS:
         size = tl.abs(q)
@@ -68,7 +67,7 @@ def _value_of_level(q: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr) -> tl
 
 
 @triton.jit
-def _level_of(share: tl.tensor, shift: tl.tensor, TOP: tl.constexpr, POWERS: tl.constexpr) -> tl.tensor:
+def _level_of(share, shift, TOP: tl.constexpr, POWERS: tl.constexpr):
     """Round to a level at random: a multiple of the step, or of powers of two the one below or above."""
     if POWERS:
         scaled = share * tl.full((1, 1, 1), (TOP + 126) << 23, tl.int32).to(tl.float32, bitcast=True)
@@ -81,7 +80,7 @@ def _level_of(share: tl.tensor, shift: tl.tensor, TOP: tl.constexpr, POWERS: tl.
 
 
 @triton.jit
-def _bytes(group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _bytes(group, size, BITS: tl.constexpr):
     """The indices of the bytes of each group, their places in its word, and a mask of those that exist."""
     slot = tl.arange(0, 2 if BITS == 2 else 4 if BITS <= 4 else 8)[None, None, :]
     byte = group[:, :, None] * BITS + slot
@@ -89,7 +88,7 @@ def _bytes(group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tuple[tl.te
 
 
 @triton.jit
-def _uniform(group: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
+def _uniform(group, key, step):
     """16 bits of Philox for each element, as the middles of 2**16 parts of (0, 1)."""
     lane = tl.arange(0, 8)[None, None, :]
     word0, word1, word2, word3 = philox_words(group, key, step)
@@ -101,17 +100,8 @@ def _uniform(group: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _write_levels(
-    x: tl.tensor,
-    group: tl.tensor,
-    norm: tl.tensor,
-    codes: tl.tensor,
-    size: tl.tensor,
-    key: tl.tensor,
-    step: tl.tensor,
-    BITS: tl.constexpr,
-    TOP: tl.constexpr,
-    POWERS: tl.constexpr = False,
-) -> tl.tensor:
+    x, group, norm, codes, size, key, step, BITS: tl.constexpr, TOP: tl.constexpr, POWERS: tl.constexpr = False
+):
     """Round a tile to its levels and write their codes; return the levels as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(_top(norm, 1 if POWERS else TOP), norm), 0.0)
@@ -125,7 +115,7 @@ def _write_levels(
 
 
 @triton.jit
-def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+def _read_levels(codes, group, size, BITS: tl.constexpr):
     """Read the levels of a tile, as int32."""
     byte, shift, inside = _bytes(group, size, BITS)
     parts = tl.load(codes + byte, mask=inside, other=0).to(tl.int64)
@@ -135,16 +125,30 @@ def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.c
     return (raw ^ sign) - sign
 
 
+def _form(bits: int, levels: int, grid: str, norm: str) -> dict[str, int]:
+    return {"BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers", "MEASURED": norm == "l2"}
+
+
+@triton.jit
+def _keep(grad, residual, group, n, old, kept, UNDO: tl.constexpr):
+    store(residual, kept, group, n)
+    if UNDO:
+        store(grad, old, group, n)
+
+
 @triton.jit(do_not_specialize=["key", "step"])
 def _qsgd(
-    x: tl.tensor,
-    norms: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
+    grad,
+    residual,
+    norms,
+    codes,
+    status,
+    n,
+    count,
+    size,
     key: tl.int64,
     step: tl.int64,
+    shrink: tl.float32,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     POWERS: tl.constexpr,
@@ -152,31 +156,35 @@ def _qsgd(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
-    values = load(x, group, n)
+    old, x = with_residual(grad, residual, group, n)
     if MEASURED:
         norm = tl.load(norms + block, mask=block < count, other=0.0)
     else:
-        magnitude = largest(values)
+        magnitude = largest(x)
         for start in range(SPAN, GROUPS, SPAN):
-            magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
+            _, more = with_residual(grad, residual, groups(block, start, GROUPS, SPAN), n)
+            magnitude = tl.maximum(magnitude, largest(more))
         norm = norm_of(magnitude)
         tl.store(norms + block, norm, mask=block < count)
+    if status is not None:
+        flag_nonfinite(norm, status)
+    distance = (_step_of(norm, TOP, POWERS) * shrink)[:, None, None]
     # The first part, all of it where blocks are short, is still in registers.
-    _write_levels(values, group, norm, codes, size, key, step, BITS, TOP, POWERS)
+    q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP, POWERS)
+    if residual is not None:
+        _keep(grad, residual, group, n, old, x - distance * _value_of_level(q, TOP, POWERS), status is not None)
     for start in range(SPAN, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
-        _write_levels(load(x, group, n), group, norm, codes, size, key, step, BITS, TOP, POWERS)
+        old, x = with_residual(grad, residual, group, n)
+        q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP, POWERS)
+        if residual is not None:
+            _keep(grad, residual, group, n, old, x - distance * _value_of_level(q, TOP, POWERS), status is not None)
 
 
-def _form(bits: int, levels: int, grid: str, norm: str) -> dict[str, int]:
-    return {"BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers", "MEASURED": norm == "l2"}
-
-
-@mergeable
 def qsgd_encode(
     x: Tensor,
     norms: Tensor,
@@ -189,87 +197,12 @@ def qsgd_encode(
     levels: int = 0,
     grid: str = "uniform",
 ) -> None:
-    """The operation on a GPU."""
-    n, count, size, part = x.numel(), norms.numel(), codes.numel(), tile(block)
-    form = _form(bits, levels, grid, norm) | part
-    if norm == "l2":
-        write_lengths(x, None, norms, block)
-    launch(_qsgd, _programs(count, part), x, norms, codes, n, count, size, key, step, **form)
+    qsgd_encode_feedback(x, None, norms, codes, bits, block, norm, key, step, levels=levels, grid=grid)
 
 
-@triton.jit
-def _sum(grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The old residual, and the sum to encode."""
-    old = load(residual, group, n)
-    return old, old + load(grad, group, n)
-
-
-@triton.jit
-def _keep(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    group: tl.tensor,
-    n: tl.tensor,
-    old: tl.tensor,
-    kept: tl.tensor,
-    UNDO: tl.constexpr,
-) -> None:
-    store(residual, kept, group, n)
-    if UNDO:
-        store(grad, old, group, n)
-
-
-@triton.jit(do_not_specialize=["key", "step"])
-def _qsgd_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    norms: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    key: tl.int64,
-    step: tl.int64,
-    shrink: tl.float32,
-    BITS: tl.constexpr,
-    TOP: tl.constexpr,
-    POWERS: tl.constexpr,
-    MEASURED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SPAN: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    block = blocks(ROWS, program)
-    group = groups(block, 0, GROUPS, SPAN)
-    old, x = _sum(grad, residual, group, n)
-    if MEASURED:
-        norm = tl.load(norms + block, mask=block < count, other=0.0)
-    else:
-        magnitude = largest(x)
-        for start in range(SPAN, GROUPS, SPAN):
-            _, more = _sum(grad, residual, groups(block, start, GROUPS, SPAN), n)
-            magnitude = tl.maximum(magnitude, largest(more))
-        norm = norm_of(magnitude)
-        tl.store(norms + block, norm, mask=block < count)
-    if status is not None:
-        flag_nonfinite(norm, status)
-    distance = (_step_of(norm, TOP, POWERS) * shrink)[:, None, None]
-    # The first part, all of it where blocks are short, is still in registers.
-    q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP, POWERS)
-    _keep(grad, residual, group, n, old, x - distance * _value_of_level(q, TOP, POWERS), status is not None)
-    for start in range(SPAN, GROUPS, SPAN):
-        group = groups(block, start, GROUPS, SPAN)
-        old, x = _sum(grad, residual, group, n)
-        q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP, POWERS)
-        _keep(grad, residual, group, n, old, x - distance * _value_of_level(q, TOP, POWERS), status is not None)
-
-
-@mergeable
 def qsgd_encode_feedback(
     grad: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     norms: Tensor,
     codes: Tensor,
     bits: int,
@@ -282,27 +215,26 @@ def qsgd_encode_feedback(
     levels: int = 0,
     grid: str = "uniform",
 ) -> None:
-    """The operation on a GPU."""
     tensors = grad, residual, norms, codes
     n, count, size, part = grad.numel(), norms.numel(), codes.numel(), tile(block)
     form = _form(bits, levels, grid, norm) | part
     if norm == "l2":
-        write_lengths(residual, grad, norms, block)
+        write_lengths(grad, residual, norms, block)
     numbers = n, count, size, key, step, float32(shrink)
-    launch(_qsgd_feedback, _programs(count, part), *tensors, status, *numbers, **form)
+    launch(_qsgd, _programs(count, part), *tensors, status, *numbers, **form)
 
 
 @triton.jit
 def _add(
-    norms: tl.tensor,
-    norm_stride: tl.tensor,
-    codes: tl.tensor,
-    code_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
+    norms,
+    norm_stride,
+    codes,
+    code_stride,
+    ranks,
+    out,
+    n,
+    count,
+    size,
     scale: tl.float32,
     FRESH: tl.constexpr,
     BITS: tl.constexpr,
@@ -311,8 +243,8 @@ def _add(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
     i = elements(group)
@@ -329,14 +261,14 @@ def _add(
 
 @triton.jit
 def _add_long(
-    norms: tl.tensor,
-    norm_stride: tl.tensor,
-    codes: tl.tensor,
-    code_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    norms,
+    norm_stride,
+    codes,
+    code_stride,
+    ranks,
+    out,
+    n,
+    size,
     groups_of_block: tl.int64,
     scale: tl.float32,
     FRESH: tl.constexpr,
@@ -344,8 +276,8 @@ def _add_long(
     TOP: tl.constexpr,
     POWERS: tl.constexpr,
     GROUPS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     """Add to a part of a tensor whose blocks are longer than the part; each group reads the norm of its own."""
     group = (number(program) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
@@ -361,7 +293,6 @@ def _add_long(
     tl.store(out + i, total, mask=i < n)
 
 
-@mergeable
 def qsgd_add_decoded(
     norms: Tensor,
     codes: Tensor,
@@ -373,7 +304,6 @@ def qsgd_add_decoded(
     grid: str = "uniform",
     fresh: bool = False,
 ) -> None:
-    """The operation on a GPU."""
     (ranks, size), count, n = codes.shape, norms.size(1), out.numel()
     rows = norms, norms.stride(0), codes, codes.stride(0), ranks
     form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), "POWERS": grid == "powers"}
@@ -386,18 +316,8 @@ def qsgd_add_decoded(
 
 @triton.jit
 def _round_tile(
-    x: tl.tensor,
-    norm: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    key: tl.tensor,
-    step: tl.tensor,
-    BITS: tl.constexpr,
-    TOP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    program: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    x, norm, codes, n, size, key, step, BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, program
+):
     """Write the codes of this program's tile; return its elements' indices, values and levels, and the norm, (1,)."""
     group = (number(program) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
@@ -409,64 +329,58 @@ def _round_tile(
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _round(
-    x: tl.tensor,
-    norm: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    x,
+    norm,
+    codes,
+    n,
+    size,
     key: tl.int64,
     step: tl.int64,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     _round_tile(x, norm, codes, n, size, key, step, BITS, TOP, GROUPS, program)
 
 
-@mergeable
 def round_encode(x: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, key: int, step: int) -> None:
-    """The operation on a GPU."""
     n, programs, form = x.numel(), _rounding(x), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
     launch(_round, programs, x, norm, codes, n, codes.numel(), key, step, **form)
 
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _round_kept(
-    residual: tl.tensor,
-    norm: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    residual,
+    norm,
+    codes,
+    n,
+    size,
     key: tl.int64,
     step: tl.int64,
     shrink: tl.float32,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     i, x, q, given = _round_tile(residual, norm, codes, n, size, key, step, BITS, TOP, GROUPS, program)
     distance = (_step_of(given, TOP) * shrink)[:, None, None]
     tl.store(residual + i, x - distance * q.to(tl.float32), mask=i < n)
 
 
-@mergeable
 def round_keep(
     residual: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, shrink: float, key: int, step: int
 ) -> None:
-    """The operation on a GPU."""
     n, programs, form = residual.numel(), _rounding(residual), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
     launch(_round_kept, programs, residual, norm, codes, n, codes.numel(), key, step, float32(shrink), **form)
 
 
-@mergeable
 def moments(x: Tensor, table: Tensor, centred: bool) -> None:
     """The operation on a GPU; a program measures several segments."""
     write_moments(x, None, table, centred, None, SEGMENT)
 
 
-@mergeable
 def moments_feedback(
     grad: Tensor, residual: Tensor, table: Tensor, centred: bool, status: Tensor | None = None
 ) -> None:
@@ -474,21 +388,20 @@ def moments_feedback(
     write_moments(grad, residual, table, centred, status, SEGMENT)
 
 
-@mergeable
 def moments_norm(table: Tensor, norm: Tensor, kind: str, factor: float, n: int) -> None:
     """The operation on a GPU; one program adds up all segments."""
     write_norm(table, norm, kind, factor, n, SEGMENT)
 
 
 @triton.jit
-def _base_of(magnitude: tl.tensor) -> tl.tensor:
+def _base_of(magnitude):
     """The biased exponent below the window of each block, from its largest magnitude; 255 if that is not finite."""
     exponent = magnitude >> 23
     return tl.where(exponent == 255, 255, tl.maximum(exponent - 126, 0))
 
 
 @triton.jit
-def _words(counter: tl.tensor, key: tl.tensor, step: tl.tensor, lane: tl.tensor) -> tl.tensor:
+def _words(counter, key, step, lane):
     word0, word1, word2, word3 = philox_words(counter, key, step)
     low = tl.where(lane % 2 == 0, word0[:, :, None], word1[:, :, None])
     high = tl.where(lane % 2 == 0, word2[:, :, None], word3[:, :, None])
@@ -496,7 +409,7 @@ def _words(counter: tl.tensor, key: tl.tensor, step: tl.tensor, lane: tl.tensor)
 
 
 @triton.jit
-def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.constexpr) -> tl.tensor:
+def _carries(group, key, step, RANDOM: tl.constexpr):
     """The integer that is added to the bits of each element of a tile."""
     lane = tl.arange(0, 8)[None, None, :]
     if RANDOM:
@@ -506,7 +419,7 @@ def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.const
 
 
 @triton.jit
-def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
+def _code_of(x, base, carry):
     """Compute the code of each element of a tile, as int32."""
     bits = x.to(tl.int32, bitcast=True)
     # Beyond 2**31 the sum of a NaN's bits would be negative; its block has no codes.
@@ -517,7 +430,7 @@ def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _value_of(code: tl.tensor, base: tl.tensor) -> tl.tensor:
+def _value_of(code, base):
     """The values of codes 0 to 255 in blocks of a base below 255."""
     place = code & 0x7F
     power = tl.minimum(place + base[:, None, None], 255) << 23
@@ -526,61 +439,26 @@ def _value_of(code: tl.tensor, base: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _natural(
-    x: tl.tensor,
-    bases: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
+    grad,
+    residual,
+    bases,
+    codes,
+    status,
+    n,
+    count,
     key: tl.int64,
     step: tl.int64,
     RANDOM: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
-    magnitude = largest(load(x, groups(block, 0, GROUPS, SPAN), n))
-    for start in range(SPAN, GROUPS, SPAN):
-        magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
-    base = _base_of(magnitude)
-    tl.store(bases + block, base.to(tl.uint8), mask=block < count)
-    for start in range(0, GROUPS, SPAN):
-        group = groups(block, start, GROUPS, SPAN)
-        code = _code_of(load(x, group, n), base, _carries(group, key, step, RANDOM))
-        store(codes, code.to(tl.uint8), group, n)
-
-
-@mergeable
-def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int) -> None:
-    """The operation on a GPU."""
-    n, count, part = x.numel(), bases.numel(), tile(block)
-    form = {"RANDOM": int(rounding == "random"), **part}
-    launch(_natural, _programs(count, part), x, bases, codes, n, count, key, step, **form)
-
-
-@triton.jit(do_not_specialize=["key", "step"])
-def _natural_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    bases: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    key: tl.int64,
-    step: tl.int64,
-    RANDOM: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SPAN: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    block = blocks(ROWS, program)
-    _, x = _sum(grad, residual, groups(block, 0, GROUPS, SPAN), n)
+    _, x = with_residual(grad, residual, groups(block, 0, GROUPS, SPAN), n)
     magnitude = largest(x)
     for start in range(SPAN, GROUPS, SPAN):
-        _, x = _sum(grad, residual, groups(block, start, GROUPS, SPAN), n)
+        _, x = with_residual(grad, residual, groups(block, start, GROUPS, SPAN), n)
         magnitude = tl.maximum(magnitude, largest(x))
     base = _base_of(magnitude)
     tl.store(bases + block, base.to(tl.uint8), mask=block < count)
@@ -588,17 +466,21 @@ def _natural_feedback(
         flag_nonfinite(magnitude.to(tl.float32, bitcast=True), status)
     for start in range(0, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
-        old, x = _sum(grad, residual, group, n)
+        old, x = with_residual(grad, residual, group, n)
         code = _code_of(x, base, _carries(group, key, step, RANDOM))
         store(codes, code.to(tl.uint8), group, n)
-        kept = tl.where(base[:, None, None] == 255, float("nan"), x - _value_of(code, base))
-        _keep(grad, residual, group, n, old, kept, status is not None)
+        if residual is not None:
+            kept = tl.where(base[:, None, None] == 255, float("nan"), x - _value_of(code, base))
+            _keep(grad, residual, group, n, old, kept, status is not None)
 
 
-@mergeable
+def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int) -> None:
+    natural_encode_feedback(x, None, bases, codes, rounding, block, key, step)
+
+
 def natural_encode_feedback(
     grad: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     bases: Tensor,
     codes: Tensor,
     rounding: str,
@@ -607,28 +489,27 @@ def natural_encode_feedback(
     step: int,
     status: Tensor | None = None,
 ) -> None:
-    """The operation on a GPU."""
     n, count, part = grad.numel(), bases.numel(), tile(block)
     tensors, form = (grad, residual, bases, codes, status), {"RANDOM": int(rounding == "random"), **part}
-    launch(_natural_feedback, _programs(count, part), *tensors, n, count, key, step, **form)
+    launch(_natural, _programs(count, part), *tensors, n, count, key, step, **form)
 
 
 @triton.jit
 def _add_powers(
-    bases: tl.tensor,
-    base_stride: tl.tensor,
-    codes: tl.tensor,
-    code_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
+    bases,
+    base_stride,
+    codes,
+    code_stride,
+    ranks,
+    out,
+    n,
+    count,
     scale: tl.float32,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     i = elements(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)
@@ -642,9 +523,7 @@ def _add_powers(
     tl.store(out + i, total, mask=i < n)
 
 
-@mergeable
 def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
-    """The operation on a GPU."""
     (ranks, n), count, part = codes.shape, bases.size(1), tile(block)
     rows = bases, bases.stride(0), codes, codes.stride(0), ranks
     launch(_add_powers, _parts(count, part), *rows, out, n, count, float32(scale), **part)
@@ -665,7 +544,7 @@ def _rounding(x: Tensor) -> tuple[int]:
 
 
 @triton.jit
-def _nearest(x: tl.tensor, norm: tl.tensor) -> tl.tensor:
+def _nearest(x, norm):
     """The nearest of 15 levels for each element of a tile, as float32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(_top(norm, 7), norm), 0.0)
@@ -674,7 +553,7 @@ def _nearest(x: tl.tensor, norm: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _store_nibbles(codes: tl.tensor, q: tl.tensor, group: tl.tensor, size: tl.tensor) -> None:
+def _store_nibbles(codes, q, group, size):
     raw = (q.to(tl.int32) & 15).to(tl.int64)
     word = tl.sum(raw << (tl.arange(0, 8)[None, None, :] * 4), axis=2)
     byte, shift, inside = _bytes(group, size, 4)
@@ -682,18 +561,7 @@ def _store_nibbles(codes: tl.tensor, q: tl.tensor, group: tl.tensor, size: tl.te
 
 
 @triton.jit
-def _loco(
-    x: tl.tensor,
-    norms: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    GROUPS: tl.constexpr,
-    SPAN: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _loco(x, norms, codes, n, count, size, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, program=None):
     block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
@@ -702,7 +570,6 @@ def _loco(
     _store_nibbles(codes, _nearest(values, norm), group, size)
 
 
-@mergeable
 def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
     """The operation on a GPU; a program processes whole blocks."""
     count, part = norms.numel(), tile(block)
@@ -711,21 +578,21 @@ def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
 
 @triton.jit
 def _loco_averaged(
-    grad: tl.tensor,
-    error: tl.tensor,
-    norms: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
+    grad,
+    error,
+    norms,
+    codes,
+    status,
+    n,
+    count,
+    size,
     weight: tl.float32,
     share: tl.float32,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     i = elements(group)
@@ -751,7 +618,6 @@ def _loco_averaged(
     tl.store(grad + i, m, mask=i < n)
 
 
-@mergeable
 def loco_encode_averaged(
     grad: Tensor,
     error: Tensor,

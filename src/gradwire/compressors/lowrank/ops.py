@@ -1,8 +1,9 @@
-"""Products of a matrix X with thin factors, each sum in one order.
+"""Products of a matrix X with thin factors, and what is done to these factors, each sum in one order.
 
 X of m rows and L columns is flat, and so are its factors, left (r, m) and right (r, L). Where the sum is over columns,
 1024 of them at a time are added in 16 lanes, and then the lanes as a tree; where it is over rows, 256 of them one after
-the other. What comes of these parts is added from the first part to the last.
+the other. What comes of these parts is added from the first part to the last. The products of two rows of a factor are
+added in 4096 lanes, and then the lanes as a tree.
 """
 
 from collections.abc import Callable
@@ -12,15 +13,26 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.kernels.arguments import Flat, Floats, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.sums import tree_of
+from gradwire.kernels.units import exponent_of, power_of_two
 from gradwire.kernels.validation import float32
 
-__all__ = ["lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback"]
+__all__ = [
+    "lowrank_add_decoded",
+    "lowrank_keep",
+    "lowrank_left",
+    "lowrank_left_feedback",
+    "lowrank_near_one",
+    "lowrank_orthonormal",
+    "lowrank_right",
+    "lowrank_right_feedback",
+]
 
-COLUMNS, ROWS, LANES = 1024, 256, 16
+COLUMNS, ROWS, LANES, DOT_LANES = 1024, 256, 16, 4096
 
 Rank = Annotated[int, Where("rank >= 1", "an integer >= 1")]
 Left = Annotated[Tensor, Flat(torch.float32, "lefts")]
@@ -201,3 +213,101 @@ def lowrank_add_decoded(
         matrix += (float32(scale) * column).unsqueeze(1) * row
     if status is not None:
         status |= ~torch.isfinite(out).all()
+
+
+def _rows_of(name: str) -> Callable[[str, int, int], None]:
+    def check(op: str, n: int, rank: int) -> None:
+        require(n % rank == 0, f"{op}.{name}", f"{rank} rows of one length", Verbatim(f"{n} elements"))
+
+    return check
+
+
+@declared(check=_rows_of("x"), native=False, merges=True)
+def lowrank_near_one(x: Floats, out: Written, rank: Rank) -> None:
+    """Scale each row of a factor by a power of two, so that its largest element is near 1: only directions matter.
+
+    Args:
+        x: float32, ``rank`` rows of one length.
+        out: float32, as many elements.
+        rank: number of rows, >= 1.
+
+    Raises:
+        ConfigError: a tensor or a number is not of this form.
+
+    >>> out = torch.empty(2)
+    >>> lowrank_near_one(torch.tensor([6.0, -3.0]), out, rank=1)
+    >>> out.tolist()
+    [1.5, -0.75]
+    """
+    if x.numel():
+        rows = x.view(rank, -1)
+        out.copy_((rows * power_of_two(-exponent_of(_peaks(rows))).unsqueeze(1)).view(-1))
+
+
+@declared(check=_rows_of("x"), native=False, merges=True)
+def lowrank_keep(x: Floats, warm: Written, rank: Rank) -> None:
+    """Copy the rows of a factor as a warm start, except rows that are zero or not finite, which would never recover.
+
+    Args:
+        x: float32, ``rank`` rows of one length.
+        warm: float32, as many elements.
+        rank: number of rows, >= 1.
+
+    Raises:
+        ConfigError: a tensor or a number is not of this form.
+
+    >>> warm = torch.ones(4)
+    >>> lowrank_keep(torch.tensor([0.0, 0.0, 2.0, 0.0]), warm, rank=2)
+    >>> warm.tolist()
+    [1.0, 1.0, 2.0, 0.0]
+    """
+    if x.numel():
+        rows, kept = x.view(rank, -1), warm.view(rank, -1)
+        peaks = _peaks(rows).unsqueeze(1)
+        warm.copy_(torch.where((peaks > 0) & peaks.isfinite(), rows, kept).view(-1))
+
+
+@declared(check=_rows_of("rows"), native=False, merges=True)
+def lowrank_orthonormal(rows: Written, rank: Rank) -> None:
+    """Make the rows of a factor orthonormal; a row that depends on earlier ones becomes zero.
+
+    Gram-Schmidt, each row cleaned twice: where the second time takes half of what the first had left, that was
+    rounding noise (W. Kahan's "twice is enough"). The comparison is false for NaN, so a broken gradient stays visible.
+
+    Args:
+        rows: float32, ``rank`` rows of one length.
+        rank: number of rows, >= 1; for few rows, because a GPU works on all rows of a factor in one program.
+
+    Raises:
+        ConfigError: a tensor or a number is not of this form.
+
+    >>> rows = torch.tensor([0.0, 3.0, 4.0, 8.0])
+    >>> lowrank_orthonormal(rows, rank=2)
+    >>> rows.tolist()
+    [0.0, 1.0, 1.0, 0.0]
+    """
+    if rows.numel() == 0:
+        return
+    done: list[Tensor] = []
+    for row in rows.view(rank, -1):
+        row.div_(_peaks(row.unsqueeze(0)).clamp_(min=torch.finfo(torch.float32).tiny))
+        lengths = []
+        for _ in range(2):
+            for other in done:
+                row.sub_(other * _dot(row, other))
+            # torch's root of a float32 may be one bit off; through float64 it is the nearest.
+            lengths.append(_dot(row, row).double().sqrt_().float())
+        once, twice = lengths
+        row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
+        done.append(row)
+
+
+def _peaks(rows: Tensor) -> Tensor:
+    """The largest magnitude of each row; of integers, of which that of a NaN is the largest."""
+    return (rows.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the products of two rows: (1,)."""
+    products = torch.nn.functional.pad(x * y, (0, -x.numel() % DOT_LANES)).view(-1, DOT_LANES)
+    return tree_of(reduce(torch.add, products, products.new_zeros(DOT_LANES)).unsqueeze(0))

@@ -51,6 +51,34 @@ _PADDING = 1 << 20
 """Most zeros behind the shorter rows of one call on an accelerator, where an operation costs more than they do."""
 
 
+_FEW, _SHORT = 4, 1 << 16
+"""The highest rank, and the longest row, of factors on which one program of a GPU works."""
+
+
+def small_factors(*lists: Sequence[Tensor]) -> list[tuple[list[int], list[Tensor]]] | None:
+    """Group factors of a GPU by their rank, for kernels that take few short rows; None where they are none of these.
+
+    Args:
+        lists: contiguous matrices, as many in each, of the same shapes.
+
+    Returns:
+        The numbers of the factors of each group, and those of each list as ``Pieces`` if there are several.
+    """
+    if lists[0][0].device.type not in ("cuda", "meta"):
+        return None
+    fits = all(0 < each.shape[0] <= _FEW and each.shape[1] <= _SHORT for each in lists[0])
+    if not fits or not all(each.is_contiguous() for factors in lists for each in factors):
+        return None
+    groups = []
+    for group in grouped(range(len(lists[0])), lambda i: lists[0][i].shape[0]):
+        flats = [[factors[i].view(-1) for i in group] for factors in lists]
+        found = [each[0] if len(group) == 1 else Pieces.of(each) for each in flats]
+        if None in found:
+            return None
+        groups.append((group, cast("list[Tensor]", found)))
+    return groups
+
+
 def thin(x: Tensor, rank: int) -> bool:
     """Return whether products of ``x`` with factors of this rank have kernels of our own."""
     return x.is_cpu and 1 <= rank <= _THIN
@@ -172,6 +200,11 @@ def orthonormal_each(
         padding: most zeros behind the shorter rows of one call, >= 0, which change no product. More: fewer operations
             on more elements. None: none on the CPU, some on an accelerator.
     """
+    small = small_factors(factors) if outs is None and factors else None
+    for group, (rows,) in small or ():
+        ops.lowrank_orthonormal(rows, factors[group[0]].shape[0])
+    if small is not None:
+        return
     written = factors if outs is None else outs
     for group in similar_lengths(factors, padding):
         copy_into([written[i] for i in group], orthonormal(padded([factors[i] for i in group])))
@@ -261,12 +294,17 @@ def keep_usable(factor: Tensor, warm: Tensor) -> None:
 
 def keep_usable_each(factors: Sequence[Tensor], warm: Sequence[Tensor]) -> None:
     """Apply ``keep_usable`` to several factors; the number of operations does not depend on how many there are."""
+    small = small_factors(factors, warm)
+    for group, (found, before) in small or ():
+        ops.lowrank_keep(found, before, factors[group[0]].shape[0])
+    if small is not None:
+        return
     rows = [row for each in factors for row in each.unbind()]
     peaks = _peaks(rows)
     flags = ((peaks > 0) & peaks.isfinite()).unbind()
     usable = torch.cat([flag.expand(row.numel()) for flag, row in zip(flags, rows, strict=True)])
-    found, before = (torch.cat([each.reshape(-1) for each in matrices]) for matrices in (factors, warm))
-    kept = torch.split(torch.where(usable, found, before), [each.numel() for each in warm])
+    after, before = (torch.cat([each.reshape(-1) for each in matrices]) for matrices in (factors, warm))
+    kept = torch.split(torch.where(usable, after, before), [each.numel() for each in warm])
     torch._foreach_copy_(list(warm), [part.view(each.shape) for part, each in zip(kept, warm, strict=True)])
 
 
@@ -287,9 +325,21 @@ def near_one(rows: Tensor) -> Tensor:
 
 def near_one_each(factors: Sequence[Tensor]) -> list[Tensor]:
     """Apply ``near_one`` to several matrices with results in one tensor, in as many operations as for one."""
+    if factors[0].device.type in ("cuda", "meta"):
+        scaled = _parts_of(torch.empty(sum(each.numel() for each in factors), device=factors[0].device), factors)
+        small = small_factors(factors, scaled)
+        for group, (given, outs) in small or ():
+            ops.lowrank_near_one(given, outs, factors[group[0]].shape[0])
+        if small is not None:
+            return scaled
     whole = torch.cat([each.reshape(-1) for each in factors])
     rows = torch.split(whole, [each.shape[-1] for each in factors for _ in range(each.shape[0])])
     torch._foreach_mul_(list(rows), list(power_of_two(-exponent_of(_peaks(rows))).unbind()))
+    return _parts_of(whole, factors)
+
+
+def _parts_of(whole: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
+    """View a flat tensor as matrices of these shapes, one after the other."""
     parts: Sequence[Tensor] = torch.split(whole, [each.numel() for each in factors])
     return [part.view(each.shape) for part, each in zip(parts, factors, strict=True)]
 

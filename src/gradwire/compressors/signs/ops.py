@@ -59,7 +59,7 @@ Tie = Annotated[float, Where("tie in (-1.0, 0.0, 1.0)", "-1, 0 or 1")]
 _TIE = 2.0**-12
 
 
-@declared
+@declared(merges=True)
 def sign_encode(x: Floats, codes: Signs) -> None:
     """Write which elements are zero or above: 1 if x >= 0 (also for -0.0), else 0 (also for NaN).
 
@@ -81,7 +81,7 @@ def sign_encode(x: Floats, codes: Signs) -> None:
     pack_bits(x >= 0, codes)
 
 
-@declared
+@declared(merges=True)
 def sign_encode_feedback(grad: Written, residual: Written, codes: Signs, status: Status = None) -> None:
     """Encode x = residual + grad as ``sign_encode`` does and keep the rest: x >= 0: x - 1; else x + 1.
 
@@ -107,7 +107,7 @@ def sign_encode_feedback(grad: Written, residual: Written, codes: Signs, status:
     residual.copy_(torch.where(x >= 0, x - 1, x + 1))
 
 
-@declared
+@declared(merges=True)
 def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float, fresh: bool = False) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (1: scale, 0: -scale).
 
@@ -135,7 +135,7 @@ def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float, fresh: boo
         out += values[unpack_bits(row, out.numel()).int()]
 
 
-@declared
+@declared(merges=True)
 def sign_vote(mean: Written, tie: Tie) -> None:
     """Replace each mean of signs by the sign of the majority; one that is not a number stays.
 
@@ -200,7 +200,7 @@ def _add_levels(codes: Tensor, out: Tensor, low: Tensor, high: Tensor, block: in
     out += torch.where(unpack_bits(codes, n), spread(high, n, block), spread(low, n, block))
 
 
-@declared
+@declared(merges=True)
 def scaled_sign_encode(x: Floats, scales: Scales, codes: Signs, block: Block) -> None:
     """Write the sign of each element and the mean magnitude of each block: C(x) = sign(x) * mean(|x|).
 
@@ -228,7 +228,7 @@ def scaled_sign_encode(x: Floats, scales: Scales, codes: Signs, block: Block) ->
     pack_bits(x >= 0, codes)
 
 
-@declared
+@declared(merges=True)
 def scaled_sign_encode_feedback(
     grad: Written, residual: Written, scales: Scales, codes: Signs, block: Block, status: Status = None
 ) -> None:
@@ -261,7 +261,7 @@ def scaled_sign_encode_feedback(
         status |= ~scales.isfinite().all()
 
 
-@declared
+@declared(merges=True)
 def scaled_sign_add_decoded(
     scales: ScalesOfRanks, codes: SignsOfRanks, out: Written, block: Block, scale: float, fresh: bool = False
 ) -> None:
@@ -292,7 +292,7 @@ def scaled_sign_add_decoded(
         _add_levels(row_codes, out, -high, high, block)
 
 
-@declared
+@declared(merges=True)
 def two_means_encode(x: Floats, means: Means, codes: Signs, block: Block) -> None:
     """Write the sign of each element and two means of each block: C(x) = mean of the elements of x's sign.
 
@@ -319,7 +319,7 @@ def two_means_encode(x: Floats, means: Means, codes: Signs, block: Block) -> Non
     pack_bits(x >= 0, codes)
 
 
-@declared
+@declared(merges=True)
 def two_means_encode_feedback(
     grad: Written, residual: Written, means: Means, codes: Signs, block: Block, status: Status = None
 ) -> None:
@@ -352,7 +352,7 @@ def two_means_encode_feedback(
         status |= ~means.isfinite().all()
 
 
-@declared
+@declared(merges=True)
 def two_means_add_decoded(
     means: MeansOfRanks, codes: SignsOfRanks, out: Written, block: Block, scale: float, fresh: bool = False
 ) -> None:
@@ -394,7 +394,7 @@ def _threshold_of(threshold: float, step: Tensor | None) -> Tensor | float:
     return float32(threshold) if step is None else step * float32(threshold)
 
 
-@declared
+@declared(merges=True)
 def onebit_encode(x: Floats, codes: Codes, threshold: float, step: Step = None) -> None:
     """Write which elements are above the threshold: 1 if x > t * step, else 0 (so also for NaN).
 
@@ -419,7 +419,7 @@ def onebit_encode(x: Floats, codes: Codes, threshold: float, step: Step = None) 
     pack((x > _threshold_of(threshold, step)).to(torch.uint8), 1, codes)
 
 
-@declared
+@declared(merges=True)
 def onebit_encode_feedback(
     grad: Written, residual: Written, codes: Codes, threshold: float, status: Status = None, step: Step = None
 ) -> None:
@@ -453,7 +453,7 @@ def onebit_encode_feedback(
         status |= ~residual.isfinite().all()
 
 
-@declared
+@declared(merges=True)
 def onebit_add_decoded(
     codes: CodesOfRanks, out: Written, scale: float, steps: StepsOfRanks = None, fresh: bool = False
 ) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from gradwire.kernels.sums import SUM_BLOCK, mean_of_sums
 from gradwire.kernels.triton.codes import pack, places, unpack
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
-from gradwire.kernels.triton.many import mergeable
 from gradwire.kernels.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
 from gradwire.kernels.triton.status import compensate, flag_nonfinite
 from gradwire.kernels.triton.tile import elements
@@ -53,59 +52,28 @@ def _grid_of_blocks(count: int) -> tuple[int]:
 
 
 @triton.jit
-def _sign(
-    x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, BYTES: tl.constexpr, program: tl.tensor = None
-) -> None:
+def _sign(x, residual, codes, status, n, size, BYTES: tl.constexpr, program=None):
     byte, i = places(BYTES, 1, program)
-    inside = i < n
-    positive = tl.load(x + i, mask=inside, other=0.0) >= 0.0
-    tl.store(codes + byte, pack_signs(positive & inside), mask=byte < size)
-
-
-@mergeable
-def sign_encode(x: Tensor, codes: Tensor) -> None:
-    """The operation on a GPU."""
-    launch(_sign, _grid(codes.numel()), x, codes, x.numel(), codes.numel(), BYTES=BYTES)
-
-
-@triton.jit
-def _sign_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    byte, i = places(BYTES, 1, program)
-    x = compensate(grad, residual, status, i, n)
-    positive = x >= 0.0
+    value = compensate(x, residual, status, i, n)
+    positive = value >= 0.0
     tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
-    tl.store(residual + i, tl.where(positive, x - 1.0, x + 1.0), mask=i < n)
+    if residual is not None:
+        tl.store(residual + i, tl.where(positive, value - 1.0, value + 1.0), mask=i < n)
 
 
-@mergeable
-def sign_encode_feedback(grad: Tensor, residual: Tensor, codes: Tensor, status: Tensor | None = None) -> None:
-    """The operation on a GPU."""
+def sign_encode(x: Tensor, codes: Tensor) -> None:
+    sign_encode_feedback(x, None, codes)
+
+
+def sign_encode_feedback(grad: Tensor, residual: Tensor | None, codes: Tensor, status: Tensor | None = None) -> None:
     n, size = grad.numel(), codes.numel()
-    launch(_sign_feedback, _grid(size), grad, residual, codes, status, n, size, BYTES=BYTES)
+    launch(_sign, _grid(size), grad, residual, codes, status, n, size, BYTES=BYTES)
 
 
 @triton.jit
 def _add_signs(
-    codes: tl.tensor,
-    stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    scale: tl.float32,
-    FRESH: tl.constexpr,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    codes, stride, ranks, out, n, size, scale: tl.float32, FRESH: tl.constexpr, BYTES: tl.constexpr, program=None
+):
     byte, i = places(BYTES, 1, program)
     inside = i < n
     total = tl.zeros((BYTES, 8), tl.float32)
@@ -119,16 +87,14 @@ def _add_signs(
     tl.store(out + i, total, mask=inside)
 
 
-@mergeable
 def sign_add_decoded(codes: Tensor, out: Tensor, scale: float, fresh: bool = False) -> None:
-    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), ranks
     launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), FRESH=fresh, BYTES=BYTES)
 
 
 @triton.jit
-def _vote(mean: tl.tensor, n: tl.tensor, tie: tl.float32, BLOCK: tl.constexpr, program: tl.tensor = None) -> None:
+def _vote(mean, n, tie: tl.float32, BLOCK: tl.constexpr, program=None):
     i = elements(BLOCK, program)
     inside = i < n
     x = tl.load(mean + i, mask=inside)
@@ -136,35 +102,25 @@ def _vote(mean: tl.tensor, n: tl.tensor, tie: tl.float32, BLOCK: tl.constexpr, p
     tl.store(mean + i, tl.where(x == x, decided, x), mask=inside)
 
 
-@mergeable
 def sign_vote(mean: Tensor, tie: float) -> None:
-    """The operation on a GPU."""
     n = mean.numel()
     launch(_vote, (triton.cdiv(n, BLOCK),), mean, n, float(tie), BLOCK=BLOCK)
 
 
 @triton.jit
-def _lanes(block: tl.tensor, start: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+def _lanes(block, start, SIZE: tl.constexpr):
     """The indices of the 32 elements from ``start`` on in each block: (ROWS, 32)."""
     return (block * SIZE + start)[:, None] + tl.arange(0, _LANES)[None, :]
 
 
 @triton.jit
-def _count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+def _count_of(block, n, SIZE: tl.constexpr):
     """The number of elements of each block; 1 beyond the last one, so that it can be a divisor."""
     return tl.maximum(tl.minimum(n - block * SIZE, SIZE), 1)
 
 
 @triton.jit
-def _store_signs(
-    positive: tl.tensor,
-    block: tl.tensor,
-    start: tl.tensor,
-    codes: tl.tensor,
-    size: tl.tensor,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-) -> None:
+def _store_signs(positive, block, start, codes, size, ROWS: tl.constexpr, SIZE: tl.constexpr):
     """Write the four bytes of each row of 32 truth values."""
     bits = tl.reshape(positive.to(tl.int32), (ROWS, 4, 8)) << tl.arange(0, 8)[None, None, :]
     byte = ((block * SIZE + start) // 8)[:, None] + tl.arange(0, 4)[None, :]
@@ -173,17 +129,8 @@ def _store_signs(
 
 @triton.jit
 def _scaled(
-    x: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    SIZE: tl.constexpr,
-    LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    x, scales, codes, n, count, size, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, program=None
+):
     block = blocks(ROWS, program)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
@@ -195,28 +142,26 @@ def _scaled(
     tl.store(scales + block, scale, mask=block < count)
 
 
-@mergeable
 def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> None:
-    """The operation on a GPU."""
     sizes = x.numel(), scales.numel(), codes.numel()
     launch(_scaled, _grid_of_blocks(sizes[1]), x, scales, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
 
 
 @triton.jit
 def _scaled_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
+    grad,
+    residual,
+    scales,
+    codes,
+    status,
+    n,
+    count,
+    size,
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
@@ -237,11 +182,9 @@ def _scaled_feedback(
             tl.store(grad + i, old, mask=i < n)
 
 
-@mergeable
 def scaled_sign_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
-    """The operation on a GPU."""
     count, tensors = scales.numel(), (grad, residual, scales, codes, status)
     sizes = grad.numel(), count, codes.numel()
     launch(_scaled_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
@@ -249,20 +192,20 @@ def scaled_sign_encode_feedback(
 
 @triton.jit
 def _add_scaled(
-    scales: tl.tensor,
-    scales_stride: tl.tensor,
-    codes: tl.tensor,
-    codes_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    scales,
+    scales_stride,
+    codes,
+    codes_stride,
+    ranks,
+    out,
+    n,
+    size,
     scale: tl.float32,
     FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
     total = tl.zeros((BYTES, 8), tl.float32)
@@ -278,11 +221,9 @@ def _add_scaled(
     tl.store(out + i, total, mask=i < n)
 
 
-@mergeable
 def scaled_sign_add_decoded(
     scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
 ) -> None:
-    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = scales, scales.stride(0), codes, codes.stride(0), ranks
     form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
@@ -290,9 +231,7 @@ def scaled_sign_add_decoded(
 
 
 @triton.jit
-def _add_sides(
-    x: tl.tensor, inside: tl.tensor, low: tl.tensor, high: tl.tensor, above: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _add_sides(x, inside, low, high, above):
     """Add a tile to the sums below zero and of the rest, and to the count of the rest."""
     positive = x >= 0.0
     count = tl.sum((positive & inside).to(tl.int32), axis=1)
@@ -300,9 +239,7 @@ def _add_sides(
 
 
 @triton.jit
-def _means_of(
-    low: tl.tensor, high: tl.tensor, above: tl.tensor, count: tl.tensor, ROWS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def _means_of(low, high, above, count, ROWS: tl.constexpr):
     """The mean of each side; 0 for no elements."""
     below = count - above
     mu0 = tl.div_rn(total_of_32(low, ROWS), tl.maximum(below, 1).to(tl.float32))
@@ -312,17 +249,8 @@ def _means_of(
 
 @triton.jit
 def _two_means(
-    x: tl.tensor,
-    means: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    SIZE: tl.constexpr,
-    LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    x, means, codes, n, count, size, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, program=None
+):
     block = blocks(ROWS, program)
     low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     above = tl.zeros((ROWS,), tl.int32)
@@ -336,9 +264,7 @@ def _two_means(
     tl.store(means + 2 * block + 1, mu1, mask=block < count)
 
 
-@mergeable
 def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> None:
-    """The operation on a GPU."""
     count = means.numel() // 2
     sizes = x.numel(), count, codes.numel()
     launch(_two_means, _grid_of_blocks(count), x, means, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
@@ -346,19 +272,19 @@ def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> Non
 
 @triton.jit
 def _two_means_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    means: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
+    grad,
+    residual,
+    means,
+    codes,
+    status,
+    n,
+    count,
+    size,
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     above = tl.zeros((ROWS,), tl.int32)
@@ -382,11 +308,9 @@ def _two_means_feedback(
             tl.store(grad + i, old, mask=i < n)
 
 
-@mergeable
 def two_means_encode_feedback(
     grad: Tensor, residual: Tensor, means: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
-    """The operation on a GPU."""
     count, tensors = means.numel() // 2, (grad, residual, means, codes, status)
     sizes = grad.numel(), count, codes.numel()
     launch(_two_means_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
@@ -394,20 +318,20 @@ def two_means_encode_feedback(
 
 @triton.jit
 def _add_two_means(
-    means: tl.tensor,
-    means_stride: tl.tensor,
-    codes: tl.tensor,
-    codes_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    means,
+    means_stride,
+    codes,
+    codes_stride,
+    ranks,
+    out,
+    n,
+    size,
     scale: tl.float32,
     FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
     total = tl.zeros((BYTES, 8), tl.float32)
@@ -423,11 +347,9 @@ def _add_two_means(
     tl.store(out + i, total, mask=i < n)
 
 
-@mergeable
 def two_means_add_decoded(
     means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
 ) -> None:
-    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = means, means.stride(0), codes, codes.stride(0), ranks
     form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
@@ -435,89 +357,57 @@ def two_means_add_decoded(
 
 
 @triton.jit
-def _onebit(
-    x: tl.tensor,
-    codes: tl.tensor,
-    step: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    threshold: tl.float32,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _onebit(x, residual, codes, status, step, n, size, threshold: tl.float32, BYTES: tl.constexpr, program=None):
     byte, i = places(BYTES, 1, program)
     inside = i < n
-    if step is not None:
-        threshold = tl.load(step) * threshold
-    above = tl.load(x + i, mask=inside, other=0.0) > threshold
-    tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
-
-
-@mergeable
-def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | None = None) -> None:
-    """The operation on a GPU."""
-    size = codes.numel()
-    launch(_onebit, _grid(size), x, codes, step, x.numel(), size, float32(threshold), BYTES=BYTES)
-
-
-@triton.jit
-def _onebit_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    step: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    threshold: tl.float32,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    byte, i = places(BYTES, 1, program)
-    inside = i < n
-    old = tl.load(residual + i, mask=inside, other=0.0)
-    x = old + tl.load(grad + i, mask=inside, other=0.0)
     distance = 1.0
     if step is not None:
         distance = tl.load(step)
-    above = x > distance * threshold
-    rest = tl.where(above, x - distance, x + distance)
-    if status is not None:
-        tl.store(grad + i, old, mask=inside)
-        flag_nonfinite(tl.where(inside, rest, 0.0), status)
+    if residual is None:
+        above = tl.load(x + i, mask=inside, other=0.0) > distance * threshold
+    else:
+        old = tl.load(residual + i, mask=inside, other=0.0)
+        total = old + tl.load(x + i, mask=inside, other=0.0)
+        above = total > distance * threshold
+        rest = tl.where(above, total - distance, total + distance)
+        if status is not None:
+            tl.store(x + i, old, mask=inside)
+            flag_nonfinite(tl.where(inside, rest, 0.0), status)
+        tl.store(residual + i, rest, mask=inside)
     tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
-    tl.store(residual + i, rest, mask=inside)
 
 
-@mergeable
+def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | None = None) -> None:
+    onebit_encode_feedback(x, None, codes, threshold, None, step)
+
+
 def onebit_encode_feedback(
     grad: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     codes: Tensor,
     threshold: float,
     status: Tensor | None = None,
     step: Tensor | None = None,
 ) -> None:
-    """The operation on a GPU."""
     n, size, tensors = grad.numel(), codes.numel(), (grad, residual, codes, status, step)
-    launch(_onebit_feedback, _grid(size), *tensors, n, size, float32(threshold), BYTES=BYTES)
+    launch(_onebit, _grid(size), *tensors, n, size, float32(threshold), BYTES=BYTES)
 
 
 @triton.jit
 def _add_onebit(
-    codes: tl.tensor,
-    stride: tl.tensor,
-    steps: tl.tensor,
-    steps_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    codes,
+    stride,
+    steps,
+    steps_stride,
+    ranks,
+    out,
+    n,
+    size,
     scale: tl.float32,
     FRESH: tl.constexpr,
     BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     byte, i = places(BYTES, 1, program)
     inside = i < n
     total = tl.zeros((BYTES, 8), tl.float32)
@@ -535,27 +425,16 @@ def _add_onebit(
     tl.store(out + i, total, mask=inside)
 
 
-@mergeable
 def onebit_add_decoded(
     codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None, fresh: bool = False
 ) -> None:
-    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0), ranks
     launch(_add_onebit, _grid(size), *rows, out, out.numel(), size, float32(scale), FRESH=fresh, BYTES=BYTES)
 
 
 @triton.jit
-def _magnitudes(
-    x: tl.tensor,
-    residual: tl.tensor,
-    sums: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    SIZE: tl.constexpr,
-    LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
+def _magnitudes(x, residual, sums, n, count, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
     block = blocks(ROWS)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
@@ -568,7 +447,6 @@ def _magnitudes(
 
 
 def mean_magnitude(x: Tensor, mean: Tensor, residual: Tensor | None = None) -> None:
-    """The operation on a GPU."""
     n, count = x.numel(), triton.cdiv(x.numel(), SUM_BLOCK)
     sums = torch.empty(count, dtype=torch.float32, device=x.device)
     launch(_magnitudes, _grid_of_blocks(count), x, residual, sums, n, count, SIZE=SUM_BLOCK, LANES=LANES, ROWS=ROWS)

@@ -67,7 +67,7 @@ def _at_most_all(op: str, k: int, n: int) -> None:
     require(k <= n, f"{op}.values", f"at most {n} elements, one for each of x", k)
 
 
-@declared(check=_at_most_all)
+@declared(check=_at_most_all, merges=True)
 def topk_encode(x: Floats, values: Values, indices: Indices, counts: Counts) -> None:
     """Write the k largest magnitudes of x and their indices: exactly k, of equal ones those of lowest index.
 
@@ -95,7 +95,7 @@ def topk_encode(x: Floats, values: Values, indices: Indices, counts: Counts) -> 
     write_places(chosen, indices, counts)
 
 
-@declared(check=_at_most_all)
+@declared(check=_at_most_all, merges=True)
 def topk_encode_feedback(
     grad: Written, residual: Written, values: Values, indices: Indices, counts: Counts, status: Status = None
 ) -> None:
@@ -134,7 +134,7 @@ def _as_many_of_each(op: str, k: int, size: int, n: int) -> None:
     require(fits, f"{op}.values", f"as many for each of {tiles} tiles, 1 to {size}", k)
 
 
-@declared(check=_as_many_of_each)
+@declared(check=_as_many_of_each, merges=True)
 def tile_topk(x: Floats, values: Values, places: Indices, size: Size) -> None:
     """Write the k largest magnitudes of each tile and their indices: of equal ones those that come first.
 
@@ -183,7 +183,7 @@ def add_inside(out: Tensor, places: Tensor, values: Tensor) -> None:
         out.index_add_(0, places.clamp(max=out.numel() - 1), values.masked_fill(~inside, -0.0))
 
 
-@declared
+@declared(merges=True)
 def sparse_add_decoded(
     values: Annotated[Tensor, Rows(torch.float32, "k")],
     indices: Annotated[Tensor, Rows(torch.int16, "k")],

@@ -13,14 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.bits import unpack_bits
-from gradwire.kernels.triton.accumulate import add_residual
 from gradwire.kernels.triton.compact import rank
-from gradwire.kernels.triton.kernel_launch import BLOCK, launch, scratch
+from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.largest import write_largest
-from gradwire.kernels.triton.many import mergeable
 from gradwire.kernels.triton.signs import blocks
 from gradwire.kernels.triton.sparse import BLOCK as STEP
-from gradwire.kernels.triton.sparse import PARTS, span
+from gradwire.kernels.triton.sparse import PARTS
 from gradwire.kernels.triton.tile import number
 from gradwire.kernels.validation import float32
 
@@ -37,23 +35,18 @@ Parts = Sequence[Tensor]
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
-@mergeable
 def topk_encode(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor) -> None:
-    """The operation on a GPU."""
-    write_largest(x, values, indices, counts, clear=False)
+    write_largest(x, values, indices, counts)
 
 
-@mergeable
 def topk_encode_feedback(
     grad: Tensor, residual: Tensor, values: Tensor, indices: Tensor, counts: Tensor, status: Tensor | None = None
 ) -> None:
-    """The operation on a GPU."""
-    add_residual(grad, residual, status)
-    write_largest(residual, values, indices, counts, clear=True)
+    write_largest(residual, values, indices, counts, grad, status)
 
 
 @triton.jit
-def _magnitudes_in(x: tl.tensor, tile: tl.tensor, column: tl.tensor, count: tl.tensor, size: tl.tensor) -> tl.tensor:
+def _magnitudes_in(x, tile, column, count, size):
     """The magnitudes in these columns of each tile as the integers of their bits; -1 beyond the tile."""
     inside = (tile < count)[:, None] & (column < size)[None, :]
     bits = tl.load(x + tile[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.int32, bitcast=True)
@@ -61,15 +54,7 @@ def _magnitudes_in(x: tl.tensor, tile: tl.tensor, column: tl.tensor, count: tl.t
 
 
 @triton.jit
-def _at_least(
-    x: tl.tensor,
-    tile: tl.tensor,
-    limit: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
-) -> tl.tensor:
+def _at_least(x, tile, limit, count, size, ROWS: tl.constexpr, SPAN: tl.constexpr):
     """Count the magnitudes of each tile that are at least its limit."""
     found = tl.zeros((ROWS,), tl.int32)
     for start in range(0, size, SPAN):
@@ -79,17 +64,7 @@ def _at_least(
 
 
 @triton.jit
-def _largest_of_tiles(
-    x: tl.tensor,
-    values: tl.tensor,
-    places: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    k: tl.tensor,
-    ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _largest_of_tiles(x, values, places, count, size, k, ROWS: tl.constexpr, SPAN: tl.constexpr, program=None):
     tile = blocks(ROWS, program)
     least = tl.zeros((ROWS,), tl.int32)
     for bit in range(31):
@@ -111,9 +86,7 @@ def _largest_of_tiles(
         written += tl.sum(kept.to(tl.int32), axis=1)
 
 
-@mergeable
 def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
-    """The operation on a GPU."""
     count = x.numel() // size
     columns = min(triton.next_power_of_2(size), BLOCK)
     rows = BLOCK // columns
@@ -122,42 +95,30 @@ def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
 
 
 @triton.jit
-def _find_ends(
-    counts: tl.tensor,
-    stride: tl.tensor,
-    ends: tl.tensor,
-    segments: tl.tensor,
-    k: tl.tensor,
-    STEP: tl.constexpr,
-    program: tl.tensor = None,  # noqa: ARG001
-) -> None:
-    """The number of the k values up to the end of each segment: a negative count is 0, and there are at most k."""
-    rank = tl.program_id(1).to(tl.int64)
-    before = tl.zeros((1,), tl.int64)
-    for first in range(0, segments, STEP):
-        segment = first + tl.arange(0, STEP)
-        count = tl.load(counts + rank * stride + segment, mask=segment < segments, other=0).to(tl.int64)
-        count = tl.maximum(count, 0)
-        tl.store(ends + rank * segments + segment, tl.minimum(before + tl.cumsum(count, 0), k), mask=segment < segments)
-        before += tl.sum(count, axis=0)
-
-
-@triton.jit(do_not_specialize=["row"])
 def _add_entries(
-    out: tl.tensor,
-    values: tl.tensor,
-    indices: tl.tensor,
-    ends: tl.tensor,
-    row: tl.int32,
-    segments: tl.tensor,
-    n: tl.tensor,
+    out,
+    values,
+    indices,
+    counts,
+    k,
+    n,
     scale: tl.float32,
     PARTS: tl.constexpr,
     STEP: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    AT_ONCE: tl.constexpr,
+    program=None,
+):
+    """Add a segment's values: a negative count is 0, and there are at most k.
+
+    Every program adds up the counts of the segments before its own, which takes less time than another launch.
+    """
     segment = number(program)
-    begin, end = span(ends + row * segments, segment)
+    begin = tl.zeros((), tl.int64)
+    for first in range(0, segment, AT_ONCE):
+        other = first + tl.arange(0, AT_ONCE)
+        count = tl.load(counts + other, mask=other < segment, other=0).to(tl.int64)
+        begin += tl.sum(tl.maximum(count, 0))
+    end = tl.minimum(begin + tl.maximum(tl.load(counts + segment).to(tl.int64), 0), k)
     for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
         j = start + tl.arange(0, STEP)
         low = tl.load(indices + j, mask=j < end, other=0).to(tl.int32) & 0xFFFF
@@ -167,18 +128,14 @@ def _add_entries(
         tl.store(out + place, tl.load(out + place, mask=inside) + scaled, mask=inside)
 
 
-@mergeable
 def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
     """The operation on a GPU; if a rank names an element twice, which no encoder does, only one value may be added.
 
     One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
     """
-    ranks, count = counts.shape
-    ends = scratch(ranks * count, torch.int64, out)
-    launch(_find_ends, (1, ranks), counts, counts.stride(0), ends, count, values.size(1), STEP=BLOCK)
-    n, form = out.numel(), {"PARTS": PARTS, "STEP": STEP}
-    for row, (value, index) in enumerate(zip(values, indices, strict=True)):
-        launch(_add_entries, (count, PARTS), out, value, index, ends, row, count, n, float32(scale), **form)
+    n, k, form = out.numel(), values.size(1), {"PARTS": PARTS, "STEP": STEP, "AT_ONCE": BLOCK}
+    for value, index, count in zip(values, indices, counts, strict=True):
+        launch(_add_entries, (count.numel(), PARTS), out, value, index, count, k, n, float32(scale), **form)
 
 
 def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Parts, out: Tensor, scale: float) -> None:
@@ -186,4 +143,4 @@ def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Part
     for value, index, count, level in zip(values, indices, counts, levels, strict=True):
         if level.numel():
             value = torch.where(unpack_bits(value, index.numel()), level[1], level[0])
-        torch.ops.gradwire.sparse_add_decoded(value[None], index[None], count[None], out, scale)
+        sparse_add_decoded(value[None], index[None], count[None], out, scale)

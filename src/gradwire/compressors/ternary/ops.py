@@ -68,7 +68,7 @@ def _sizes(payloads: Tensor, threshold: float, scale: float, steps: Tensor | Non
     return payloads.new_full((payloads.size(0), 1), step, dtype=torch.float32) if steps is None else steps * step
 
 
-@declared
+@declared(merges=True)
 def twobit_encode(x: Floats, codes: Codes, threshold: float, strict: bool = False) -> None:
     """Write a code for each element by the threshold: 11 if x >= t, 10 if x <= -t, else 00 (so also for NaN).
 
@@ -95,7 +95,7 @@ def twobit_encode(x: Floats, codes: Codes, threshold: float, strict: bool = Fals
     _select(*_beyond(x, threshold, strict), codes)
 
 
-@declared
+@declared(merges=True)
 def twobit_encode_feedback(
     grad: Written, residual: Written, codes: Codes, threshold: float, status: Status = None, strict: bool = False
 ) -> None:
@@ -127,7 +127,7 @@ def twobit_encode_feedback(
     residual.copy_(torch.where(above, x - t, torch.where(below, x + t, x)))
 
 
-@declared
+@declared(merges=True)
 def twobit_add_decoded(
     codes: CodesOfRanks,
     out: Written,
@@ -163,7 +163,7 @@ def twobit_add_decoded(
         out += torch.where(code == 3, step, torch.where(code == 2, -step, 0.0))
 
 
-@declared
+@declared(merges=True)
 def dithered_encode(x: Floats, codes: Codes, level: One) -> None:
     """Write a code for each element by its level: 11 if x_i >= d_i l, 10 if x_i <= -d_i l, else 00 (so also for NaN).
 
@@ -185,7 +185,7 @@ def dithered_encode(x: Floats, codes: Codes, level: One) -> None:
     _select(*fires(x, level), codes)
 
 
-@declared
+@declared(merges=True)
 def dithered_encode_feedback(
     grad: Written, residual: Written, codes: Codes, threshold: One, level: One, status: Status = None
 ) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from gradwire.kernels.triton.codes import pack, places, unpack
 from gradwire.kernels.triton.dither import dither
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
-from gradwire.kernels.triton.many import mergeable
 from gradwire.kernels.triton.status import compensate
 from gradwire.kernels.validation import float32
 
@@ -25,7 +24,7 @@ BYTES = BLOCK // 4
 
 
 @triton.jit
-def _beyond(x: tl.tensor, threshold: tl.tensor, STRICT: tl.constexpr) -> tl.tensor:
+def _beyond(x, threshold, STRICT: tl.constexpr):
     """Compute the codes: 3 if x >= t, 2 if x <= -t, else 0."""
     if STRICT:
         return tl.where(x > threshold, 3, tl.where(x < -threshold, 2, 0))
@@ -33,134 +32,84 @@ def _beyond(x: tl.tensor, threshold: tl.tensor, STRICT: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def _store(code: tl.tensor, inside: tl.tensor, codes: tl.tensor, byte: tl.tensor, size: tl.tensor) -> None:
+def _store(code, inside, codes, byte, size):
     tl.store(codes + byte, pack(tl.where(inside, code, 0), 2), mask=byte < size)
 
 
 @triton.jit
-def _kept(x: tl.tensor, code: tl.tensor, sent: tl.tensor) -> tl.tensor:
+def _kept(x, code, sent):
     return tl.where(code == 3, x - sent, tl.where(code == 2, x + sent, x))
 
 
 @triton.jit
 def _encode(
-    x: tl.tensor,
-    codes: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    threshold: tl.float32,
-    STRICT: tl.constexpr,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    x, residual, codes, status, n, size, threshold: tl.float32, STRICT: tl.constexpr, BYTES: tl.constexpr, program=None
+):
     byte, i = places(BYTES, 2, program)
-    inside = i < n
-    _store(_beyond(tl.load(x + i, mask=inside, other=0.0), threshold, STRICT), inside, codes, byte, size)
+    value = compensate(x, residual, status, i, n)
+    code = _beyond(value, threshold, STRICT)
+    _store(code, i < n, codes, byte, size)
+    if residual is not None:
+        tl.store(residual + i, _kept(value, code, threshold), mask=i < n)
 
 
-@mergeable
 def twobit_encode(x: Tensor, codes: Tensor, threshold: float, strict: bool = False) -> None:
-    """The operation on a GPU."""
-    n, size = x.numel(), codes.numel()
-    launch(_encode, _grid(size), x, codes, n, size, float32(threshold), STRICT=strict, BYTES=BYTES)
+    twobit_encode_feedback(x, None, codes, threshold, None, strict)
 
 
-@triton.jit
-def _encode_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    codes: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    threshold: tl.float32,
-    STRICT: tl.constexpr,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    byte, i = places(BYTES, 2, program)
-    x = compensate(grad, residual, status, i, n)
-    code = _beyond(x, threshold, STRICT)
-    _store(code, i < n, codes, byte, size)
-    tl.store(residual + i, _kept(x, code, threshold), mask=i < n)
-
-
-@mergeable
 def twobit_encode_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None, strict: bool = False
+    grad: Tensor,
+    residual: Tensor | None,
+    codes: Tensor,
+    threshold: float,
+    status: Tensor | None = None,
+    strict: bool = False,
 ) -> None:
-    """The operation on a GPU."""
     n, size, t = grad.numel(), codes.numel(), float32(threshold)
-    launch(_encode_feedback, _grid(size), grad, residual, codes, status, n, size, t, STRICT=strict, BYTES=BYTES)
+    launch(_encode, _grid(size), grad, residual, codes, status, n, size, t, STRICT=strict, BYTES=BYTES)
 
 
 @triton.jit
-def _dithered(
-    x: tl.tensor,
-    codes: tl.tensor,
-    level: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _dithered(x, residual, codes, threshold, level, status, n, size, BYTES: tl.constexpr, program=None):
     byte, i = places(BYTES, 2, program)
-    inside = i < n
-    least = tl.load(level) * dither(i)
-    _store(_beyond(tl.load(x + i, mask=inside, other=0.0), least, False), inside, codes, byte, size)
-
-
-@mergeable
-def dithered_encode(x: Tensor, codes: Tensor, level: Tensor) -> None:
-    """The operation on a GPU."""
-    size = codes.numel()
-    launch(_dithered, _grid(size), x, codes, level, x.numel(), size, BYTES=BYTES)
-
-
-@triton.jit
-def _dithered_feedback(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    codes: tl.tensor,
-    threshold: tl.tensor,
-    level: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
-    byte, i = places(BYTES, 2, program)
-    x = compensate(grad, residual, status, i, n)
-    code = _beyond(x, tl.load(level) * dither(i), False)
+    value = compensate(x, residual, status, i, n)
+    code = _beyond(value, tl.load(level) * dither(i), False)
     _store(code, i < n, codes, byte, size)
-    tl.store(residual + i, _kept(x, code, tl.load(threshold)), mask=i < n)
+    if residual is not None:
+        tl.store(residual + i, _kept(value, code, tl.load(threshold)), mask=i < n)
 
 
-@mergeable
+def dithered_encode(x: Tensor, codes: Tensor, level: Tensor) -> None:
+    dithered_encode_feedback(x, None, codes, None, level)
+
+
 def dithered_encode_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, level: Tensor, status: Tensor | None = None
+    grad: Tensor,
+    residual: Tensor | None,
+    codes: Tensor,
+    threshold: Tensor | None,
+    level: Tensor,
+    status: Tensor | None = None,
 ) -> None:
-    """The operation on a GPU."""
     n, size = grad.numel(), codes.numel()
-    launch(_dithered_feedback, _grid(size), grad, residual, codes, threshold, level, status, n, size, BYTES=BYTES)
+    launch(_dithered, _grid(size), grad, residual, codes, threshold, level, status, n, size, BYTES=BYTES)
 
 
 @triton.jit
 def _add(
-    codes: tl.tensor,
-    stride: tl.tensor,
-    steps: tl.tensor,
-    steps_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
+    codes,
+    stride,
+    steps,
+    steps_stride,
+    ranks,
+    out,
+    n,
+    size,
     step: tl.float32,
     FRESH: tl.constexpr,
     BYTES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     byte, i = places(BYTES, 2, program)
     inside = i < n
     total = tl.zeros((BYTES, 4), tl.float32)
@@ -177,11 +126,9 @@ def _add(
     tl.store(out + i, total, mask=inside)
 
 
-@mergeable
 def twobit_add_decoded(
     codes: Tensor, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None, fresh: bool = False
 ) -> None:
-    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0)
     step = float32(float32(scale) * float32(threshold))

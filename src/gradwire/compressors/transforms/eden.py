@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 import torch
@@ -130,7 +130,7 @@ class EDEN(Compressor):
         step = max(STEP, self.group)
         return max(1, math.ceil(round(self.fraction * self.block / step, 6))) * step
 
-    @property
+    @cached_property
     def _form(self) -> tuple[int, int, int, int]:
         """The arguments of the operations: ``block``, bits of a code, ``sent`` and ``group``."""
         return self.block, int(self.bits) if self.group == 1 else 8, self.sent, self.group

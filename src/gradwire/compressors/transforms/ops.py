@@ -43,7 +43,7 @@ def _check_form(op: str, block: int, bits: int, sent: int, group: int) -> None:
     require(whole, f"{op}.sent", f"a multiple of {step} from {step} to {block}", sent)
 
 
-@declared(check=_check_form, tables=("_eden.table(bits, group)",))
+@declared(check=_check_form, tables=("_eden.table(bits, group)",), merges=True)
 def eden_encode(
     x: Floats,
     seed: Seed,
@@ -127,7 +127,7 @@ def _words(y: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return word.squeeze(2) + (best < 0) * 128, sums
 
 
-@declared(check=_check_form, tables=("_eden.table(bits, group)",))
+@declared(check=_check_form, tables=("_eden.table(bits, group)",), merges=True)
 def eden_add_decoded(
     seed: Annotated[Tensor, Rows(torch.int32, "min(n, 1)")],
     scales: Annotated[Tensor, Rows(torch.float32, "_eden.blocks_of(n, block)")],

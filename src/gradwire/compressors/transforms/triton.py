@@ -13,7 +13,6 @@ from torch import Tensor
 from gradwire.compressors.transforms import _eden
 from gradwire.kernels.triton.kernel_launch import launch, scratch
 from gradwire.kernels.triton.lengths import exponent_of, power_of_two
-from gradwire.kernels.triton.many import mergeable
 from gradwire.kernels.triton.philox import philox_words
 from gradwire.kernels.triton.signs import blocks, total_of_16
 from gradwire.kernels.triton.tile import number
@@ -39,7 +38,7 @@ def _warps(block: int) -> int:
 
 
 @triton.jit
-def _stage(y: tl.tensor, size: tl.tensor, LENGTH: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
+def _stage(y, size, LENGTH: tl.constexpr, HALF: tl.constexpr):
     """Sums and differences of pairs at distance ``HALF``, in runs that are longer than that."""
     low, high = tl.split(tl.permute(tl.reshape(y, (LENGTH // HALF // 2, 2, HALF)), (0, 2, 1)))
     both = tl.permute(tl.join(low + high, low - high), (0, 2, 1))
@@ -47,7 +46,7 @@ def _stage(y: tl.tensor, size: tl.tensor, LENGTH: tl.constexpr, HALF: tl.constex
 
 
 @triton.jit
-def _hadamard(y: tl.tensor, size: tl.tensor, LENGTH: tl.constexpr, STAGES: tl.constexpr) -> tl.tensor:
+def _hadamard(y, size, LENGTH: tl.constexpr, STAGES: tl.constexpr):
     """Compute H y of each run of ``size`` coordinates, at most 2**STAGES."""
     for stage in tl.static_range(STAGES):
         y = _stage(y, size, LENGTH, 1 << (STAGES - 1 - stage))
@@ -55,7 +54,7 @@ def _hadamard(y: tl.tensor, size: tl.tensor, LENGTH: tl.constexpr, STAGES: tl.co
 
 
 @triton.jit
-def _signs(begin: tl.tensor, key: tl.tensor, step: tl.tensor, LENGTH: tl.constexpr) -> tl.tensor:
+def _signs(begin, key, step, LENGTH: tl.constexpr):
     """The bits of a stream of signs for the elements from ``begin`` on, a multiple of 16: 1 changes the sign."""
     half = begin // 16 + tl.arange(0, LENGTH // 16)
     word = half // 2
@@ -67,20 +66,13 @@ def _signs(begin: tl.tensor, key: tl.tensor, step: tl.tensor, LENGTH: tl.constex
 
 
 @triton.jit
-def _turned(y: tl.tensor, signs: tl.tensor) -> tl.tensor:
+def _turned(y, signs):
     """Change signs, also that of a zero, which Triton's own minus would lose."""
     return (y.to(tl.uint32, bitcast=True) ^ (signs << 31)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _places(
-    block: tl.tensor,
-    n: tl.tensor,
-    sent: tl.tensor,
-    LENGTH: tl.constexpr,
-    STEP: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _places(block, n, sent, LENGTH: tl.constexpr, STEP: tl.constexpr, DOUBLINGS: tl.constexpr):
     """The first element of EDEN's blocks, their sizes, how many coordinates of each are sent, and the first code."""
     total = block * 0 + n
     full = total // LENGTH
@@ -102,14 +94,7 @@ def _places(
 
 
 @triton.jit
-def _nearest_words(
-    y: tl.tensor,
-    words: tl.tensor,
-    size: tl.tensor,
-    LENGTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _nearest_words(y, words, size, LENGTH: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr):
     """The code of each group, the first of those with the largest product, and that product."""
     place = tl.arange(0, LENGTH) % GROUP
     largest = tl.full((LENGTH,), -1.0, tl.float32)
@@ -132,22 +117,22 @@ def _nearest_words(
 
 @triton.jit
 def _eden_rotate(
-    x: tl.tensor,
-    seed: tl.tensor,
-    rotated: tl.tensor,
-    largest: tl.tensor,
-    codes: tl.tensor,
-    products: tl.tensor,
-    words: tl.tensor,
-    n: tl.tensor,
-    sent: tl.tensor,
+    x,
+    seed,
+    rotated,
+    largest,
+    codes,
+    products,
+    words,
+    n,
+    sent,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     """Rotate a block in units of its largest element, for ``_eden_round``; of groups also choose the words."""
     block = number(program)
     begin, size, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
@@ -172,22 +157,14 @@ def _eden_rotate(
 
 
 @triton.jit
-def _usable(magnitude: tl.tensor) -> tl.tensor:
+def _usable(magnitude):
     """Return whether a block can be scaled: its largest element is finite and not tiny."""
     largest = magnitude.to(tl.float32, bitcast=True)
     return (largest >= _TINY) & (largest < float("inf"))
 
 
 @triton.jit
-def _store_scales(
-    scales: tl.tensor,
-    block: tl.tensor,
-    count: tl.tensor,
-    magnitude: tl.tensor,
-    squares: tl.tensor,
-    products: tl.tensor,
-    kept: tl.tensor,
-) -> None:
+def _store_scales(scales, block, count, magnitude, squares, products, kept):
     ratio = tl.div_rn(squares, tl.where(products == 0.0, float("inf"), products))
     scale = tl.div_rn(ratio, kept.to(tl.float32)) * power_of_two(exponent_of(magnitude))
     finite = magnitude.to(tl.float32, bitcast=True) < float("inf")
@@ -196,7 +173,7 @@ def _store_scales(
 
 
 @triton.jit
-def _squares(y: tl.tensor, begin: tl.tensor, kept: tl.tensor, sent: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+def _squares(y, begin, kept, sent, ROWS: tl.constexpr):
     """Add the squares of what is sent of each block, 16 coordinates after the other."""
     lane = tl.arange(0, 16)[None, :]
     sums = tl.zeros((ROWS, 16), tl.float32)
@@ -207,16 +184,7 @@ def _squares(y: tl.tensor, begin: tl.tensor, kept: tl.tensor, sent: tl.tensor, R
 
 
 @triton.jit
-def _rotated(
-    block: tl.tensor,
-    largest: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    sent: tl.tensor,
-    LENGTH: tl.constexpr,
-    STEP: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _rotated(block, largest, n, count, sent, LENGTH: tl.constexpr, STEP: tl.constexpr, DOUBLINGS: tl.constexpr):
     """Find blocks that were rotated: their first elements, the coordinates that are sent, the first of their codes, and
     their largest elements. A block beyond the last one sends nothing.
     """
@@ -227,21 +195,21 @@ def _rotated(
 
 @triton.jit
 def _eden_round(
-    rotated: tl.tensor,
-    largest: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    table: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    sent: tl.tensor,
+    rotated,
+    largest,
+    scales,
+    codes,
+    table,
+    n,
+    count,
+    sent,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     BITS: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = blocks(ROWS, program)
     begin, kept, code, magnitude = _rotated(block, largest, n, count, sent, LENGTH, STEP, DOUBLINGS)
     squares = _squares(rotated, begin, kept, sent, ROWS)
@@ -268,20 +236,20 @@ def _eden_round(
 
 @triton.jit
 def _eden_scale(
-    rotated: tl.tensor,
-    largest: tl.tensor,
-    products: tl.tensor,
-    scales: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    sent: tl.tensor,
+    rotated,
+    largest,
+    products,
+    scales,
+    n,
+    count,
+    sent,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     """Compute the scales of blocks whose groups have their words."""
     block = blocks(ROWS, program)
     begin, kept, code, magnitude = _rotated(block, largest, n, count, sent, LENGTH, STEP, DOUBLINGS)
@@ -298,11 +266,9 @@ def _eden_form(block: int, group: int) -> dict[str, int]:
     return {"LENGTH": block, "STEP": step, "DOUBLINGS": (block // _eden.SMALLEST).bit_length() - 1}
 
 
-@mergeable
 def eden_encode(
     x: Tensor, seed: Tensor, scales: Tensor, codes: Tensor, block: int, bits: int, sent: int, group: int = 1
 ) -> None:
-    """The operation on a GPU."""
     n, count, form = x.numel(), scales.numel(), _eden_form(block, group)
     table = _eden.lookup(bits, group, x.device)
     rotated, largest = scratch(n + _eden.SPARE, torch.float32, x), scratch(count, torch.int32, x)
@@ -320,9 +286,7 @@ def eden_encode(
 
 
 @triton.jit
-def _eden_values(
-    codes: tl.tensor, table: tl.tensor, code: tl.tensor, kept: tl.tensor, LENGTH: tl.constexpr, BITS: tl.constexpr
-) -> tl.tensor:
+def _eden_values(codes, table, code, kept, LENGTH: tl.constexpr, BITS: tl.constexpr):
     """Decode single coordinates."""
     j = tl.arange(0, LENGTH)
     at, shift = codes + code // 8 * BITS + j * BITS // 8, j * BITS % 8
@@ -333,9 +297,7 @@ def _eden_values(
 
 
 @triton.jit
-def _eden_words(
-    codes: tl.tensor, table: tl.tensor, code: tl.tensor, kept: tl.tensor, LENGTH: tl.constexpr, GROUP: tl.constexpr
-) -> tl.tensor:
+def _eden_words(codes, table, code, kept, LENGTH: tl.constexpr, GROUP: tl.constexpr):
     """Decode groups."""
     j = tl.arange(0, LENGTH)
     raw = tl.load(codes + code // GROUP + j // GROUP, mask=j < kept, other=0).to(tl.int32)
@@ -345,25 +307,25 @@ def _eden_words(
 
 @triton.jit
 def _eden_add(
-    seed: tl.tensor,
-    seed_stride: tl.tensor,
-    scales: tl.tensor,
-    scale_stride: tl.tensor,
-    codes: tl.tensor,
-    code_stride: tl.tensor,
-    ranks: tl.tensor,
-    out: tl.tensor,
-    table: tl.tensor,
-    n: tl.tensor,
-    sent: tl.tensor,
+    seed,
+    seed_stride,
+    scales,
+    scale_stride,
+    codes,
+    code_stride,
+    ranks,
+    out,
+    table,
+    n,
+    sent,
     scale: tl.float32,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     block = number(program)
     begin, size, kept, code = _places(block, n, sent, LENGTH, STEP, DOUBLINGS)
     inverse = (-size.to(tl.float32).to(tl.int32, bitcast=True) + _ONE).to(tl.float32, bitcast=True)
@@ -388,7 +350,6 @@ def _eden_add(
     tl.store(out + begin + j, total, mask=inside)
 
 
-@mergeable
 def eden_add_decoded(
     seed: Tensor,
     scales: Tensor,
@@ -400,7 +361,6 @@ def eden_add_decoded(
     scale: float,
     group: int = 1,
 ) -> None:
-    """The operation on a GPU."""
     rows = seed, seed.stride(0), scales, scales.stride(0), codes, codes.stride(0), codes.size(0)
     numbers = out.numel(), sent, float32(scale)
     form = {**_eden_form(block, group), "BITS": bits, "GROUP": group, "num_warps": _warps(block)}

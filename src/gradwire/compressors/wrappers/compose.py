@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.base import Compressor, Feedback, MultiRound
+from gradwire._short_traceback import short_traceback
+from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.errors import require
@@ -65,7 +66,7 @@ class Compose(Compressor):
     def __post_init__(self) -> None:
         apart = isinstance(self.outer, Sparsifier)
         require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
-        alone = isinstance(self.inner, Compressor) and not isinstance(self.inner, MultiRound)
+        alone = isinstance(self.inner, Compressor) and not self.inner.in_rounds
         require(alone and self.inner.advice == 0, "Compose.inner", "a compressor of one round", self.inner)
         allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
         require(not self.inner.votes, "Compose.inner", allowed, self.inner)
@@ -224,6 +225,7 @@ def draws_in_common(code: Compressor) -> bool:
     return any(isinstance(part, Compressor) and draws_in_common(part) for part in parts)
 
 
+@short_traceback
 def compose(outer: Compressor, inner: Compressor) -> Compose:
     """Make a method that sends the elements ``outer`` chooses, with values that ``inner`` encodes.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.base import Compressor, Feedback, MultiRound
+from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.wrappers.around import declare_as
 from gradwire.errors import require
 from gradwire.vocabulary import Key, Layout, Payload, State
@@ -52,7 +52,7 @@ class EF21(Compressor):
 
     def __post_init__(self) -> None:
         inner = self.inner
-        ok = isinstance(inner, Compressor) and inner.contraction and not isinstance(inner, MultiRound)
+        ok = isinstance(inner, Compressor) and inner.contraction and not inner.in_rounds
         require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
         require(not inner.votes, "EF21.inner", "a method that hands out the mean and not its sign", inner)
         declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises", "headroom")

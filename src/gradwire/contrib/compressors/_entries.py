@@ -1,8 +1,9 @@
 """Streams of variable size, and passes over a gradient a piece at a time.
 
-Law: a stream holds parts end to end, the widest items first, so that each starts at a multiple of its item size; the
-first field says how many bytes are in use. A form of fixed size stands by for the tensors whose entries would take as
-much.
+Invariants:
+    * A stream holds parts end to end, those with the widest items first, so that each begins at a multiple of its item
+      size. The first field of the payload says how many bytes are in use.
+    * A tensor whose entries would take as many bytes as a form of fixed size uses that form.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class DeMoMemory(Memory):
     D = beta D + g, from D = 0;  phi: x = D;  psi: D = x - D(Q(x)).
 
     Momentum and error feedback are one tensor, so the optimizer has no momentum of its own. A frequency or an element
-    that is sent in every step has no momentum; what waits grows to that of 1 / (1 - beta) steps. The momentum is kept
+    that is sent in every step has no momentum; the residual grows to that of 1 / (1 - beta) steps. The momentum is kept
     under the name "residual": it is what was not sent, and has the equation of ``Residual(beta)``.
 
     Args:

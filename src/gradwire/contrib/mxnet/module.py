@@ -2,8 +2,9 @@
 
     a batch -> a share for each context -> outputs, loss, gradients of each -> the store sums -> new weights for all
 
-Law: losses are sums over samples, as MXNet's are; the optimizer divides by the samples of a batch, in sync those of all
-workers. So the threshold of a compression means the same whatever the batch.
+Invariants:
+    Losses are sums over samples, as MXNet's are; the optimizer divides by the number of samples in a batch, in sync
+    mode of all workers' batches. So the threshold of a compression means the same for any batch size.
 """
 
 from __future__ import annotations

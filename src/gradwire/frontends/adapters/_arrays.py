@@ -1,8 +1,10 @@
 """Gradients of other frameworks: arrays in host memory, seen through DLPack.
 
-Law: the core gets what it gets from torch: names, shapes and flat float32 buckets in the same order; so the bytes and
-the bits are those of ``compress_optimizer``. Arrays of other frameworks are only read, and what goes back is a copy of
-a bucket's part or a view that must be copied before the next step.
+Invariants:
+    * The core gets what it gets from torch: names, shapes and flat float32 buckets in the same order. So the bytes and
+      the bits are those of ``compress_optimizer``.
+    * Arrays of other frameworks are only read. What goes back is a copy of a bucket's part, or a view that must be
+      copied before the next step.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ from torch import Tensor, nn
 
 from gradwire.adaptive import KERAS
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.second_moment import SecondMoment
+from gradwire.exchange.methods import Methods
 from gradwire.frontends._buckets import BucketState, buckets_of
 from gradwire.frontends.optimizer_watch import AdaptiveWatch
 from gradwire.frontends.ownership import Caller
@@ -98,7 +99,8 @@ class ArrayState(BucketState):
         shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
         known = shapes if adaptive else {}
         self.adaptive = AdaptiveWatch(self.exchange, known, adaptive, corrected=corrected, remedies=KERAS)
-        self.exchange.skips_steps = self.units.scaler is not None
+        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
+        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)
 
@@ -122,15 +124,15 @@ class ArrayState(BucketState):
             ConfigError: a method whose error is not noise.
         """
         self.check_correction()
-        self.exchange.second_moment = SecondMoment(self.exchange.device, self.exchange.policy.start_after)
+        self.exchange.measure_noise()
         # It sends a sample of its own, for which all ranks must wait.
-        self.exchange.compared["variance_correction"] = True
+        self.exchange.protocol.compare(variance_correction=True)
 
-    def check(self, exchange: Exchange) -> None:
+    def check(self, methods: Methods) -> None:
         """Refuse a choice that set-up would refuse."""
-        super().check(exchange)
+        super().check(methods)
         if self.exchange.second_moment is not None:
-            check_noise(exchange)
+            check_noise(methods)
 
     def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Average each gradient over the ranks; all ranks must call it.

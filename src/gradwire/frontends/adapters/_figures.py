@@ -1,24 +1,28 @@
 """Figures of an exchange for a dashboard: its metrics, for the steps since the last row.
 
-Law: counters are sums since the start, or since a state was loaded, and a curve of a sum shows nothing; so traffic and
-times are means for a step of the interval, the ratio is the interval's, and only what is a state or an alarm is written
-as it is.
+Invariants:
+    Traffic and times are means for a step of the interval, and the ratio is that of the interval. Only what is a state
+    or an alarm is written as it is.
+
+Why:
+    Counters are sums since the start, or since a state was loaded, and a curve of a sum shows nothing.
 """
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gradwire.errors import is_int, require
+from gradwire.notices import log
 
 __all__ = ["Measured", "MetricsWriter"]
 
-log = logging.getLogger("gradwire")
 
 COUNTED = ("bytes_sent", "bytes_received", "dense_bytes")
+
+PHASES = ("encode", "communicate", "decode")
 
 
 class Measured(Protocol):
@@ -68,7 +72,7 @@ class MetricsWriter(ABC):
 def figures(before: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> dict[str, float]:
     """Make a row: the difference of two readings of the metrics, for each of the steps between them.
 
-    >>> reading = {"bytes_sent": 0, "bytes_received": 0, "dense_bytes": 0, "seconds": {"encode": 0.0}}
+    >>> reading = dict.fromkeys((*COUNTED, *(f"{phase}_seconds" for phase in PHASES)), 0.0)
     >>> reading |= {"residual_norm": 0.5, "nonfinite_steps": 0}
     >>> figures(reading, {**reading, "bytes_sent": 20, "dense_bytes": 320}, 10)["ratio"]
     16.0
@@ -77,12 +81,11 @@ def figures(before: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> di
     """
     if any(now[name] < before[name] for name in COUNTED):
         # A state was loaded in between, and what was counted before it is gone.
-        before = {**dict.fromkeys(COUNTED, 0), "seconds": dict.fromkeys(now["seconds"], 0.0)}
+        before = dict.fromkeys((*COUNTED, *(f"{phase}_seconds" for phase in PHASES)), 0)
     row = {f"{name}_per_step": (now[name] - before[name]) / steps for name in COUNTED}
     sent = now["bytes_sent"] - before["bytes_sent"]
     row["ratio"] = (now["dense_bytes"] - before["dense_bytes"]) / sent if sent else 1.0
     row |= {
-        f"seconds_per_step/{phase}": (total - before["seconds"][phase]) / steps
-        for phase, total in now["seconds"].items()
+        f"seconds_per_step/{phase}": (now[f"{phase}_seconds"] - before[f"{phase}_seconds"]) / steps for phase in PHASES
     }
     return row | {name: float(now[name]) for name in ("residual_norm", "nonfinite_steps")}

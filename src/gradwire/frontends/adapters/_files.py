@@ -25,6 +25,7 @@ def save_rank(state: ExchangeState, folder: str | os.PathLike[str], step: int = 
         step: number that ``load_rank`` must be given again, such as the framework's own step.
         model: number of the model among those of one checkpoint.
     """
+    # Any rank may be the first, and before the framework's own checkpoint.
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = Path(folder, name_of(state.exchange.channel.rank, model))
     torch.save({"state": state.state_dict(), "told": step}, file)

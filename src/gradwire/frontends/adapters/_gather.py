@@ -26,8 +26,10 @@ def gathered(state: ExchangeState) -> dict[str, Any] | None:
     exchange = state.exchange
     channel = Channel(exchange.channel.group, Metrics())  # A checkpoint is no traffic of the gradients.
     try:
+        # The sizes that follow are posted without a comparison, so all ranks must be in this call.
         agree(channel, "gathered", lambda: "{}", exchange.device)
     except GroupError:
+        # The group is the exchange's own, and its messages are out of step now.
         exchange.channel.failed = channel.failed
         raise
     file = io.BytesIO()
@@ -35,6 +37,7 @@ def gathered(state: ExchangeState) -> dict[str, Any] | None:
     own = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(exchange.device)
     sizes = torch.zeros(channel.world, 1, dtype=torch.int64, device=exchange.device)
     sizes[channel.rank] = own.numel()
+    # States differ in size from rank to rank, and Gloo ends a process that receives another size than it expects.
     channel.all_gather(sizes)
     nothing = own[:0]
     first = channel.rank == 0

@@ -1,7 +1,10 @@
-"""Hook on a model that a framework has wrapped: in DDP, or by FSDP2.
+"""Attachment of an exchange to a model that a framework has wrapped: in DDP, or by FSDP2.
 
-Law: the framework decides how a model is distributed, and its adapter attaches what belongs to that. A model that is
-neither wrapped nor sharded would train without compression, so it is an error.
+Invariants:
+    The framework decides how a model is distributed, and its adapter attaches what belongs to that.
+
+Failure modes:
+    A model that is neither wrapped nor sharded would train without compression, so it is an error.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Hugging Face Accelerate: the hook on what ``accelerator.prepare`` returned.
 
-Law: Accelerate knows a closed list of hooks, builds their state itself and never saves it; so the hook is attached
-after ``prepare``, on DDP or on what FSDP2 has sharded, and the residuals travel with ``save_state`` and ``load_state``,
-one file for each model and rank, numbered as Accelerate numbers the models that it saves. What was loaded before there
-was a state nobody would tell it; so from the import of this module on, ``load_state`` leaves a note of the folder, and
-the state goes on with its files.
+Invariants:
+    * The hook is attached after ``prepare``, on DDP or on what FSDP2 has sharded. Residuals travel with ``save_state``
+      and ``load_state``, one file for each model and rank, numbered as Accelerate numbers the models that it saves.
+    * From the import of this module on, ``load_state`` notes the folder, so that a state that is made afterwards
+      continues with the files there.
+
+Why:
+    * Accelerate knows a closed list of hooks, builds their state itself and never saves it.
+    * A checkpoint that was loaded before there was a state could not be given to it.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,13 +30,12 @@ from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.adapters._files import load_rank, save_rank
 from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged
 from gradwire.frontends.setup import uncompiled
+from gradwire.notices import log
 
 with needs("huggingface"):
     from accelerate import Accelerator
 
 __all__ = ["compress"]
-
-log = logging.getLogger("gradwire")
 
 
 def compress(
@@ -128,7 +130,9 @@ def noting(load_state: Callable[..., None]) -> Callable[..., None]:
         try:
             load_state(self, *arguments, **options)
         finally:
+            # The hook is for this call alone, also if it raised.
             handle.remove()
+        # Only now: where ``load_state`` raised there is nothing that a later state should continue from.
         for each in notes:
             _loaded[self] = each
 
@@ -143,6 +147,7 @@ def catch_up(state: Attached, folder: Path, number: int, on_resize: OnResize) ->
     channel = state.exchange.channel
     there = any(folder.glob("gradwire*.pt"))
     anywhere = torch.tensor([there], dtype=torch.uint8, device=state.exchange.device)
+    # Ranks of several machines may not see the same files, and all must make the call below, or none.
     channel.all_reduce(anywhere, "max")
     if bool(anywhere):
         load_rank(state, folder, on_resize, model=number)

@@ -1,15 +1,21 @@
 """Integration of JAX: gradients are averaged inside a compiled update, as the first link of an optax chain.
 
-Law: a transformation of optax is a pure function, and an exchange is not. So the callback is an ordered effect of the
-compiled program, which is neither dropped nor repeated nor moved past another, and the residuals are in the state of
-the transformation object. Optax's own state only counts: who throws updates away, as ``optax.MultiSteps`` does with
-those of its inner optimizer, throws away what was sent, and is told so by a number that comes twice. The processes form
-a group of ``torch.distributed`` over Gloo, whatever devices JAX uses: gradients come to the host.
+Invariants:
+    * The callback is an ordered effect of the compiled program, which is neither dropped nor repeated nor moved past
+      another. The residuals are in the state of the transformation object; optax's own state only counts.
+    * The processes form a group of ``torch.distributed`` over Gloo, whatever devices JAX uses: gradients come to the
+      host.
+
+Why:
+    A transformation of optax is a pure function, and an exchange is not.
+
+Failure modes:
+    A transformation that discards updates, as ``optax.MultiSteps`` does with those of its inner optimizer, discards
+    what was sent. It shows as an update number that comes twice, and a warning says so.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -21,6 +27,7 @@ from torch.utils.dlpack import from_dlpack
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.frontends.adapters._arrays import ArrayState, Spec, share_arrays
+from gradwire.notices import log
 
 with needs("jax"):
     import jax
@@ -28,8 +35,6 @@ with needs("jax"):
     from jax.experimental import io_callback
 
 __all__ = ["GradwireTransformation", "broadcast", "compress", "corrected"]
-
-log = logging.getLogger("gradwire")
 
 
 class Counted(NamedTuple):

@@ -1,14 +1,18 @@
 """Callback for PyTorch Lightning.
 
-Law: Lightning wraps the model in ``strategy.setup`` and trains right after ``on_fit_start``; there the hook is
-attached, on any device, while Lightning's own ``ddp_comm_hook`` is left out without a word wherever gradients are not
-on CUDA. What callbacks keep is written by rank 0 alone, so it holds the residuals of all ranks. A strategy that shards
-loads a checkpoint after that place, and not before.
+Invariants:
+    * The hook is attached in ``on_fit_start``: Lightning wraps the model in ``strategy.setup`` and trains right after
+      that place.
+    * What callbacks keep is written by rank 0 alone, so it holds the residuals of all ranks.
+    * A strategy that shards loads a checkpoint after ``on_fit_start``, and all others before it.
+
+Why:
+    Lightning's own ``ddp_comm_hook`` is left out silently wherever gradients are not on CUDA; this hook runs on any
+    device.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +22,7 @@ from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.adapters._figures import Measured, MetricsWriter
 from gradwire.frontends.adapters._gather import gathered
 from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged
+from gradwire.notices import log
 
 with needs("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,7 +30,6 @@ with needs("lightning"):
 
 __all__ = ["GradwireCallback"]
 
-log = logging.getLogger("gradwire")
 
 KEY = "gradwire"
 
@@ -95,6 +99,7 @@ class GradwireCallback(Callback):
         require(exchanged(model), "strategy", allowed, type(model).__name__)
         if self.state is not None:
             if not self._resumes:
+                # Each fit wraps the model anew; the residuals of the last one go on in the state of this one.
                 self._waiting = self.state.state_dict()
             self.state.close()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -115,6 +120,8 @@ class GradwireCallback(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the states of all ranks to the file that rank 0 writes."""
         if self.state is not None:
+            # Lightning calls this on all ranks, though one writes the file, so they can bring their states together
+            # here.
             checkpoint[KEY] = gathered(self.state)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -125,6 +132,7 @@ class GradwireCallback(Callback):
         if self._waiting is None:
             log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
         if self.state is not None and trainer.strategy.restore_checkpoint_after_setup:
+            # Residuals from before the checkpoint do not belong to its parameters.
             nothing = {**self.state.state_dict(), "world": 0, "ranks": {}}
             self.state.load_state_dict(self._waiting or nothing, on_resize=self.on_resize if self._waiting else "reset")
             self._waiting, self._resumes = None, False

@@ -1,9 +1,11 @@
 """Integration of Keras 3 on TensorFlow 2: an optimizer around an optimizer.
 
-Law: gradients are averaged before the inner optimizer sees them, in a Python function inside Keras's compiled step;
-they come through DLPack without a copy and go back as one. The processes form a group of ``torch.distributed`` over
-Gloo. Keras gives a variable another path when a model is loaded, cloned or made a second time, and knows it again by
-its place among the model's variables; so does a saved state.
+Invariants:
+    * Gradients are averaged before the inner optimizer sees them, in a Python function inside Keras's compiled step.
+      They come through DLPack without a copy and go back as one.
+    * The processes form a group of ``torch.distributed`` over Gloo.
+    * Keras gives a variable another path when a model is loaded, cloned or made a second time, and recognises it by its
+      place among the model's variables; so does a saved state.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from gradwire.errors import require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.adapters._arrays import ArrayState, Spec, share_arrays
 from gradwire.memory.base import Memory
+from gradwire.notices import log
 
 if "tensorflow" not in sys.modules and importlib.util.find_spec("triton"):
     # Both bring LLVM, and TensorFlow 2.20 and later make theirs visible to all: Triton, which torch loads when it likes
@@ -41,8 +43,6 @@ with needs("tensorflow"):
     import tensorflow as tf
 
 __all__ = ["DistributedOptimizer"]
-
-log = logging.getLogger("gradwire")
 
 
 class LossScale:

@@ -1,7 +1,9 @@
 """Callback for Hugging Face Transformers: the hook under a ``Trainer``.
 
-Law: the Trainer wraps the model when ``train`` begins and tells callbacks neither the wrapped model nor the checkpoint
-it resumes from. So the callback holds the trainer, and is told the checkpoint as ``train`` is, for one ``train``.
+Why:
+    The Trainer wraps the model when ``train`` begins, and tells callbacks neither the wrapped model nor the checkpoint
+    from which it resumes. So the callback holds the trainer, and is given the checkpoint as ``train`` is, for one
+    ``train``.
 """
 
 from __future__ import annotations

@@ -12,14 +12,7 @@ __all__ = ["add_residual"]
 
 
 @triton.jit
-def _kernel(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _kernel(grad, residual, status, n, BLOCK: tl.constexpr, program=None):
     i = elements(BLOCK, program)
     tl.store(residual + i, compensate(grad, residual, status, i, n), mask=i < n)
 

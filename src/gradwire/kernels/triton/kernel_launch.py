@@ -66,7 +66,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int
     if recording is not None:
         recording.steps.append(LaunchCall(kernel, grid, arguments, constants))
     elif 0 not in grid:
-        with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(arguments[0]):
             kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 

@@ -16,19 +16,19 @@ _ROWS = 8  # blocks for one program
 
 
 @triton.jit
-def power_of_two(exponent: tl.tensor) -> tl.tensor:
+def power_of_two(exponent):
     """Compute a power of two in float32, from an exponent from -126 to 127."""
     return (exponent + 127 << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def exponent_of(magnitude: tl.tensor) -> tl.tensor:
+def exponent_of(magnitude):
     """Compute the exponent of a magnitude, given as the integer of its bits, between -126 and 126."""
     return tl.minimum(tl.maximum((magnitude >> 23) - 127, -126), 126)
 
 
 @triton.jit
-def _sixteen(x: tl.tensor, more: tl.tensor, first: tl.tensor, n: tl.tensor) -> tl.tensor:
+def _sixteen(x, more, first, n):
     """Sixteen elements of each block, those of two tensors added."""
     i = first + tl.arange(0, 16)[None, :]
     found = tl.load(x + i, mask=i < n, other=0.0)
@@ -38,16 +38,7 @@ def _sixteen(x: tl.tensor, more: tl.tensor, first: tl.tensor, n: tl.tensor) -> t
 
 
 @triton.jit
-def _write_lengths(
-    x: tl.tensor,
-    more: tl.tensor,
-    norms: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _write_lengths(x, more, norms, n, count, size, ROWS: tl.constexpr, program=None):
     block = blocks(ROWS, program)
     begin = (block * size)[:, None]
     sums = tl.zeros((ROWS, 16), tl.float32)

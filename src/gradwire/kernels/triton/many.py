@@ -8,14 +8,14 @@ addresses and sizes, the launches become one, of a kernel that is written here a
 ScratchMemory memory of all pieces is one tensor, made in each call, in which every piece has its place.
 
 So a kernel that can be merged takes the number of its program as its last parameter, ``program``, None in a launch of
-its own; and its wrapper does nothing on the device but ask for scratch memory and launch. A wrapper says so with
-``mergeable``.
+its own; and its wrapper does nothing on the device but ask for scratch memory and launch. The operation is then
+declared with ``merges=True``.
 """
 
 import inspect
 import linecache
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import triton
@@ -25,14 +25,7 @@ from torch import Tensor
 from gradwire._once import once
 from gradwire.kernels.triton.kernel_launch import LaunchCall, ScratchMemory, launch, recorded
 
-__all__ = ["Merged", "mergeable"]
-
-F = TypeVar("F", bound=Callable[..., None])
-
-
-def mergeable(function: F) -> F:
-    """Declare that a wrapper only launches kernels, each of which takes ``program``."""
-    return function
+__all__ = ["Merged"]
 
 
 class Merged:

@@ -12,7 +12,7 @@ __all__ = ["count_marks", "room_for_counts"]
 
 
 @triton.jit
-def _count(bitmap: tl.tensor, named: tl.tensor, size: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
+def _count(bitmap, named, size, n, PART: tl.constexpr):
     tl.store(named + tl.program_id(0), tl.sum(bits_of(bitmap, size, n, PART).to(tl.int32)))
 
 

@@ -27,22 +27,14 @@ _USUAL = tl.constexpr(40)
 
 
 @triton.jit
-def _exponent_of_sums(largest: tl.tensor) -> tl.tensor:
+def _exponent_of_sums(largest):
     """The exponent of the unit of the sums: 0 as long as no square can vanish or overflow."""
     exponent = exponent_of(largest)
     return tl.where(tl.abs(exponent) <= _USUAL, 0, exponent)
 
 
 @triton.jit
-def _sums_in_units(
-    x: tl.tensor,
-    origin: tl.tensor,
-    exponent: tl.tensor,
-    begin: tl.tensor,
-    n: tl.tensor,
-    SEGMENT: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _sums_in_units(x, origin, exponent, begin, n, SEGMENT: tl.constexpr, ROWS: tl.constexpr):
     """The sums of the distances and of their squares in units of 2^exponent, in which no square vanishes or overflows:
     (ROWS, 16).
     """
@@ -60,17 +52,17 @@ def _sums_in_units(
 
 @triton.jit
 def _write_moments(
-    grad: tl.tensor,
-    residual: tl.tensor,
-    table: tl.tensor,
-    status: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
+    grad,
+    residual,
+    table,
+    status,
+    n,
+    count,
     CENTRED: tl.constexpr,
     SEGMENT: tl.constexpr,
     ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     """Measure ``grad``, or residual + grad, which then becomes the residual."""
     row = blocks(ROWS, program)
     begin = row * SEGMENT
@@ -126,7 +118,7 @@ def write_moments(
 
 
 @triton.jit
-def _largest_of(table: tl.tensor, count: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
+def _largest_of(table, count, STEP: tl.constexpr):
     """The largest magnitude of all segments, as the integer of its bits: (1,)."""
     found = tl.zeros((STEP,), tl.int32)
     for start in range(0, count, STEP):
@@ -137,9 +129,7 @@ def _largest_of(table: tl.tensor, count: tl.tensor, STEP: tl.constexpr) -> tl.te
 
 
 @triton.jit
-def _sums_at(
-    table: tl.tensor, row: tl.tensor, count: tl.tensor, n: tl.tensor, SEGMENT: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def _sums_at(table, row, count, n, SEGMENT: tl.constexpr):
     """The origin, the sums and the number of elements of each segment, in float64."""
     inside, place = row < count, table + row * 4
     magnitude = tl.load(place, mask=inside, other=0.0).to(tl.int32, bitcast=True)
@@ -152,15 +142,7 @@ def _sums_at(
 
 
 @triton.jit
-def _length_of(
-    table: tl.tensor,
-    leaves: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    SEGMENT: tl.constexpr,
-    STEP: tl.constexpr,
-) -> tl.tensor:
+def _length_of(table, leaves, n, count, size, SEGMENT: tl.constexpr, STEP: tl.constexpr):
     """The root of the sum of squares, in float64: (1,)."""
     for start in range(0, count, STEP):
         row = start + tl.arange(0, STEP)
@@ -170,15 +152,7 @@ def _length_of(
 
 
 @triton.jit
-def _deviation_of(
-    table: tl.tensor,
-    leaves: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    SEGMENT: tl.constexpr,
-    STEP: tl.constexpr,
-) -> tl.tensor:
+def _deviation_of(table, leaves, n, count, size, SEGMENT: tl.constexpr, STEP: tl.constexpr):
     """The standard deviation, in float64: (1,)."""
     whole = tl.zeros((1,), tl.float64) + n
     for start in range(0, count, STEP):
@@ -200,20 +174,20 @@ def _deviation_of(
 
 @triton.jit(do_not_specialize=["n", "count", "size"])
 def _write_norm(
-    table: tl.tensor,
-    norm: tl.tensor,
-    leaves: tl.tensor,
-    n: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
+    table,
+    norm,
+    leaves,
+    n,
+    count,
+    size,
     factor: tl.float32,
     LENGTH: tl.constexpr,
     CLIPPED: tl.constexpr,
     CUT: tl.constexpr,
     SEGMENT: tl.constexpr,
     STEP: tl.constexpr,
-    program: tl.tensor = None,  # noqa: ARG001
-) -> None:
+    program=None,  # noqa: ARG001
+):
     if LENGTH:
         found = _length_of(table, leaves, n, count, size, SEGMENT, STEP).to(tl.float32)
     else:

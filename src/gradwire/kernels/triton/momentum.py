@@ -9,15 +9,7 @@ __all__ = ["advance"]
 
 
 @triton.jit
-def advance(
-    grad: tl.tensor,
-    momentum: tl.tensor,
-    status: tl.tensor,
-    i: tl.tensor,
-    n: tl.tensor,
-    beta: tl.float32,
-    rest: tl.float32,
-) -> tl.tensor:
+def advance(grad, momentum, status, i, n, beta: tl.float32, rest: tl.float32):
     """Update the running mean with the gradients at ``i``; with a status the old mean goes to ``grad``."""
     inside = i < n
     old = tl.load(momentum + i, mask=inside, other=0.0)

@@ -7,9 +7,7 @@ __all__ = ["philox_table", "philox_words"]
 
 
 @triton.jit
-def philox_words(
-    counter: tl.tensor, key: tl.tensor, step: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def philox_words(counter, key, step):
     """The four words of every counter (c, step) under ``key``, each of these in 64 bits."""
     zero = tl.zeros_like(counter)
     upper = zero + step
@@ -24,7 +22,7 @@ def philox_words(
 
 
 @triton.jit
-def philox_table(counter: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
+def philox_table(counter, key, step):
     """The words of these counters, one row of four for each, as uint32."""
     word0, word1, word2, word3 = philox_words(counter, key, step)
     word = tl.arange(0, 4)[None, :]

@@ -15,9 +15,7 @@ __all__ = ["bitmap_decode", "bitmap_encode"]
 
 
 @triton.jit
-def _set_bits(
-    words: tl.tensor, indices: tl.tensor, ends: tl.tensor, n: tl.tensor, PARTS: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _set_bits(words, indices, ends, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     segment = tl.program_id(0)
     begin, end = span(ends, segment)
     for start in range(begin + tl.program_id(1) * BLOCK, end, PARTS * BLOCK):
@@ -36,22 +34,13 @@ def bitmap_encode(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> No
 
 
 @triton.jit
-def _write_places(
-    bitmap: tl.tensor,
-    starts: tl.tensor,
-    indices: tl.tensor,
-    size: tl.tensor,
-    n: tl.tensor,
-    k: tl.tensor,
-    PART: tl.constexpr,
-) -> None:
+def _write_places(bitmap, starts, indices, size, n, k, PART: tl.constexpr):
     bits = bits_of(bitmap, size, n, PART)
     place = tl.load(starts + tl.program_id(0)) + rank(bits)
     tl.store(indices + place, elements(PART).to(tl.int16), mask=bits & (place < k))
 
 
 def bitmap_decode(bitmap: Tensor, indices: Tensor, counts: Tensor, n: int) -> None:
-    """The operation on a GPU."""
     named, size, k = count_marks(bitmap, n), bitmap.numel(), indices.numel()
     indices.zero_()
     launch(_write_places, (named.numel(),), bitmap, before(named), indices, size, n, k, PART=PART)

@@ -26,23 +26,13 @@ _GROWN = tl.constexpr(4.0)
 
 
 @triton.jit
-def _multiplied(out: tl.tensor, scale: tl.tensor) -> tl.tensor:
+def _multiplied(out, scale):
     """Multiply by the scale, where one of 0 counts as 1."""
     return out * tl.where(scale == 0.0, 1.0, scale)
 
 
 @triton.jit
-def _add_blocks(
-    scale: tl.tensor,
-    out: tl.tensor,
-    squares: tl.tensor,
-    sums: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    SUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+def _add_blocks(scale, out, squares, sums, n, size, SUM: tl.constexpr, ROWS: tl.constexpr, program=None):
     """The squares of the scales and of what arrives, in float64, and the magnitudes of ``out``."""
     block = blocks(ROWS, program)
     scales = tl.zeros((ROWS, 32), tl.float64)
@@ -64,17 +54,7 @@ def _add_blocks(
 
 
 @triton.jit(do_not_specialize=["count", "size", "n"])
-def _add_sums(
-    squares: tl.tensor,
-    sums: tl.tensor,
-    means: tl.tensor,
-    first: tl.tensor,
-    count: tl.tensor,
-    size: tl.tensor,
-    n: tl.tensor,
-    STEP: tl.constexpr,
-    program: tl.tensor = None,  # noqa: ARG001
-) -> None:
+def _add_sums(squares, sums, means, first, count, size, n, STEP: tl.constexpr, program=None):  # noqa: ARG001
     """Sum as trees of ``size`` leaves, of which those from ``count`` on are 0, and divide by ``n``."""
     one, which = tl.arange(0, 1), tl.program_id(1)
     if which < 2:
@@ -87,18 +67,18 @@ def _add_sums(
 
 @triton.jit
 def _follow(
-    out: tl.tensor,
-    scale: tl.tensor,
-    bad: tl.tensor,
-    means: tl.tensor,
-    start: tl.tensor,
-    n: tl.tensor,
+    out,
+    scale,
+    bad,
+    means,
+    start,
+    n,
     beta: tl.float32,
     rest: tl.float32,
     floor: tl.float32,
     BLOCK: tl.constexpr,
-    program: tl.tensor = None,
-) -> None:
+    program=None,
+):
     i, one = elements(BLOCK, program), tl.arange(0, 1)
     level, arrived, first = tl.load(means + one), tl.load(means + 1 + one), tl.load(start + one)
     grown = arrived > level * _GROWN

@@ -9,6 +9,6 @@ PARTS, BLOCK = 4, 512  # a segment holds 655 values at a ratio of 0.01: 4 progra
 
 
 @triton.jit
-def span(ends: tl.tensor, segment: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def span(ends, segment):
     """The index of the first value of a segment, and the one after its last."""
     return tl.load(ends + segment - 1, mask=segment > 0, other=0), tl.load(ends + segment)

@@ -12,7 +12,7 @@ _MOST = tl.constexpr(0x7C010200)  # the bits of the largest scale of which 127 t
 
 
 @triton.jit
-def code_scale(magnitude: tl.tensor) -> tl.tensor:
+def code_scale(magnitude):
     """The scale of each block by the bits of its largest magnitude: 17 significant bits, rounded up if it can be."""
     largest_one = magnitude.to(tl.float32, bitcast=True)
     exact = tl.div_rn(largest_one, tl.full(magnitude.shape, 127.0, tl.float32)).to(tl.int32, bitcast=True)
@@ -21,16 +21,7 @@ def code_scale(magnitude: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def write_rows(
-    stored: tl.tensor,
-    values: tl.tensor,
-    scale: tl.tensor,
-    block: tl.tensor,
-    count: tl.tensor,
-    GROUPS: tl.constexpr,
-    SPAN: tl.constexpr,
-    when: tl.tensor = True,
-) -> None:
+def write_rows(stored, values, scale, block, count, GROUPS: tl.constexpr, SPAN: tl.constexpr, when=True):
     """Write the rows of whole blocks, the codes and then their scale.
 
     Args:

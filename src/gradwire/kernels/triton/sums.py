@@ -7,7 +7,7 @@ __all__ = ["tree_sum"]
 
 
 @triton.jit
-def tree_sum(values: tl.tensor, count: tl.tensor, size: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
+def tree_sum(values, count, size, STEP: tl.constexpr):
     """Compute the sum of the first ``count`` values as a tree of ``size`` leaves, the others being 0: (1,).
 
     One program does it alone, and the values are overwritten. ``size`` is a power of two, at least ``count``.

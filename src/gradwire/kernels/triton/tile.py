@@ -7,13 +7,13 @@ __all__ = ["elements", "number"]
 
 
 @triton.jit
-def number(program: tl.tensor) -> tl.tensor:
+def number(program):
     """The number of this program, in 64 bits: the given one, or that of the launch if it is None."""
     own = tl.program_id(0) if program is None else program
     return own.to(tl.int64)
 
 
 @triton.jit
-def elements(BLOCK: tl.constexpr, program: tl.tensor = None) -> tl.tensor:
+def elements(BLOCK: tl.constexpr, program=None):
     """The indices of this program's elements, in 64 bits: a gradient may have more than 2**31."""
     return number(program) * BLOCK + tl.arange(0, BLOCK)

@@ -32,6 +32,7 @@ def main() -> int:
             start_new_session=True,
         )
     except OSError as error:
+        # Only stderr and the exit code travel back over ssh.
         sys.stderr.write(f"{told['command'][0]} in {told['folder']}: {error}\n")
         return 127
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -39,6 +40,7 @@ def main() -> int:
     threading.Thread(target=end_with_stdin, args=(process, told["grace"]), daemon=True).start()
     code = process.wait()
     if code:
+        # What the command has started may still run, and nobody would end it later.
         tell_all(process, signal.SIGKILL)
     return code if code >= 0 else 128 - code
 
@@ -49,6 +51,7 @@ def end_with_stdin(process: "subprocess.Popen[bytes]", grace: float) -> None:
         pass
     tell_all(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
+        # The command has some time to save its state.
         process.wait(grace)
     tell_all(process, signal.SIGKILL)
 

@@ -36,6 +36,7 @@ def make_keys(folder: str | Path, workers: int) -> list[Path]:
         names = _make(draft, workers)
         draft.rename(folder)
     finally:
+        # After the rename nothing is there; after a failure private keys must not stay in a folder that nobody knows.
         shutil.rmtree(draft, ignore_errors=True)
     return [folder / name for name in names]
 

@@ -40,6 +40,7 @@ def start_server(
     try:
         line = first.get(timeout=PATIENCE)
     except queue.Empty:
+        # It may listen later, and nobody would end it then.
         end_all([process])
         raise GroupError(f"{label} did not say within {PATIENCE:g} s where it listens") from None
     if not line.startswith("listening on "):
@@ -79,6 +80,7 @@ class Group:
         self.servers: list[subprocess.Popen[Any]] = []
         self.endpoints: list[str] = []
         try:
+            # Servers first, because workers are given their endpoints.
             for index in range(servers):
                 process, endpoint = self._serve(index, f"tcp://{self._host(index).address}:0")
                 self.servers.append(process)
@@ -86,6 +88,7 @@ class Group:
             for rank in range(workers):
                 self.start_worker(rank)
         except BaseException:
+            # What was started already must not outlive a start that failed.
             self.close()
             raise
 
@@ -114,6 +117,7 @@ class Group:
             code = self.failure()[1]
             if code or all(process.poll() == 0 for process in self.workers.values()):
                 return code
+            # Any process may end first, and only one of them could be waited for.
             time.sleep(0.05)
 
     def failure(self) -> tuple[str, int]:

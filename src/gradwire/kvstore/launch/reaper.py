@@ -1,8 +1,12 @@
 """A program that ends what another process started on this machine when that process is gone, however it ended.
 
-A process that is killed (-9) can end nobody any more. So one beside it does, which reads from a pipe: which groups of
-processes there are, and, when the pipe ends, that nobody is there who could end them. This file is also its program,
-which needs nothing but the standard library.
+It reads from a pipe which process groups there are. The end of the pipe says that nobody is left who could end them.
+
+Invariants:
+    This file is also the program, which needs nothing but the standard library.
+
+Why:
+    A process that is killed (-9) cannot end anything any more.
 """
 
 import contextlib
@@ -29,6 +33,7 @@ class Reaper:
 
     def hold(self, group: int) -> None:
         """End this group when this process has ended."""
+        # Two threads that start processes must not start two reapers, nor mix their lines in one pipe.
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 # Ctrl-C is not for it, and who waits for the last output need not wait for it.
@@ -43,6 +48,7 @@ class Reaper:
 
     def let_go(self, group: int) -> None:
         """Drop a group, because it has ended or may outlive this process."""
+        # Threads that end processes and such as start them write to the same pipe.
         with self._lock:
             if self._process is not None:
                 self._say(self._process, -group)
@@ -72,6 +78,7 @@ def end(groups: Iterable[int]) -> None:
     left = [group for group in groups if send_signal(group, signal.SIGTERM)]
     deadline = time.monotonic() + GRACE
     while left and time.monotonic() < deadline:
+        # These are no children of this process, which can only ask whether they are left.
         time.sleep(0.05)
         left = [group for group in left if send_signal(group, 0)]
     for group in left:
@@ -83,6 +90,7 @@ def send_signal(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
+        # The group is gone, or its id belongs to another user's by now.
         return False
     return True
 

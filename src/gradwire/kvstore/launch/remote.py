@@ -4,7 +4,9 @@ A hosts file lists them, one in each line; what follows a # is not read.
 
     [USER@]HOST[:PORT] [slots=N] [address=IP]      # the port is ssh's
 
-Law: a process is a ``Popen`` here, wherever it runs, and ``end_all`` ends it together with all that it started.
+Invariants:
+    A process is a ``Popen`` here, on whatever machine it runs, and ``end_all`` ends it together with all that it
+    started.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class LocalMachine(Machine):
             process = Leader(command, env={**os.environ, **environment})
         except OSError as error:
             raise ConfigError(f"{label} cannot be started: {error}") from None
+        # This process may be killed, and could end nothing then.
         REAPER.hold(process.pid)
         return process
 
@@ -215,14 +218,18 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
             # The grace on another machine begins when the request comes there.
             extra = GRACE if lives_by_stdin(process) else 0.0
             with suppress(subprocess.TimeoutExpired):
+                # One deadline for all: they end at the same time.
                 process.wait(max(0.0, deadline + extra - time.monotonic()))
     finally:
         for process in those:
+            # Also where the process has ended: what it has started may run on.
             signal_group(process, signal.SIGKILL)
             process.wait()
         for process in processes:
+            # The number may soon be that of another process.
             REAPER.let_go(process.pid)
             for thread in process.pumps if isinstance(process, Piped) else ():
+                # A grandchild that was not killed may hold the pipe open, and must not keep this process.
                 thread.join(1.0)
 
 
@@ -230,6 +237,7 @@ def ask(process: subprocess.Popen[Any]) -> None:
     if lives_by_stdin(process):
         assert process.stdin is not None
         with suppress(BrokenPipeError):
+            # Its agent ends what it runs when its stdin ends; a signal would reach ssh alone.
             process.stdin.close()
     else:
         signal_group(process, signal.SIGTERM)

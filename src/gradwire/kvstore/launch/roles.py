@@ -122,6 +122,7 @@ def _become_server(variables: Mapping[str, str]) -> NoReturn:
         *(("--insecure",) if flag(variables, INSECURE) else ()),
         *shlex.split(variables.get("GRADWIRE_SERVER_OPTIONS", "")),
     ]
+    # The new program does not write what this one has not.
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)

@@ -5,8 +5,9 @@
                              <-  group: your rank, and all servers, when everybody is here  ->
                                                       <-  ping, now and then; leave, at the end
 
-Law: it keeps nothing but who is here. When the group is complete it is needed no more, except by a worker that comes
-again; it ends with the servers. ``Rendezvous`` is that without sockets.
+Invariants:
+    * It keeps nothing but which processes have joined. ``Rendezvous`` is that without sockets.
+    * A complete group needs it no more, except for a worker that comes again. It ends with the servers.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Rendezvous:
             if op == "join":
                 return self._join(peer, now, **fields)
         except (ConfigError, WireError) as error:
+            # One member that asks for what cannot be must not end the scheduler for the others.
             return [(peer, [pack("error", text=str(error)[:500])])]
         if op == "leave":
             self._heard.pop(peer, None)
@@ -85,6 +87,7 @@ class Rendezvous:
 
     def over(self, now: float) -> bool:
         """Return whether the group was complete and its servers are gone."""
+        # A server that was killed does not say that it leaves.
         self._heard = {peer: heard for peer, heard in self._heard.items() if now - heard < SILENCE}
         return self.complete and not self._heard
 
@@ -168,6 +171,7 @@ def schedule(
     context = zmq.Context()
     socket, authenticator = context.socket(zmq.ROUTER), None
     try:
+        # The last messages, such as the reason of an end, may take some time to leave.
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_HEADER), (zmq.ROUTER_HANDOVER, 1)):
             socket.setsockopt(option, value)
         if keys is not None:
@@ -181,16 +185,19 @@ def schedule(
         socket.close()
         if authenticator is not None:
             authenticator.stop()
+        # Last, because it waits until all sockets are closed, the authenticator's among them.
         context.term()
 
 
 def _attend(socket: zmq.Socket[Any], core: Rendezvous, deadline: float, timeout: float) -> None:
     while not core.over(time.monotonic()):
+        # A short wait, so that the deadline is looked at although nothing arrives.
         if socket.poll(250):
             peer, *frames = socket.recv_multipart()
             _send(socket, core.receive(peer, frames, time.monotonic()))
         if not core.complete and time.monotonic() > deadline:
             text = f"after {timeout:g} s {core.missing()}"
+            # The others learn the reason here, and need not wait for deadlines of their own.
             _send(socket, core.give_up(text))
             raise GroupError(text)
 
@@ -227,6 +234,7 @@ class Member:
                 lock_peer(self._socket, keys)
             self._socket.connect(scheduler)
         except (zmq.ZMQError, ConfigError) as error:
+            # A context that is never ended would keep its threads.
             self._close()
             raise ConfigError(f"the scheduler at {scheduler} cannot be reached: {error}") from error
         self._socket.send(pack("join", version=VERSION, rank=rank, endpoint=endpoint))
@@ -259,6 +267,7 @@ class Member:
     def leave(self) -> None:
         """Announce the departure, and close the connection."""
         with suppress(zmq.Again):
+            # Without a wait: the scheduler may have ended before.
             self._socket.send(pack("leave"), zmq.NOBLOCK)
         self._close()
 
@@ -266,6 +275,7 @@ class Member:
         try:
             op, fields, _ = unpack(frames, ANSWERS)
         except WireError as error:
+            # Any program may listen at an address that a user mistyped.
             raise GroupError(f"what answers at {self.scheduler} is no scheduler: {error}") from error
         if op == "error":
             raise GroupError(f"scheduler at {self.scheduler}: {fields['text']}")
@@ -289,4 +299,5 @@ def join(scheduler: str, rank: int, keys: Path | None, timeout: float) -> tuple[
             member.attend(0.25)
         return int(member.group["rank"]), tuple(str(each) for each in member.group["servers"])
     finally:
+        # A worker needs the scheduler for its rank and the servers' addresses only.
         member.leave()

@@ -1,7 +1,10 @@
 """Servers beside rank 0, for torchrun, where every process runs the same script and none of them starts servers.
 
-Rank 0 starts ``GRADWIRE_NUM_SERVERS`` of them (1 if it is not set) and tells the others by torchrun's own store where
-they are. They end when all workers have; if rank 0 is killed they end with it, as torchrun ends all workers then.
+Rank 0 starts ``GRADWIRE_NUM_SERVERS`` of them (1 if it is not set) and publishes their endpoints in torchrun's own
+store. They end when all workers have.
+
+Failure modes:
+    If rank 0 is killed, the servers end with it, as torchrun ends all workers then.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ def start_servers_on_rank_0(variables: Mapping[str, str]) -> WorkerPlace:
         text = mine.get("servers").decode()
     except (RuntimeError, ValueError, TimeoutError) as error:
         if isinstance(error, GradwireError):
+            # It says already what is wrong, and is a RuntimeError or a ValueError only by inheritance.
             raise
         where = f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}, MASTER_ADDR and MASTER_PORT"
         raise GroupError(f"rank {rank} could not learn from rank 0 where its servers are ({where}): {error}") from error

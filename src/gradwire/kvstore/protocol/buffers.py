@@ -1,9 +1,13 @@
 """Pool of reusable memory.
 
-A fresh page costs a trap into the system on its first touch: where memory is virtual twice over, writing 100 MB that
-were never written takes nine times as long as writing them again. So what is as large as a key, and needed anew in
-every step, is leased here; it comes back when the last view of it is gone, whoever holds it: a tensor, a message that
-is still being sent, a push that is kept to be sent again.
+Invariants:
+    Memory comes back to the pool when the last view of it is gone, whoever holds it: a tensor, a message that is still
+    being sent, a push that is kept to be sent again.
+
+Why:
+    A fresh page costs a trap into the system on its first touch. Where memory is virtual twice over, writing 100 MB
+    that were never written takes nine times as long as writing them again. So buffers as large as a key that are needed
+    anew in every step are leased here.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ class Pool:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         # Sizes that differ a little from step to step share blocks.
         size = align(nbytes, max(LEAST, 1 << (nbytes.bit_length() - 4)))
+        # Workers and servers of one process lease from one pool, each in its own thread.
         with self._lock:
             block = self._take(size)
         if block is None:
@@ -75,6 +80,7 @@ class Pool:
             return np.empty(size + ALIGNED, np.uint8)
         except MemoryError:
             with self._lock:
+                # The memory was counted before it was asked for, and there is none.
                 self._used -= size
             raise
 

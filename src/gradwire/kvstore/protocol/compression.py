@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,8 +136,8 @@ def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
         raise ConfigError(
             f"{name} must be without {CORRECTION!r}, got {params[CORRECTION]!r}: it compares what arrives with the "
             "exact mean, which neither a store nor its workers have. Train by compress_ddp(model, method, "
-            "variance_correction=optimizer), or raise the learning rate of set_optimizer: docs/kvstore.md says by "
-            "how much"
+            "variance_correction=optimizer), or raise the learning rate of set_optimizer: docs/kvstore_reference.md "
+            "says by how much"
         )
     require("type" in params, name, f"a dict with 'type': {', '.join(_types())}", dict(params))
     kind = params["type"] if isinstance(params["type"], str) else repr(params["type"])
@@ -149,12 +148,12 @@ def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
     if kind not in _types():
         raise ConfigError(f"{name} has an unknown type {kind!r}: {nearest(str(kind).lower(), _types())}")
     cls = registry.find("compressors", MXNET.get(kind, kind))
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    defaults = registry.parameters(cls)
     for key in rest:
-        if key not in fields:
-            raise ConfigError(f"{name} of type {kind!r} has no {key!r}: {nearest(key, [*fields, *OWN])}")
-    numbers = {key: _number(value, fields[key].default) for key, value in rest.items()}
-    built: Compressor = registry.build("compressors", cls.name, numbers)
+        if key not in defaults:
+            raise ConfigError(f"{name} of type {kind!r} has no {key!r}: {nearest(key, [*defaults, *OWN])}")
+    numbers = {key: _number(value, defaults[key]) for key, value in rest.items()}
+    built: Compressor = registry.build("compressors", MXNET.get(kind, kind), numbers)
     return built
 
 

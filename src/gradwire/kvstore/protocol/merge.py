@@ -110,7 +110,7 @@ def row_sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
         values: (R, ...), any dtype.
         shape: shape of the whole tensor.
     """
-    # Rows were checked: without a word on it, torch warns that it does not check them again.
+    # Rows were checked: if nothing is said, torch warns that it does not check them again.
     return torch.sparse_coo_tensor(rows[None], values, tuple(shape), is_coalesced=True, check_invariants=False)
 
 

@@ -216,6 +216,7 @@ def unpack(
     if not frames or len(frames) > 2:
         raise WireError(f"a message has a header and at most one frame, got {len(frames)} parts")
     header, rest = memoryview(frames[0]), [memoryview(frame) for frame in frames[1:]]
+    # Before anything is parsed: anybody who can connect may have sent it.
     if len(header) > MAX_HEADER or any(frame.nbytes > CHUNK for frame in rest):
         raise WireError(f"a header has at most {MAX_HEADER} bytes, a frame {CHUNK}")
     try:

@@ -82,6 +82,7 @@ def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict
         return states, config and OptimizerConfig(**config)
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigError):
+            # It is a ValueError too, and says already what is wrong.
             raise
         raise ConfigError(f"{name} cannot be read as optimizer states: {error}") from error
 

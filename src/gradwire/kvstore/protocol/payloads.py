@@ -1,9 +1,12 @@
 """Payloads between workers and servers: the bytes that travel, and the checks before they are decoded.
 
 A method of several rounds averages parts of its payload between the workers. Here each worker runs its rounds alone,
-where every average is the value itself, and what only the rounds read stays at home: what travels decodes to what the
-one worker sent, as with any other method, and the server adds it up. P and Q of ``powersgd`` are those of this worker's
-own gradient. What would then be as large as the gradient is refused.
+where every average is the value itself, and the fields that only the rounds read are not sent. The payload decodes to
+what the one worker sent, as with any other method, and the server adds it up. P and Q of ``powersgd`` are those of this
+worker's own gradient.
+
+Failure modes:
+    A method whose payload would then be as large as the gradient is refused.
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ def require_alone(compressor: Compressor | None) -> None:
     Raises:
         ConfigError: the method's payload is not smaller than the gradient.
     """
-    if isinstance(compressor, MultiRound) and sizes(compressor, TRIED).start >= 4 * TRIED[0] * TRIED[1]:
+    if compressor is not None and compressor.in_rounds and sizes(compressor, TRIED).start >= 4 * TRIED[0] * TRIED[1]:
         raise ConfigError(
             f"{compressor.name!r} needs rounds between the workers, which a server does not make: alone a worker would "
             "send as much as the gradient; use it with compress_ddp or in a 'device' store, or another method here"

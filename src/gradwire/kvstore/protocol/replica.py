@@ -1,16 +1,20 @@
 """Compressed answers: the workers' copies of a value, and their distance from the value itself.
 
-Law, with V_t the value after step t, R_t what the workers hold then, Q the compressor and D its decoder:
+With V_t the value after step t, R_t what the workers hold then, Q the compressor and D its decoder:
 
     a value that is updated (an optimizer has it): the change since the last step travels
         p_t = Q(V_t - R_{t-1});      R_t = R_{t-1} + D(p_t)
     a value that each step replaces (the sum of what was pushed): it travels itself, with what was left of the last
         p_t = Q(V_t + E_{t-1});      R_t = D(p_t);      E_t = V_t + E_{t-1} - R_t
 
-What one answer did not deliver, V_t - R_t or E_t, is in the next. Store and worker make R_t by the same additions in
-the same order, so all hold the same bits. R_t is a function of the pushes alone, whoever pulls when: a store that goes
-on from a snapshot makes the same ones again. Who has not R_{t-1} (its first pull, a step that it did not pull, a store
-that was restarted) gets all of R_t. A value that is not finite travels as it is.
+Invariants:
+    * What one answer did not deliver, V_t - R_t or E_t, is in the next.
+    * Store and worker make R_t by the same additions in the same order, so all hold the same bits.
+    * R_t is a function of the pushes alone, whenever the workers pull. A store that continues from a snapshot makes the
+      same R_t again.
+    * A worker that does not have R_{t-1} (its first pull, a step that it did not pull, a store that was restarted) gets
+      all of R_t.
+    * A value that is not finite travels uncompressed.
 """
 
 from __future__ import annotations
@@ -144,6 +148,7 @@ class Replica:
         self.sender.use(Compression(compressor, Residual() if replaced else NoMemory()))
 
     def _next(self) -> None:
+        # Answers that were made for the state before lead elsewhere.
         self.number, self._payload, self._answers = self.number + 1, None, {}
 
 
@@ -192,6 +197,7 @@ class Held:
 
     def _add(self, form: int, data: Tensor, compressor: Compressor) -> None:
         allowed = sizes(compressor, self.shape)
+        # Before anything is decoded: the bytes come from another process.
         if data.numel() not in allowed or (self.tensor is None and form == CHANGE):
             raise WireError(
                 f"a payload of {data.numel()} bytes came, not of {allowed.start} to {allowed.stop - 1}, or it is to "

@@ -1,7 +1,9 @@
 """Sending side of a key: the state that a sender keeps, and the payload that it makes of a gradient.
 
-Law: the caller's gradient is never written to; a gradient with a NaN or an infinity is refused before anything that is
-kept has changed. Elements that a row-sparse gradient does not name keep their residual until they are named.
+Invariants:
+    * The caller's gradient is never written to.
+    * A gradient with a NaN or an infinity is refused, and nothing that is kept has changed then.
+    * Elements that a row-sparse gradient does not name keep their residual until they are named.
 """
 
 from __future__ import annotations
@@ -106,6 +108,7 @@ class Sender:
         assert isinstance(compressor, MultiRound)
         assert memory is not None
         x = self._copy(grad)
+        # Before the rounds, in the middle of which nothing could be undone.
         refuse_nonfinite(self.key, x)
         memory.compensate(x, self.kept)
         layout = compressor.layout(tuple(self.shape))
@@ -122,8 +125,11 @@ class Sender:
         layout = layout_of(compressor, tuple(x.shape))
         buffer = self._payload(layout.nbytes)
         status = torch.zeros(1, dtype=torch.int32, device=self.device)
+        # A method's state has no inverse operation, as a residual has.
         before = {name: tensor.clone() for name, tensor in state.items()}
         memory.encode(compressor, x, kept, layout.views(buffer), state, self._next(), status)
+        # Only the encoding finds values that are not finite, in its one pass over memory; so it is undone, and not
+        # avoided.
         if bool(status):
             memory.rollback(x, kept)
             for name, tensor in before.items():
@@ -136,7 +142,7 @@ class Sender:
         assert compressor is not None
         memory = self.compression.memory
         blocks = memory is not None and memory.form.block > 0
-        if self.state or blocks or isinstance(compressor, MultiRound):
+        if self.state or blocks or compressor.in_rounds:
             keeps = (
                 f"memory {memory.name!r} keeps blocks" if memory and blocks else f"{compressor.name!r} keeps a state"
             )
@@ -148,6 +154,7 @@ class Sender:
         kept = {name: tensor[rows] for name, tensor in self.kept.items()}
         payload = self._encode(grad.values().float().clone(), kept, {})
         for name, tensor in kept.items():
+            # Only now: a gradient that is refused must leave them as they were.
             self.kept[name][rows] = tensor
         return payload
 

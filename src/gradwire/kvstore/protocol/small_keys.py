@@ -110,6 +110,7 @@ class UnitBatches(Generic[Item]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # Whatever was raised: these were encoded, so their residuals count on being pushed.
         for server, (items, _) in self._open.items():
             self._send(server, items)
 

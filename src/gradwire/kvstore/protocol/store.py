@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire._short_traceback import ShortTracebacks
 from gradwire.adaptive import STORE, trouble_of
 from gradwire.errors import ConfigError, require
 from gradwire.kernels.native import warn_without_kernels
@@ -27,7 +28,7 @@ UpdaterFunction: TypeAlias = Callable[[StoreKey, Tensor, Tensor], None]
 """``updater(key, merged, stored)`` changes ``stored`` in place."""
 
 
-class KVStore(ABC):
+class KVStore(ShortTracebacks, ABC):
     """Keys and tensors, shared by those who push gradients to them and pull values from them.
 
     Without an optimizer or updater a push replaces the value by the sum of what was pushed.
@@ -90,6 +91,7 @@ class KVStore(ABC):
         for each, tensors in pairs:
             self._check_kind(each)
             require(len(tensors) == 1, f"value of key {each!r}", "one tensor", f"{len(tensors)} of them")
+        # Only after all were checked, so that a call that raises has initialised none.
         for each, tensors in pairs:
             self._init(each, flat_gradient(tensors[0].detach()))
 

@@ -371,6 +371,7 @@ class Updater:
             stored.add_(merged if rate is None else merged.mul_(-rate))
             return
         optimizer = self._optimizer(key, stored, made_of)
+        # In each step, because ``use`` and ``with_config`` may have changed numbers under the same states.
         optimizer.param_groups[0].update(self._arguments)
         self._made[key] = self._made.get(key, 0) + 1
         if self._scheduler is not None:
@@ -430,6 +431,7 @@ class Updater:
         Raises:
             ConfigError: the states belong to another optimizer, or to tensors of another shape.
         """
+        # All are checked before one is replaced, so that an error leaves the states as they were.
         for key in states.keys() & self._optimizers.keys():
             (param,) = self._optimizers[key].param_groups[0]["params"]
             like = param.to("meta", torch.float16) if key in self._wide else param

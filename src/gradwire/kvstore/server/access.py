@@ -2,9 +2,13 @@
 
 Some connections only take room: too many of them, without an introduction, or with a message that never ends.
 
-ZeroMQ hands a message over when all of it is there, and keeps what has come of it until then, however much that is. So
-the guard looks at what the kernel has received on each connection, and ends those from which nothing whole ever comes.
-Whoever is cut off by mistake connects again, and loses nothing.
+Invariants:
+    The guard looks at the number of bytes that the kernel has received on each connection, and ends those from which no
+    whole message ever comes. A worker that is cut off by mistake connects again, and loses nothing.
+
+Why:
+    ZeroMQ hands a message over when all of it is there, and until then keeps the bytes that have come, however many
+    they are.
 """
 
 from __future__ import annotations
@@ -75,6 +79,7 @@ class Guard:
         """Note that the sender of a message with this frame has introduced itself."""
         self.admit(0.0)
         self._peers.add(peer)
+        # The connection may have ended between the message and this look.
         with contextlib.suppress(zmq.ZMQError, KeyError):
             self._connections[int(str(frame.get("__fd")))].peer = peer
 
@@ -99,8 +104,10 @@ class Guard:
         """Check all connections, when every whole message has been read."""
         self.admit(now)
         for fd, each in list(self._connections.items()):
+            # ``introduced`` notes connections without the time.
             each.since = each.since or now
             received = bytes_received(fd)
+            # Whole messages came, so all bytes until now count as read.
             if each.peer in self._heard:
                 each.read = received
             if received - each.read > UNFINISHED or (each.peer is None and now - each.since > INTRODUCTION):
@@ -129,6 +136,7 @@ def end(fd: int) -> None:
 
 def borrowed(fd: int) -> socket.socket:
     """Duplicate the descriptor of a connection of ZeroMQ's."""
+    # A copy, because closing ours must not close that of ZeroMQ.
     return socket.socket(fileno=os.dup(fd))
 
 

@@ -4,12 +4,16 @@
     requests of a session are answered by "seq"; what has to wait (a pull for its step, an init for rank 0's value, a
     barrier for the others) is in a list and answered when what it waits for happens, or with an error when it cannot
 
-It owns the parts of a server: values, members, what waits, optimizers. Each request has a row in the table of
-``requests``, with its fields and who answers it.
+It owns the parts of a server: values, members, waiting requests, optimizers. Each request has a row in the table of
+``requests``, with its fields and its handler.
 
-Law: whatever arrives, from whomever, the answer is a message or silence, never an exception; a request changes
-something only after all of it was checked. A session that sends what the protocol does not allow is closed.
-What grows: with the number of workers W, the sessions, and for each key that is being summed up to W payloads.
+Invariants:
+    * Whatever arrives, from whomever, the answer is a message or silence, never an exception.
+    * A request changes something only after all of it was checked.
+    * Memory grows with the number of workers W: the sessions, and for each key that is being summed up to W payloads.
+
+Failure modes:
+    A session that sends what the protocol does not allow is closed.
 """
 
 from __future__ import annotations
@@ -92,6 +96,7 @@ class ServerCore:
             data = {"rest": rest} if "chunk" in fields else {}
             return [*REQUESTS[op].answer(self, session, **data, **fields), *self._progress()]
         except StrangerError as error:
+            # The worker introduces itself, and sends its requests again: nothing is closed.
             return [self.error(peer, seq, "hello", error)]
         except WireError as error:
             return self._break_off(peer, seq, error)
@@ -107,6 +112,7 @@ class ServerCore:
         self.now = now
         out: list[Outgoing] = []
         if self.journal is not None:
+            # Records that could not be written before are tried again.
             self.journal.flush()
             # A file that cannot be appended to may still be replaced.
             self.wanted |= bool(self.journal.trouble)
@@ -114,6 +120,7 @@ class ServerCore:
             if session.state is not State.CUT:
                 self.members.cut(session, "silent")
             error = self.rules.on_dead_worker == "error"
+            # Dead only when all that it pushed is in the file, because nobody will repeat it.
             if session.state is State.CUT and (self.saved(session) or error):
                 self.members.move(session, "saved")
             if session.state is not State.CUT:
@@ -129,6 +136,7 @@ class ServerCore:
         if journal is None:
             return lambda: True
         number = journal.append(header, data)
+        # The answer waits for it: whoever is answered relies on the record, also after a restart.
         return lambda: journal.kept >= number
 
     def kept(self) -> Callable[[], bool]:
@@ -160,6 +168,7 @@ class ServerCore:
         """Note that a snapshot has all of this."""
         waiting = {rank for unit in self.values.units() for pushes in unit.pending.values() for rank in pushes}
         for session in self.members.sessions():
+            # Pushes of steps that are not made yet are not in a snapshot where their worker repeats them.
             if session.rank not in waiting or not session.repeats:
                 session.saved = session.changes
         self.values.mark_durable()
@@ -303,6 +312,8 @@ class ServerCore:
         out: list[Outgoing] = []
         if KEPT in self.pending:
             self.pending.touch(KEPT)
+        # An answer may change what others wait for, such as when it separates the keys of a list, so they are looked at
+        # again.
         while self.pending.touched or self.pending.again:
             out += self._progress_once()
         return out

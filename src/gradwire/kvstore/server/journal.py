@@ -1,13 +1,16 @@
 """A server's file: a snapshot, and after it a record of each small change since.
 
-A record is appended before the change that it tells of is acknowledged. A new snapshot replaces the whole file, so that
-the two always belong together and the file stays as small as its snapshot, twice over.
-
     MAGIC, then for each record: the bytes of header and data, and two checksums; the header in msgpack; the data; END
 
-A record that ends beyond the end of the file was being written when the server ended, and nobody has had an answer to
-it: it is dropped, and so is one whose last byte a power cut has left as zero. A checksum that does not fit means that
-the file was damaged later: it is refused.
+Invariants:
+    * A record is appended before its change is acknowledged.
+    * A new snapshot replaces the whole file, so that the two always belong together, and the file stays as small as its
+      snapshot, twice over.
+
+Failure modes:
+    * A record that ends beyond the end of the file was being written when the server ended, and nobody has had an
+      answer to it: it is dropped. So is one whose last byte a power cut has left as zero.
+    * A checksum that does not fit means that the file was damaged later: it is refused.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ class Journal:
         try:
             data = memoryview(self._disk.read(self.path))
         except FileNotFoundError:
+            # The first start of a server.
             return []
         if bytes(data[: len(MAGIC)]) != MAGIC and EARLIER in bytes(data[:MAX_EARLIER]):
             raise ConfigError("an earlier version of gradwire wrote it: end that run with it, or take another file")
@@ -94,6 +98,7 @@ class Journal:
         """Write a record, or keep it for ``flush`` if that fails; return its number."""
         self._waiting += _record(header, [data])
         self.written += 1
+        # Earlier records that could not be written go first, because the file must have them in their order.
         self.flush()
         return self.written
 
@@ -121,6 +126,7 @@ class Journal:
         try:
             self._disk.replace(self.path, pieces)
         except RenamedError as error:
+            # The new file has its name already, and only the folder's entry may not be on the disk.
             self._replaced(pieces)
             self._failed(error)
             raise

@@ -1,9 +1,12 @@
 """Lists of small keys on a server: the keys of a list are one unit, as a single key is.
 
 While they are joined, all that a server does for a key in a step is done once for the list: one push is one piece of
-memory, one sum and one answer. They can be joined if all of them are at the same step. A request for one of them alone
-separates them: each has the value, the steps and the waiting pushes that it would have had alone. Later they are joined
-again. The answers do not depend on whether keys are joined.
+memory, one sum and one answer.
+
+Invariants:
+    * Keys can be joined if all of them are at the same step. A request for one of them alone separates them, with the
+      values, the steps and the waiting pushes that they would have had alone. Later they are joined again.
+    * The answers do not depend on whether keys are joined.
 """
 
 from __future__ import annotations
@@ -121,6 +124,7 @@ class KeyList(StoredPart):
             each.value, each.version, each.last = value, self.version, dict(self.last)
             each.durable, each.durable_of = self.durable, dict(self.durable_of)
             each.replaced, each.lent = self.replaced, self.lent
+        # Pushes that still wait for other workers' are cut, too: each key's next push may come alone.
         for step, pushes in self.pending.items():
             for rank, push in pushes.items():
                 for each, mine in zip(self.members, self._cut(push), strict=True):

@@ -62,6 +62,7 @@ def init(
         core.keep({**about, "sparse": sparse}, data.numpy().data)
     elif chunk + 1 < chunks:
         return []
+    # Others have asked before, and wait for this value.
     core.pending.touch(key)
 
     def answer() -> list[Outgoing]:
@@ -123,6 +124,7 @@ def push(
         taken += [(part, step, mine) for part, mine in unit.takers(contribution)]
     for part, step, mine in taken:
         if core.progress.sync:
+            # All of them are checked before any counts: a request changes everything or nothing.
             part.is_new(session.rank, step, mine)
         else:
             part.check_distance(session.rank, step)

@@ -1,16 +1,18 @@
 """Members of a run: one session for each rank, its state, and barriers.
 
-A session belongs to a process, which has chosen a token. What happens to it is a table, ``MOVES``:
+A session belongs to a process, which has chosen a token. Its states and what leads from one to another are a table,
+``MOVES``:
 
-    live       connected, and heard of
-    cut        not connected, or silent: what waited for it is dropped; the process may come back, another one may come
+    live       connected, and not silent
+    cut        not connected, or silent: its requests are dropped; the process may come back, another one may come
     dead       silent for too long, and all that it pushed is in the file
     finished   it pushes no more, and is still there
     left       it pushes no more, and is gone
 
-A process that comes back, from whichever state, introduces itself, and asks again for all that it has no answer to. A
-rank with a key of its own (CURVE) belongs to that key. Without keys whoever can reach the server may take a free place,
-but not that of a worker that is heard of.
+Invariants:
+    * A process that comes back, from any state, introduces itself, and repeats all requests that were not answered.
+    * A rank with a key of its own (CURVE) belongs to that key. Without keys any process that can reach the server may
+      take a free rank, but not that of a worker that is not silent.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class WorkerSession:
         configs: compressions of the worker, by number; 0 is none.
         barriers: number of barriers that were passed before it came: its own first one is the one after them.
         joined: true: its rank had another process before, so its settings are numbered anew.
-        reachable: true: nothing that was sent to it has failed since it was heard of.
+        reachable: true: nothing that was sent to it has failed since its last message.
         given: number of the replica of a key that the newest compressed answer led to.
         lists: lists of keys that it names together, by its numbers.
         changes: number of changes that it has made to what the server keeps.
@@ -190,11 +192,13 @@ class WorkerSession:
 
     def _assembly(self, seq: int, chunks: int, nbytes: int) -> Assembly:
         if seq not in self.open:
+            # Each takes the memory of a whole message from its first piece on.
             if len(self.open) >= MAX_OPEN:
                 raise WireError(f"a session has at most {MAX_OPEN} messages in pieces at a time")
             try:
                 data = lease((nbytes,), torch.uint8)
             except (RuntimeError, MemoryError):
+                # The worker learns it and goes on; for the others the server must live.
                 raise ConfigError(f"this server has no room for a message of {nbytes} bytes") from None
             self.open[seq] = Assembly(data, set(range(chunks)))
         return self.open[seq]
@@ -287,10 +291,11 @@ class Members:
             )
 
     def holder(self, peer: bytes, rank: int, token: bytes, now: float) -> WorkerSession | None:
-        """Find the session of another process that has a rank and was heard of lately."""
+        """Find the session of another process that has a rank and has sent something lately."""
         session = self._ranks.get(rank)
         if session is None or session.token == token or session.peer == peer or session.peer not in self._peers:
             return None
+        # One that is silent, or cannot be reached, has ended as a rule, and its rank may be taken.
         return session if session.reachable and now - session.seen < TAKEN else None
 
     def wait_for(self, session: WorkerSession) -> None:
@@ -308,11 +313,12 @@ class Members:
         """Connect a session, a new one or one that was there before; the one that had its rank ends."""
         before = self._ranks.get(session.rank)
         if before is not None:
+            # One process at a time has a rank: the earlier one must not push beside the new one.
             self._disconnect(before)
         session.peer, session.seen, session.reachable, session.open = peer, now, True, {}
         session.awaited = False
         self._ranks[session.rank], self._peers[peer] = session, session
-        # The processes of before a restart come back, or new ones, which takes longer: who is not heard of from then on
+        # The processes of before a restart come back, or new ones, which takes longer: who sends nothing from then on
         # is silent.
         for each in self._unheard:
             each.seen = min(each.seen, now if before is session else now + START)
@@ -347,6 +353,7 @@ class Members:
     def leave(self, session: WorkerSession) -> None:
         """Note that a worker closes its connection: it has left if it has finished, else it may come again."""
         self.move(session, "leave")
+        # One that has not finished may come again, and what it asked for waits on.
         if session.state is State.LEFT:
             self._disconnect(session)
 
@@ -356,7 +363,7 @@ class Members:
             self.cut(self._peers[peer])
 
     def cut(self, session: WorkerSession, event: str = "cut") -> None:
-        """End the connection of a session, and drop what waits for it."""
+        """End the connection of a session, and drop its waiting requests."""
         self._disconnect(session)
         self.move(session, event)
 
@@ -373,6 +380,7 @@ class Members:
     def _disconnect(self, session: WorkerSession) -> None:
         if self._peers.get(session.peer) is session:
             del self._peers[session.peer]
+            # The process that comes next asks again for all that it needs.
             self._pending.drop(session.peer)
 
     def _sort(self, session: WorkerSession) -> None:

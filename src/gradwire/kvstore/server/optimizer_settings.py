@@ -81,9 +81,11 @@ class OptimizerSettings:
         """Add a setting, which shares the states of the newest if both are of one optimizer."""
         newest = self.updaters.get(self._newest)
         same = newest is not None and newest.config.name == config.name
+        # The states go on: a new learning rate must not forget the moments.
         self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
         self._newest = max(self._newest, number)
         if len(self.updaters) > SETTINGS:
+            # Never the newest: the next setting continues from its states.
             del self.updaters[next(each for each in self.updaters if each != self._newest)]
 
     def states(self) -> dict[StoreKey, dict[str, Any]]:
@@ -121,6 +123,7 @@ class OptimizerSettings:
             ConfigError: they are not those of this optimizer.
         """
         newest = self.updaters[self._newest]
+        # All are checked before one is loaded, so that a refusal changes nothing.
         for key, state in states.items():
             newest.config.check_state(key, state, self._part(key).value)
         newest.load_state_dict(states)

@@ -42,7 +42,7 @@ class RequestQueue:
         self._by_topic: dict[Topic, dict[tuple[bytes, int], PendingRequest]] = {}
         self._count: Counter[bytes] = Counter()
         self.touched: dict[Topic, None] = {}
-        """Topics about which something has changed, in order; the core looks at what waits for them."""
+        """Topics about which something has changed, in order; the core looks at the requests that wait for them."""
         self.again: list[PendingRequest] = []
         """Requests that waited for something that is no more: they are looked at anew."""
 
@@ -68,6 +68,7 @@ class RequestQueue:
             WireError: the request's worker has too many.
         """
         those = self._by_topic.setdefault(topic, {})
+        # A worker that connects again repeats what was not answered.
         if (waiting.peer, waiting.seq) in those:
             return
         if self._count[waiting.peer] >= MAX_WAITING:

@@ -1,8 +1,9 @@
 """Table of requests: the fields of each with their checks, and its handler.
 
-A message is checked against its row before anything is looked up; what answers gets the core, the session, the fields
-by their names, and, of a request in pieces, the frames after the header. ``hello`` alone comes from somebody without a
-session.
+Invariants:
+    * A message is checked against its row before anything is looked up.
+    * A handler gets the core, the session, the fields by their names, and, of a request in pieces, the frames after the
+      header. ``hello`` alone comes from a process without a session.
 """
 
 from __future__ import annotations

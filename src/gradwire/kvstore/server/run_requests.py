@@ -104,6 +104,7 @@ def taken_in(core: ServerCore, fresh: WorkerSession, about: dict[str, Any]) -> t
         return before, "" if not before.awaited or core.saved(before) else "busy"
     fresh.barriers, fresh.joined = core.barriers.passed, before is not None
     record = {"op": "session", "rank": fresh.rank, "token": fresh.token, "barriers": fresh.barriers}
+    # The process before will repeat nothing, so all that it pushed must be in the file before its rank is given away.
     ready = (before is None or given_up(core, before)) and core.kept()()
     if ready and not core.keep({**record, "joined": fresh.joined, **about})():
         # It may not come again; the process before it may.
@@ -144,6 +145,7 @@ def config(core: ServerCore, session: WorkerSession, seq: int, number: int, conf
     try:
         compression = Compression.from_config(config)
     except (TypeError, ValueError, OverflowError) as error:
+        # The configuration came over the network, so a field may have any type.
         raise ConfigError(f"a compression is refused: {error}") from None
     require_alone(compression.push)
     session.declare(number, compression)

@@ -1,11 +1,14 @@
 """A server process: the core, a ROUTER socket, a clock, and the conditions under which it ends.
 
-What it sends goes at once where the connection takes it, later where it is full, and never to who does not read. Law:
-what waits for one worker is bounded, whatever it asks for; nobody else waits for it.
+Invariants:
+    * A message is sent at once where the connection takes it, and later where it is full.
+    * The bytes that wait for one worker are bounded, whatever it asks for, and no other worker waits for it. A worker
+      that does not read is cut off.
 
-glibc gives what was freed back to the system as soon as a few megabytes lie free at the end of a heap; messages of a
-megabyte that come and go would then be written to fresh pages again and again, which costs more than to receive them.
-So a process that only serves keeps it (``keep_memory``).
+Why:
+    glibc gives freed memory back to the system as soon as a few megabytes lie free at the end of a heap. Messages of a
+    megabyte that come and go would then be written to fresh pages again and again, which costs more than to receive
+    them. So a process that only serves keeps its memory (``keep_memory``).
 """
 
 from __future__ import annotations
@@ -61,12 +64,14 @@ class Outbox:
 
     def put(self, peer: bytes, frames: list[Any]) -> None:
         """Send a message, after those that already wait for the same worker."""
+        # Only if nothing waits, because the messages of a worker must keep their order.
         if peer not in self._waiting and self._sent(peer, frames):
             return
         nbytes = OVERHEAD + sum(map(len, frames))
         self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
         if self._nbytes[peer] > ROOM + 2 * self._stored():
             self._drop(peer)
+            # It does not read what it has asked for, and more would only take memory.
             self.overfull.add(peer)
             return
         self._waiting.setdefault(peer, deque()).append(frames)
@@ -173,6 +178,7 @@ class Server:
                 self._ranks = ranks_of(Path(keys) / "workers")
             self._socket.bind(endpoint)
         except (zmq.ZMQError, ConfigError) as error:
+            # The caller gets no server that could be closed, and the address must be free for the next try.
             self.close()
             if isinstance(error, ConfigError):
                 raise
@@ -192,13 +198,16 @@ class Server:
         while not stopped():
             ready = dict(self._poller.poll(int(1000 * (FULL if self._outbox else TICK))))
             now = self.clock.read()
+            # In batches, so that a busy socket does not keep answers back, nor the clock and the snapshot after it.
             drained = self._socket not in ready or not all(self._take() for _ in range(BATCH))
             if self._guard.monitor in ready:
                 self._guard.admit(now)
+            # Connections that were full may have room by now.
             self._outbox.flush()
             self._part()
             if now - last >= TICK:
                 self._send(self.core.tick(now))
+                # Only then all that has come was read, and a silent connection is really silent.
                 if drained:
                     self._guard.look(now)
                 last = now
@@ -206,6 +215,7 @@ class Server:
 
     def close(self) -> None:
         """Close the socket, so that the address is free."""
+        # Before the socket, whose events it reads.
         self._guard.close()
         self._socket.close()
         if self._authenticator is not None:

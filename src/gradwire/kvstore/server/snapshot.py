@@ -1,9 +1,11 @@
 """A server's state in its file: the snapshot, and the records after it.
 
-In a snapshot is every value with its version, what the memories keep of the sums, the optimizer's settings and states,
-the barriers, the sessions, and the pushes of those who will not repeat them. Pushes of steps after it, and those that
-wait for others, the workers still have and send again. A record after it tells of one change: a key's first value, a
-setting, a session or its state, a barrier, the bound on staleness.
+A snapshot contains every value with its version, the tensors that memories keep of the sums, the optimizer's settings
+and states, the barriers, the sessions, and the pushes of workers that will not repeat them. A record after it contains
+one change: a key's first value, a setting, a session or its state, a barrier, the bound on staleness.
+
+Invariants:
+    The workers still have the pushes of later steps, and those that wait for others, and send them again.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def save_core(core: ServerCore) -> None:
         OSError: the file cannot be written; it is as it was, or the new one.
     """
     assert core.journal is not None
+    # A file has single keys only, so that it does not depend on which lists happened to be joined.
     core.values.separate_all()
+    # Nobody repeats their pushes, so those that wait for their step must be in the file.
     silent = {session.rank for session in core.members.sessions() if not session.repeats}
     tensors: dict[str, Tensor] = {}
     entries, states = [], core.optimizers.states()
@@ -111,6 +115,7 @@ def save_core(core: ServerCore) -> None:
         [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()
     ]
     core.journal.replace(header, [raw(tensor.detach()).numpy().data for tensor in tensors.values()])
+    # Only now: workers forget the pushes that the server calls durable.
     core.mark_saved()
 
 
@@ -132,6 +137,7 @@ def load_core(journal: Journal, rules: Rules, system: System = SYSTEM) -> Server
         core.members.begin_anew()
     except (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"snapshot {journal.path} cannot be read: {error}") from error
+    # What was read is in the file.
     core.mark_saved()
     return core
 
@@ -301,6 +307,7 @@ class Snapshots:
         newest = max((entry.version for entry in core.values.units()), default=0)
         if not (newest >= self._due or core.wanted or core.journal.full):
             return
+        # A disk that is full is not written to after each message.
         if core.journal.trouble and core.now < self._next:
             return
         said = core.journal.trouble

@@ -1,9 +1,11 @@
 """A part of a key on its server: its value, and the pushes of each step that have arrived.
 
-Law: in ``sync`` a step is applied once, when every live worker's push for it is there, in the order of ranks; so the
-result does not depend on who was faster. A push that comes again, for a step that was applied or that has this
-worker's push already, changes nothing. What waits is bounded: a worker that waits for its pulls has one push of a key
-here, and none may have more than ``AHEAD``.
+Invariants:
+    * In ``sync`` a step is applied once, when every live worker's push for it is there, in the order of ranks. So the
+      result does not depend on which worker was faster.
+    * A push that comes again changes nothing: one for a step that was applied, or that has this worker's push already.
+    * The number of waiting pushes is bounded: a worker that waits for its pulls has one push of a key here, and none
+      may have more than ``AHEAD``.
 """
 
 from __future__ import annotations
@@ -224,10 +226,12 @@ class StoredPart:
 
     def apply(self, pushes: Mapping[int, Contribution], updaters: Mapping[int, Updater]) -> None:
         """Make the next version of the value, and of the replica."""
+        # Floating-point sums depend on their order, and runs must not depend on which push came first.
         ordered = [pushes[rank] for rank in sorted(pushes)]
         self.last |= dict.fromkeys(pushes, self.version + 1)
         pull = ordered[0].compression.pull
         if pull is None or not follows(pull, self.value.shape, self.value.dtype):
+            # Workers get whole values from now on, and would not have what a later change is added to.
             self.replicas.pop(SHARED, None)
             self._update(ordered, updaters)
             return
@@ -275,6 +279,7 @@ class StoredPart:
             self.value = merged.to(self.value.dtype).view(self.value.shape)
         else:
             if self.lent:
+                # An answer that is still being sent reads the old memory.
                 self.value = lease(self.value.shape, self.value.dtype).copy_(self.value)
             sparse = bool(ordered) and all(push.rows is not None for push in ordered)
             rows = merged_rows([push.rows for push in ordered if push.rows is not None]) if sparse else None

@@ -1,8 +1,10 @@
 """Values of a server: its keys, the lists of keys that are joined now, and the progress of each for a worker.
 
-A list is named once; after it a push or a pull of all of its keys has a header as short as one key's. ``alone`` finds a
-key as it would be if nobody had named it together with others; where it is within a list, it separates that list, and
-the others notice nothing but that it takes longer.
+A list is named once; after it a push or a pull of all of its keys has a header as short as one key's.
+
+Invariants:
+    ``alone`` returns a key as it would be if nobody had named it together with others. A key within a list is separated
+    for that, and the other keys notice nothing but that it takes longer.
 """
 
 from __future__ import annotations
@@ -116,6 +118,8 @@ class Values:
             ConfigError: there is no such key.
         """
         if key in self._within:
+            # It may be asked for alone in every step, and each time joining and separating would copy all keys of the
+            # list.
             self._within[key].backoff.start()
             self._separate(self._within[key])
         if key not in self.parts:
@@ -176,8 +180,10 @@ class Values:
             self._separate_from_others(unit)
             return
         for other in dict.fromkeys(self._within[key] for key in unit.keys if key in self._within):
+            # Two lists with common keys would else separate each other in every step.
             other.backoff.start()
             self._separate(other)
+        # A request that waits for one of the keys would not be found under the list's topic.
         if unit.are_alike() and set(unit.keys).isdisjoint(self._pending.topics()):
             unit.join()
             self._within |= dict.fromkeys(unit.keys, unit)
@@ -206,6 +212,7 @@ class Values:
             return
         used = {each.topic for session in sessions for each in session.lists.values()}
         for keys, each in list(self.lists.items()):
+            # The newest list was just made, and no session names it yet.
             if each.topic not in used and keys != next(reversed(self.lists)):
                 if each.are_joined:
                     self._separate(each)
@@ -219,6 +226,7 @@ class Values:
         for key in whole.keys:
             del self._within[key]
         self._pending.touch(*(each.key for each in whole.members if each.pending))
+        # Requests that waited for the list wait for its keys now.
         self._pending.again += self._pending.take_all(whole.topic)
 
 

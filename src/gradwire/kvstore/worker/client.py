@@ -1,13 +1,14 @@
-"""Connections of a worker to its servers: one thread owns the sockets, and every request is answered or fails.
+"""Connections of a worker to its servers.
 
-Every wait has a deadline.
+Invariants:
+    * One thread owns the sockets.
+    * Every request is answered or fails, and every wait has a deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import queue
 import sys
 import threading
@@ -26,10 +27,10 @@ from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.system import SYSTEM, System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
+from gradwire.notices import log
 
 __all__ = ["PROCESS_STORES", "Client", "finish_at_exit"]
 
-log = logging.getLogger("gradwire")
 
 PROCESS_STORES: list[Any] = []
 """Stores that last as long as this process."""
@@ -105,6 +106,7 @@ class Client:
         arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock)
         thread = system.start(_serve, *arguments, name="gradwire-kvstore")
         end = partial(_end, self._inbox, self._wakeup, self._wakeup_lock, partial(system.join, thread, 10.0))
+        # A client that is forgotten ends its thread, too; a child of fork has no such thread to end.
         self._stop = weakref.finalize(self, _end_here, system, self._process, end, self._context)
 
     @property
@@ -123,6 +125,7 @@ class Client:
 
     def ask_all(self, requests: Sequence[tuple[int, Request]]) -> list[Future[int]]:
         """Send requests to servers; the other thread is woken once for all of them, as each wakeup switches threads."""
+        # Refused here, because a request that nobody sends would only end by its timeout.
         if not self._stop.alive:
             raise ConfigError("the store was closed: it can no longer be used")
         if self.forked:
@@ -145,6 +148,7 @@ class Client:
         """
         done, waiting = self._system.wait(futures, self.timeout)
         for future in futures:
+            # An error says more than a timeout, so it is raised first.
             if future in done:
                 future.result()
         if waiting:
@@ -159,6 +163,7 @@ class Client:
             late = [each.seq for each in list(connection.unanswered.values()) if each.future in waiting]
             if late:
                 asked[index] = Request("why", {"of": min(late)})
+        # The caller has waited long enough: a server that answers nothing must not hold up the error.
         self._system.wait(self.ask_all(list(asked.items())), min(self.timeout, REASON_TIMEOUT))
         reasons = []
         for index, request in asked.items():
@@ -201,6 +206,7 @@ class Client:
 
 def _wake(wakeup: zmq.Socket[Any], lock: threading.Lock) -> None:
     """Wake the thread; if the socket is full, a thousand wakeups are waiting already, or the thread has ended."""
+    # Any thread may make a request, and a socket of ZeroMQ may be used by one at a time.
     with lock, contextlib.suppress(zmq.Again):
         wakeup.send(b"", zmq.NOBLOCK)
 
@@ -220,6 +226,7 @@ def _serve(
         while True:
             for connection in connections:
                 poller.register(connection.socket, connection.poll_flags)
+            # No longer, so that pings are sent and deadlines are looked at while nothing arrives.
             poller.poll(int(1000 * READING / 2))
             if not _take_requests(wakeup, connections, inbox):
                 return
@@ -229,6 +236,7 @@ def _serve(
                 _attend(connection, ping, now, timeout)
     finally:
         for connection in connections:
+            # Whoever waits for an answer must not wait until the timeout.
             connection.fail(GroupError("the store was closed"))
             connection.close()
         wakeup.close(0)
@@ -240,6 +248,7 @@ def _attend(connection: ServerConnection, ping: bool, now: float, timeout: float
         connection.read()
     except WireError as error:
         connection.fail(error)
+    # Before the ping, which a server refuses from a worker that it does not know.
     connection.reintroduce(now)
     if ping and connection.up:
         connection.signal("ping")
@@ -253,6 +262,7 @@ def _take_requests(
     wakeup: zmq.Socket[Any], connections: list[ServerConnection], inbox: queue.SimpleQueue[tuple[int, Request] | None]
 ) -> bool:
     """Take new requests; return False if the client was closed."""
+    # All wakeups before the queue is read: a request that comes behind them brings its own.
     while wakeup.poll(0):
         wakeup.recv()
     while not inbox.empty():
@@ -267,6 +277,7 @@ def _take_requests(
 def _end(
     inbox: queue.SimpleQueue[Any], wakeup: zmq.Socket[Any], lock: threading.Lock, join: Callable[[], bool]
 ) -> bool:
+    # Behind all requests that were made before.
     inbox.put(None)
     _wake(wakeup, lock)
     ended = join()

@@ -1,10 +1,15 @@
 """Connection of a worker to one server.
 
-A request is sent in pieces, larger priorities first and short requests before long ones. It is sent again when the
-connection was lost before its answer; the server recognises requests that it has already handled. Each session begins
-with the worker's declarations (compressions, optimizers, lists of keys). To a server that was restarted from its
-snapshot the worker repeats the pushes that the snapshot does not contain; if one of these is refused, which was
-acknowledged before, every request fails from then on, because what it had pushed is lost.
+Invariants:
+    * A request is sent in pieces, those of larger priority first and short requests before long ones.
+    * A request is sent again if the connection was lost before its answer. The server recognises requests that it has
+      already handled.
+    * Each session begins with the worker's declarations (compressions, optimizers, lists of keys).
+    * To a server that was restarted from its snapshot the worker repeats the pushes that the snapshot does not contain.
+
+Failure modes:
+    If a repeated push is refused that was acknowledged before, every request fails from then on, because what the
+    worker had pushed is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -29,6 +33,7 @@ from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, REPLIES, chunk_c
 from gradwire.kvstore.protocol.small_keys import Unit
 from gradwire.kvstore.system import SYSTEM
 from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_worker
+from gradwire.notices import log
 
 __all__ = ["Block", "Request", "ScatterSink", "ServerConnection"]
 
@@ -50,7 +55,6 @@ HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 2000, 15000
 A machine that loses power closes no connection. ZeroMQ's own threads answer, so a server that computes is not lost.
 """
 
-log = logging.getLogger("gradwire")
 
 SOCKET_QUEUE = 16
 """Messages that a socket may hold; a message in it can no longer be overtaken by an urgent one."""
@@ -137,10 +141,12 @@ class ServerConnection:
     def add(self, request: Request) -> None:
         """Take a request, and send it as soon as the connection is up."""
         if self.lost is not None:
+            # The server has lost what it had acknowledged, so nothing that follows could be right.
             self._finish(request, error=self.lost)
             return
         self.unanswered[request.seq] = request
         if request.declare:
+            # Repeated to a server that was restarted, before the pushes that name them.
             self.declared = [*self._needed_declarations(), request]
         for topic, step in request.pushed():
             self.log.setdefault(topic, {})[step] = request
@@ -149,6 +155,7 @@ class ServerConnection:
             self._lists[many] = set(request.fields["keys"])
             for key in request.fields["keys"]:
                 self._lists_of.setdefault(key, []).append(many)
+        # Otherwise ``_welcome`` queues it.
         if self.up:
             self._queue(request)
 
@@ -255,6 +262,7 @@ class ServerConnection:
         # Nothing may go before the introduction: the server refuses requests of a sender that it does not know.
         self.up, self._heap, self._partly_sent, self._hello_due = False, [], 0, True
         with contextlib.suppress(zmq.Again):
+            # A full socket is no error: the introduction stays due.
             self.socket.send(self.hello, zmq.NOBLOCK)
             self._hello_due = False
 
@@ -263,6 +271,7 @@ class ServerConnection:
         try:
             self.socket.send(pack(op), zmq.NOBLOCK)
         except zmq.Again:
+            # No error: a ping is repeated, and a worker that has left is noticed by its silence.
             return
 
     def read(self) -> None:
@@ -290,6 +299,7 @@ class ServerConnection:
         """Close the connection."""
         if self.up:
             self.signal("leave")
+        # Before the socket, whose events it reads.
         self.monitor.close()
         self.socket.close()
 

@@ -79,6 +79,7 @@ class ConnectionMonitor:
 
     def close(self) -> None:
         """Stop monitoring; to be called before the socket is closed."""
+        # Before our end is closed, because ZeroMQ's thread still writes to it.
         self.peer.disable_monitor()
         self.socket.close(0)
 

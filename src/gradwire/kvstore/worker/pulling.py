@@ -66,6 +66,8 @@ class Pulling:
             WireError: the bytes are no answer.
         """
         for request, held, room in self._answers:
+            # A compressed answer may be a change of what this worker holds, so it is not written to its place as it
+            # arrives.
             room.copy_(held.take(request.answer or bytearray(), self._compressor).view(-1))
 
     def _ask(self, server: int, batch: list[tuple[WorkerUnit, Destination]]) -> None:

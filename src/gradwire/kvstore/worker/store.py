@@ -12,7 +12,6 @@ of the key counts.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,10 +42,10 @@ from gradwire.kvstore.worker.pulling import Pulling, row_requests
 from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit, as_bytes
 from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyList
 from gradwire.modes import ordinary, ordinary_modes
+from gradwire.notices import log
 
 __all__ = ["DistStore"]
 
-log = logging.getLogger("gradwire")
 
 Lists: TypeAlias = Sequence[tuple[WorkerKeyList, Sequence[Tensor]]]
 """Lists of joined keys, each with one tensor for each key."""
@@ -127,6 +126,7 @@ class DistStore(KVStore):
         raise ConfigError("a function cannot travel to the servers: use set_optimizer, or update_on_kvstore=False")
 
     def barrier(self) -> None:
+        # The servers must have all pushes before others pass the barrier.
         self._flush()
         self._barriers += 1
         self._ask_all("barrier", {"number": self._barriers}, f"barrier {self._barriers}")
@@ -143,8 +143,10 @@ class DistStore(KVStore):
         Raises:
             GroupError: a server with a snapshot could not write all that this worker has pushed to it.
         """
+        # The other workers make their next steps without this one, so its last pushes must be in.
         self._flush()
         self._ask_all("finish", {}, "finish")
+        # Only now: the servers have saved all that was pushed.
         self._finished = True
 
     def close(self, *, saved: bool = True) -> None:
@@ -273,6 +275,7 @@ class DistStore(KVStore):
             for each in self._lists.undeclared
         ]
         self._ask(requests, "a list of keys")
+        # Only now: what could not be declared is declared with the next call.
         self._lists.undeclared = []
 
     @ordinary_modes()
@@ -302,6 +305,7 @@ class DistStore(KVStore):
     def _settle(self, unit: WorkerUnit) -> None:
         """Raise the errors of earlier pushes of a unit, and wait for them where staleness is bounded."""
         if self.staleness is not None:
+            # A push is answered when the slowest worker is near enough.
             self._client.wait(unit.progress.pushes, f"a push of {unit.title}")
         unit.progress.forget_answered()
 
@@ -415,6 +419,7 @@ class DistStore(KVStore):
         open_keys = {key: known for key, known in self._keys.items() if known.progress.pushes}
         pushes = dict.fromkeys(future for known in open_keys.values() for future in known.progress.pushes)
         for known in open_keys.values():
+            # Before the wait: an error of a push is raised once.
             known.progress.pushes = []
         self._client.wait(list(pushes), f"a push of key {', '.join(map(repr, list(open_keys)[:5]))}")
 

@@ -42,6 +42,7 @@ class PushProgress:
         """
         for future in self.pushes:
             if future.done():
+                # Nobody else waits for it, so this is where the error of a push is raised.
                 future.result()
         self.pushes = [future for future in self.pushes if not future.done()]
 
@@ -129,6 +130,7 @@ class WorkerKey:
         Raises:
             ConfigError: a value is not finite and would be compressed.
         """
+        # A process that took an ended worker's place must not push again what that one had pushed.
         parts = self.lacking()
         if self.in_rows and all(grad.is_sparse for grad in grads):
             total = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()

@@ -1,9 +1,11 @@
 """Lists of small keys in a worker: keys of one server and dtype that are repeatedly named together.
 
 While they are joined, all that is done for a key in a step is done once for the list: its gradients are gathered,
-encoded by one call with joined residuals, and sent as one unit under a number that the server knows. A push of a single
-key separates the keys of its list, with the steps and residuals that they would have had alone. Later they are joined
-again.
+encoded by one call with joined residuals, and sent as one unit under a number that the server knows.
+
+Invariants:
+    A push of a single key separates the keys of its list, with the steps and residuals that they would have had alone.
+    Later they are joined again.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class WorkerKeyList:
     def join(self) -> bool:
         """Join the keys if possible, and return whether they are joined now."""
         if not self.are_joined and self.backoff.expired() and self._are_alike():
+            # Each once: keys that were separated have the earlier pushes of their list in common.
             pushes = dict.fromkeys(push for each in self.members for push in each.progress.pushes)
             self.progress, self.are_joined = PushProgress(self.members[0].step, list(pushes)), True
             for each in self.members:
@@ -140,6 +143,7 @@ class WorkerKeyList:
             self._sender.use(compression)
             for name, kept in self._sender.kept.items():
                 for member, piece in zip(self.members, self._pieces(kept), strict=True):
+                    # What the keys have not sent yet goes on in the joined residual.
                     if member.senders:
                         piece.copy_(member.sender(member.parts[0], compression).kept[name].view(-1))
         self._sender.use(compression)
@@ -161,6 +165,7 @@ class WorkerKeyList:
         if joined is None:
             return
         for member in self.members:
+            # Random streams are numbered by steps, and go on as if the key had been alone.
             member.sender(member.parts[0], joined.compression).steps += joined.steps
         for name, kept in joined.kept.items():
             for member, piece in zip(self.members, self._pieces(kept), strict=True):
@@ -254,6 +259,7 @@ class KeyListRegistry:
 
     def _note(self, name: tuple[Any, ...]) -> None:
         """Note the first use of keys together; it may be the only one."""
+        # Bounded, because a script may name other keys in every call.
         if len(self._groupings) < MAX_LISTS:
             self._groupings[name] = None
 

@@ -1,8 +1,10 @@
 """Sections of entropy-coded bytes: the coders, the tables that they make of counts, and the header of a section.
 
-Law: a section is one byte that names its form, then, unless it is raw, a bitmap of the symbols that occur, an entry
-for each of them, the sizes of the chunks, and the chunks. It is never longer than the bytes themselves and that one
-byte. Tables are made with integers and one rounded division, so every machine makes the same.
+Invariants:
+    * A section is one byte that names its form, then, unless it is raw, a bitmap of the symbols that occur, an entry
+      for each of them, the sizes of the chunks, and the chunks.
+    * It is never longer than the bytes themselves and that one byte.
+    * Tables are made with integers and one rounded division, so every machine makes the same.
 """
 
 from __future__ import annotations

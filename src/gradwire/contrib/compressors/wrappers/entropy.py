@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.base import Compressor, Feedback, MultiRound
+from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.contrib.compressors.wrappers._coders import CODERS, read_section, write_section
 from gradwire.errors import WireError, require
@@ -63,7 +63,7 @@ class Entropy(Compressor):
 
     def __post_init__(self) -> None:
         inner = self.inner
-        ok = isinstance(inner, Compressor) and inner.fixed_size and not isinstance(inner, MultiRound)
+        ok = isinstance(inner, Compressor) and inner.fixed_size and not inner.in_rounds
         require(ok, "Entropy.inner", "a method of one round and fixed size", inner)
         require(inner.average, "Entropy.inner", "a method whose payloads are averaged one by one", inner)
         known = isinstance(self.coder, str) and self.coder in CODERS

@@ -1,0 +1,321 @@
+"""One simulated run of a meeting: its case, what happens in it, and the promises that did not hold.
+
+violations   two states after one round; a local step that counts twice, or neither counts nor waits; a worker that is
+             left out though it was there, or that nobody expects though it came; a wait longer than the deadline; a
+             standstill; an exception that is not ours; an error that names a wrong cause
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradwire.errors import GradwireError
+from gradwire.optim.local.attendance import KEPT
+from gradwire.optim.local.closed import Closed
+from gradwire_lab.simulation.base import Participant, Simulation
+from gradwire_lab.simulation.case import NEVER, Fault, RunOutcome, SimulatedCase
+from gradwire_lab.simulation.faults import any_time, short
+from gradwire_lab.simulation.machine import SimulatedMachine
+from gradwire_lab.simulation.meeting_store import SimulatedPlace, SimulatedStore
+from gradwire_lab.simulation.meeting_work import DEADLINE, TIMEOUT, MeetingTraining, MeetingWorker
+
+__all__ = ["MeetingCase"]
+
+SLACK = 3.0
+"""Seconds that a few operations take at most."""
+
+KEY = re.compile(r"gradwire//closed/(\d+)")
+
+
+def strike(kind: str, target: str, source: random.Random, work: MeetingTraining, seconds: float) -> list[Fault]:
+    """Draw a fault of a kind, at any time in which workers train, before or after some operations."""
+    at = round(source.uniform(0.0, 0.5 + 0.6 * work.length * work.pace + work.late), 3)
+    return [Fault(kind, target, at, seconds, count=source.choice([0, 1, 2, 3, 5, 8, 13, 21]))]
+
+
+def any_worker(kind: str, seconds: Callable[[random.Random], float]) -> Callable[..., list[Fault]]:
+    """Return a function that draws a fault of a worker."""
+
+    def draw(source: random.Random, work: MeetingTraining) -> list[Fault]:
+        return strike(kind, f"worker-{source.randrange(work.workers)}", source, work, seconds(source))
+
+    return draw
+
+
+def the_place(kind: str, seconds: Callable[[random.Random], float]) -> Callable[..., list[Fault]]:
+    """Return a function that draws a fault of the place."""
+    return lambda source, work: strike(kind, "place", source, work, seconds(source))
+
+
+def never(_: random.Random) -> float:
+    """Return the time after which nothing comes again."""
+    return NEVER
+
+
+def leap(source: random.Random) -> float:
+    """Draw the seconds that a clock gains."""
+    return round(source.uniform(1, 100), 1)
+
+
+CLASSES: dict[str, Callable[[random.Random, MeetingTraining], list[Fault]]] = {
+    "none": lambda *_: [],
+    "kill": any_worker("kill", any_time),
+    "lose": any_worker("lose", any_time),
+    "gone": any_worker("kill", never),
+    "stop": any_worker("stop", any_time),
+    "stall": any_worker("stall", any_time),
+    "twin": any_worker("twin", never),
+    "jump": any_worker("jump", leap),
+    "place": the_place("kill", never),
+    "new-place": the_place("kill", short),
+    "slow-place": the_place("stop", short),
+}
+"""Classes of faults: a worker is killed and comes again with its checkpoint, or without; is killed for ever; is
+stopped; is slow to reach the place; has the name of another one; has a clock that jumps. The place is killed; is killed
+and an empty one follows; is stopped."""
+
+
+@dataclass(frozen=True)
+class MeetingCase(SimulatedCase):
+    """A run of a meeting that can be repeated.
+
+    Args:
+        seed: seed of all that is drawn while it runs.
+        work: workload of its workers.
+        faults: faults that happen.
+    """
+
+    work: MeetingTraining
+    training = MeetingTraining
+    classes = CLASSES
+
+    def run(self, log: bool = False) -> RunOutcome:
+        return MeetingSimulation(self, log).run()
+
+
+class MeetingSimulation(Simulation):
+    """A run of a meeting.
+
+    Args:
+        case: case to run.
+        log: true: keep all that happens as text.
+    """
+
+    patience = 3 * TIMEOUT
+
+    def __init__(self, case: MeetingCase, log: bool = False) -> None:
+        self.work = case.work
+        super().__init__(case, ["place"], [2e-4, 2e-4, 2e-3], log)
+        self._hooks |= {"stall": self._stall, "twin": self._twin}
+        self.scripts: dict[str, MeetingWorker] = {}
+        self.saved: dict[str, Any] = {}
+        self.saved_at: dict[str, SimulatedPlace] = {}
+        self.states: dict[tuple[SimulatedPlace, int], tuple[bytes, torch.Tensor]] = {}
+        self._numbers = [itertools.count() for _ in range(self.work.workers)]
+        self._begun: dict[str, float] = {}
+        self._back = 0.0
+
+    def _main(self, member: Participant) -> Callable[[], None]:
+        """Return what the new process of the place or a worker runs."""
+        if member is self.members["place"]:
+            self.place = SimulatedPlace(member.machine, self._changed)
+            return lambda: self.scheduler.wait(lambda: False)
+        return super()._main(member)
+
+    def _script(self, member: Participant, machine: SimulatedMachine) -> None:
+        """Run the script of a worker, and note how it ends."""
+        rank = member.index
+        store = SimulatedStore(self.place, machine)
+        self._begun[member.name] = self.scheduler.now
+        worker = MeetingWorker(self.work, rank, store, machine, self.saved.get(member.name))
+        self.scripts[member.name] = worker
+        source = random.Random(f"{self.case.seed} {rank}")
+        worker.run(self._numbers[rank].__next__, source, functools.partial(self._report, member))
+        self._end(member, "ended")
+
+    def _failed(self, member: Participant, error: GradwireError) -> None:
+        """Start a worker again at a new place where the old one is gone."""
+        if "does not answer" not in str(error) or not self._back or not self._true(member, str(error)):
+            super()._failed(member, error)
+            return
+        member.restarts = True
+        member.machine.simulated.kill()
+        self.scheduler.after(max(0.0, self._back - self.scheduler.now) + 1.0, self._start, member.name)
+
+    def _stall(self, fault: Fault, member: Participant) -> None:
+        member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
+        if member.name in self.scripts:
+            self.scripts[member.name].store.stalled = self.scheduler.now + fault.seconds
+
+    def _twin(self, fault: Fault, member: Participant) -> None:
+        name = f"twin-{member.index}"
+        if name not in self.members:
+            self.members[name] = self._member(name)
+            self._busy.add(name)
+            self._start(name)
+
+    def _restart(self, fault: Fault, member: Participant) -> None:
+        if fault.kind == "lose":
+            self.saved.pop(member.name, None)
+        if member is self.members["place"]:
+            self._back = self.scheduler.now + fault.seconds if fault.seconds < NEVER else 0.0
+        super()._restart(fault, member)
+
+    def _report(self, member: Participant, what: str, worker: MeetingWorker) -> None:
+        """Check what a worker has after each of its calls."""
+        now = self.scheduler.now
+        self.scheduler.trace(f"{member.name} {what} {worker.optimizer.round}")
+        if what == "save":
+            self.saved[member.name], self.saved_at[member.name] = worker.checkpoint(), worker.store.place
+        if what in ("joined", "stepped"):
+            longest = (2 if what == "joined" else 1) * TIMEOUT + DEADLINE + SLACK
+            if now - self._begun[member.name] - self._away(self._begun[member.name], *self._both(member)) > longest:
+                self._found(f"{member.name} stands still for {now - self._begun[member.name]:.1f} s before it {what}")
+            self._check_state(member, worker)
+            if not self.work.outer:
+                self._check_steps(member, worker)
+        self._begun[member.name] = now
+
+    def _check_state(self, member: Participant, worker: MeetingWorker) -> None:
+        place, t = worker.store.place, worker.optimizer.round
+        state, counted = worker.state(), worker.counted().clone()
+        known, _ = self.states.setdefault((place, t), (state, counted))
+        if known != state:
+            self._found(f"{member.name} has another state after round {t} than others")
+        earlier = [at for where, at in self.states if where is place and at < t]
+        if not earlier or self.work.outer:
+            return
+        before = self.states[place, max(earlier)][1]
+        came = [self._closed(place, at) for at in range(max(earlier) + 1, t + 1)]
+        for rank, number in (counted != before).nonzero().tolist():
+            shares = [1 / len(each.sent) for each in came if str(rank) in each.sent]
+            if before[rank, number] or not any(abs(counted[rank, number] - share) < 1e-6 for share in shares):
+                change = f"{before[rank, number]:g} to {counted[rank, number]:g}"
+                self._found(f"step {number} of worker {rank} counts in round {t} from {change}, not once in {shares}")
+
+    def _check_steps(self, member: Participant, worker: MeetingWorker) -> None:
+        """Check that each local step counts or waits, and once."""
+        counted, waiting = worker.counted()[worker.rank], worker.waiting()[worker.rank]
+        rounds = worker.optimizer.rounds
+        assert rounds is not None
+        there = {
+            i for i, (one, other) in enumerate(zip(counted.tolist(), waiting.tolist(), strict=True)) if one or other
+        }
+        twice = [i for i in sorted(there) if (counted[i] and waiting[i]) or waiting[i] not in (0.0, -1.0)]
+        if twice:
+            self._found(
+                f"steps {twice} of {member.name} wait {waiting[twice].tolist()} and count {counted[twice].tolist()}"
+            )
+        if self._has("twin"):
+            worker.steps &= there
+        elif worker.store.place is not self.saved_at.get(member.name) or (rounds.forgot and self.work.sparse):
+            worker.steps -= worker.loaded - there
+        if not worker.steps <= there:
+            self._found(f"steps {sorted(worker.steps - there)} of {member.name} neither count nor wait")
+
+    def _closed(self, place: SimulatedPlace, t: int) -> Closed:
+        return Closed.read(json.loads(place.values[f"gradwire//closed/{t}"]))
+
+    def _entries(self, place: SimulatedPlace, name: str, after: int = 0) -> list[tuple[float, Any]]:
+        """Return the notes of a list at the place, with the times at which they came there."""
+        count = int(place.values.get(f"gradwire//{name}/count", b"0"))
+        keys = [f"gradwire//{name}/{number}" for number in range(after + 1, count + 1)]
+        notes = [(place.times[key], json.loads(place.values[key])) for key in keys if key in place.values]
+        return [(time, note) for time, note in notes if note]
+
+    def _changed(self, place: SimulatedPlace, key: str) -> None:
+        """Check a round when it is closed."""
+        found = KEY.fullmatch(key)
+        t = int(found[1]) if found else 0
+        if found is None or f"gradwire//closed/{t - 1}" not in place.values:
+            return
+        now, before, closed = self.scheduler.now, self._closed(place, t - 1), self._closed(place, t)
+        arrivals: dict[str, float] = {}
+        for time, note in self._entries(place, f"arrivals/{t}"):
+            arrivals.setdefault(note["name"], time)
+        first = min(arrivals.values(), default=now)
+        joins = self._entries(place, "joins", before.seen)
+        latest = {note["name"]: note for _, note in joins}
+        left = {note["name"] for _, note in joins if note.get("left")}
+        holds = {note["name"] for time, note in joins if note.get("round") == t - 1 > 0 and time <= first}
+        missing = (holds | set(before.roster)) - left - closed.came.keys()
+        needing = {name for name, note in latest.items() if note.get("round", 0) < 0}
+        for name in sorted(missing):
+            if now < first + DEADLINE - 1e-3 and name not in needing:
+                self._found(f"round {t} is closed without worker {name} after {now - first:.3f} s")
+            if arrivals.get(name, NEVER) < first + DEADLINE - 1e-3:
+                self._found(f"round {t} is closed without worker {name}, who came before the deadline")
+        unexpected = closed.came.keys() - closed.roster - {name for name, note in latest.items() if note.get("left")}
+        if unexpected:
+            self._found(f"nobody expects {sorted(unexpected)} after round {t}, in which they came")
+        complete = max([*arrivals.values(), *(time for time, note in joins if note.get("left"))], default=now)
+        late = {note["name"] for _, note in joins if note.get("round", -1) >= 0}
+        due = first + DEADLINE if (late | set(before.roster)) - left - needing - closed.came.keys() else complete
+        if now > due + SLACK and not any(
+            self._away(due if due == complete else first, *self._both(each)) for each in self._all()
+        ):
+            self._found(
+                f"round {t} is closed {now - first:.1f} s after its first payload, due after {due - first:.1f} s"
+            )
+
+    def _both(self, member: Participant) -> tuple[Participant, Participant]:
+        """Return a worker and the place, without which it does nothing."""
+        return member, self.members["place"]
+
+    def _all(self) -> list[Participant]:
+        """Return all but the place."""
+        return [each for each in self.members.values() if each is not self.members["place"]]
+
+    def _away(self, since: float, member: Participant, *others: Participant) -> float:
+        """Return the seconds since a time in which participants did nothing."""
+        now, times = self.scheduler.now, [time for each in (member, *others) for time in each.away]
+        return sum(max(0.0, min(end, now) - max(begin, since)) for begin, end in times)
+
+    def _true(self, member: Participant, text: str) -> bool:
+        """Return whether an error that a worker gets names something that has happened."""
+        now, worker = self.scheduler.now, self.scripts[member.name]
+        others = [each for each in self._all() if each.index != member.index]
+        if "does not answer" in text:
+            dead = not worker.store.place.machine.simulated.alive
+            since = max(self._begun[member.name], self.members["place"].away[-1][0] if dead else now)
+            return dead and "SimulatedStore" in text and now - since < SLACK + self._away(since, member)
+        if "another process came as worker" in text:
+            return any(each.index == member.index for each in self._all() if each is not member)
+        # Whoever has missed more than hangs at the place needs the state, too.
+        held = (
+            max((int(found[1]) for found in map(KEY.fullmatch, worker.store.place.values) if found), default=0) - KEPT
+        )
+        lived = [
+            each
+            for each in others
+            if each.name in self.scripts and self.scripts[each.name].joined
+            if self.scripts[each.name].optimizer.round >= held
+            if each.state == "runs"
+            and each.machine.simulated.alive
+            and self._away(now - DEADLINE, *self._both(each)) == 0
+        ]
+        if re.search(r"\d+ of \d+ workers came", text):
+            there = {
+                each.index
+                for each in [member, *others]
+                if each.state == "runs" and self._begun.get(each.name, now) < now - SLACK
+                if not self._away(self._begun[each.name], *self._both(each))
+            }
+            return len(there) < self.work.first and now - self._begun[member.name] >= TIMEOUT - SLACK
+        silent = re.search(r"worker '(\d+)' did not say", text)
+        if silent:
+            return self.members[f"worker-{silent[1]}"].absent(now) > 0
+        if "waited" in text:
+            # Of a jump of the clock counts no more than a deadline.
+            least = TIMEOUT - SLACK - (DEADLINE if self._has("jump") else 0.0)
+            return not lived and now - self._begun[member.name] >= least
+        return "everybody has left" in text and not lived

@@ -1,0 +1,211 @@
+"""Work of a simulated meeting: workers whose local steps are counted in the parameters on which they agree.
+
+A local step of a worker adds 1 at a place of its own, so an agreed value says in which round the step counted: it is
+1 over the number of payloads of that round. A step that was not sent yet is -1 at its place on the worker.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from gradwire._system import BaseSystem
+from gradwire.optim.local.local_steps import LocalSteps
+from gradwire.optim.local.meeting import Meeting
+from gradwire.rounds import diloco, local_sgd
+from gradwire_lab.simulation.case import SimulatedWork
+from gradwire_lab.simulation.machine import SimulatedMachine
+from gradwire_lab.simulation.meeting_store import SimulatedStore
+
+__all__ = ["DEADLINE", "MeetingTraining", "MeetingWorker", "SimulatedMeeting"]
+
+DEADLINE, TIMEOUT = 10.0, 60.0
+"""Seconds of the meeting's deadline and timeout."""
+
+UNITS = 128
+"""Local steps of one name, in all of its processes."""
+
+
+@dataclass(frozen=True)
+class SimulatedMeeting(Meeting):
+    """A meeting of workers on simulated machines.
+
+    Args:
+        machine: machine of the worker.
+    """
+
+    machine: Any = None
+
+    @property
+    def system(self) -> BaseSystem:
+        """The machine of the worker."""
+        system: BaseSystem = self.machine
+        return system
+
+
+@dataclass(frozen=True)
+class MeetingTraining(SimulatedWork):
+    """The rounds of a meeting.
+
+    Args:
+        first: workers that must have come before the first round.
+        rounds: rounds of the training.
+        every: local steps in a round.
+        sparse: true: one element is sent in a round, and the others wait in a residual; false: all are sent.
+        outer: true: the outer step has momentum, and values do not say which steps count.
+        frozen: true: there is a parameter that nobody trains.
+        save: local steps from one checkpoint to the next.
+        early: rounds before the end in which the last worker leaves.
+        back: round after which the last worker leaves and joins again at once; 0: none.
+    """
+
+    first: int = 2
+    rounds: int = 4
+    every: int = 1
+    sparse: bool = False
+    outer: bool = False
+    frozen: bool = False
+    save: int = 1
+    early: int = 0
+    back: int = 0
+
+    @classmethod
+    def draw(cls, source: random.Random) -> Self:
+        """Draw a workload."""
+        choose = source.choice
+        workers = choose([1, 2, 2, 3, 3, 4])
+        return cls(
+            workers=workers,
+            first=choose([workers, workers, max(1, workers - 1), 1]),
+            rounds=choose([3, 4, 6]),
+            every=choose([1, 1, 2]),
+            sparse=choose([False, False, True]),
+            outer=source.random() < 0.15,
+            frozen=source.random() < 0.2,
+            save=choose([1, 1, 2, 3]),
+            early=choose([0, 0, 1, 2]),
+            back=choose([0, 0, 0, 1, 2]),
+            pace=choose([0.3, 1.0, 1.0]),
+            late=choose([0.0, 0.0, 0.0, 2.0, 15.0]),
+        )
+
+    @property
+    def length(self) -> int:
+        """The local steps of a worker."""
+        return self.rounds * self.every
+
+
+class MeetingWorker:
+    """The script of one process of a worker.
+
+    Args:
+        work: workload of the run.
+        rank: number of the worker, which is its name.
+        store: store at the place.
+        machine: machine that it runs on.
+        saved: checkpoint from which it continues; None: there is none.
+
+    Attributes:
+        steps: local steps that must count or wait: those of this process, and those before its checkpoint.
+        loaded: those before its checkpoint.
+        joined: true if it takes part in rounds.
+    """
+
+    def __init__(
+        self, work: MeetingTraining, rank: int, store: SimulatedStore, machine: SimulatedMachine, saved: Any
+    ) -> None:
+        self.work, self.rank, self.machine, self.store = work, rank, machine, store
+        self.weight, self.start = (
+            nn.Parameter(torch.zeros(work.workers, UNITS)),
+            nn.Parameter(torch.full((2,), 1.0 + rank)),
+        )
+        self.params = [self.weight, self.start]
+        if work.frozen:
+            self.params.append(nn.Parameter(torch.full((3,), 1.0 + rank), requires_grad=False))
+        meeting = SimulatedMeeting(store, str(rank), work.first, DEADLINE, TIMEOUT, machine)
+        sends = {"compressor": "topk", "ratio": 1 / UNITS / 4} if work.sparse else {"compressor": "none"}
+        kind: Callable[..., LocalSteps] = diloco if work.outer else local_sgd
+        inner = torch.optim.SGD(self.params, lr=1.0)
+        self.optimizer = kind(inner, **sends, every=work.every, min_numel=0, meeting=meeting)
+        self.steps: set[int] = set()
+        self.loaded: frozenset[int] = frozenset()
+        self.joined = False
+        self._made = 0
+        if saved is not None:
+            params, state, self.steps = copy.deepcopy(saved)
+            with torch.no_grad():
+                for param, value in zip(self.params, params, strict=True):
+                    param.copy_(value)
+            self.optimizer.load_state_dict(state)
+            self.loaded = frozenset(self.steps)
+
+    def checkpoint(self) -> Any:
+        """Return a copy of all that the next process needs."""
+        return copy.deepcopy(([param.detach() for param in self.params], self.optimizer.state_dict(), self.steps))
+
+    def state(self) -> bytes:
+        """Return what all must have alike."""
+        kept = [flat.data for _, flat in sorted(self.optimizer.kept().items())]
+        return torch.cat([*kept, *(param.detach() for param in self.params[2:])]).numpy().tobytes()
+
+    def counted(self) -> Tensor:
+        """Return what the agreed parameters say of each local step, by rank and number."""
+        return self.optimizer.agreed.views[0]
+
+    def waiting(self) -> Tensor:
+        """Return what waits here, by rank and number."""
+        rounds = self.optimizer.rounds
+        assert rounds is not None
+        kept = self.optimizer.exchange.residuals.worker.get("residual", {})
+        residual = kept.get(self.optimizer.named[0][0], torch.zeros(self.weight.numel()))
+        way = self.counted() - self.weight.detach()
+        return way + (rounds.late[: self.weight.numel()] + residual).view_as(way)
+
+    def run(
+        self, number: Callable[[], int], source: random.Random, report: Callable[[str, MeetingWorker], None]
+    ) -> None:
+        """Join, train and leave.
+
+        Args:
+            number: function that returns the number of the next local step of this name.
+            source: source of the times between steps.
+            report: called with "joins", "joined", "steps", "stepped" and "left", and with "save" where it saves.
+        """
+        work, optimizer = self.work, self.optimizer
+        last = self.rank == work.workers - 1
+        self._join(report)
+        while optimizer.round < work.rounds - (work.early if last else 0):
+            self.machine.sleep(work.pace * source.random())
+            self._step(number())
+            report("steps", self)
+            before = optimizer.round
+            optimizer.step()
+            if optimizer.in_step:
+                report("stepped", self)
+            self._made += 1
+            if self._made % work.save == 0:
+                self.machine.sleep(0.1 * work.pace * source.random())
+                report("save", self)
+            if last and before < work.back <= optimizer.round:
+                optimizer.leave()
+                self._join(report)
+        optimizer.leave()
+        report("left", self)
+
+    def _join(self, report: Callable[[str, MeetingWorker], None]) -> None:
+        report("joins", self)
+        self.optimizer.join()
+        self.joined = True
+        report("joined", self)
+
+    def _step(self, number: int) -> None:
+        gradient = torch.zeros_like(self.weight)
+        gradient[self.rank, number] = -1.0
+        self.weight.grad, self.start.grad = gradient, torch.zeros_like(self.start)
+        self.steps.add(number)

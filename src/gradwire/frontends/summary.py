@@ -1,0 +1,64 @@
+"""Summary of an exchange in a few lines of plain words, which ``print(state)`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gradwire.exchange.exchange import Exchange
+
+__all__ = ["summary"]
+
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def summary(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> str:
+    """Describe an exchange in at most ten lines.
+
+    Args:
+        what: name of the object that exchanges.
+        exchange: its exchange.
+        figures: result of ``metrics()`` of the object.
+    """
+    return "\n".join(_lines(what, exchange, figures))
+
+
+def _lines(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> Iterator[str]:
+    world = exchange.channel.world
+    # Workers of a meeting have no group.
+    ranks = "" if exchange.channel.group is None else f"{world} rank{'s' if world > 1 else ''}, "
+    yield f"gradwire {what}: {ranks}step {figures['steps']}"
+    pilot = exchange.pilot
+    if pilot is not None:
+        yield from (f"  {name:<9} {text}" for name, text in pilot.status())
+    else:
+        main = exchange.methods.compressor
+        yield f"  method    {main!r} over {exchange.methods.strategy_for(main).name}"
+        if exchange.methods.policy.overrides:
+            yield f"  overrides {', '.join(exchange.methods.policy.overrides)}"
+    recent, counters = exchange.counters.recent(), exchange.counters
+    steps, each = exchange.step - recent.step, "round" if "rounds" in figures else "step"
+    if steps:
+        now = f"{_size(recent.bytes_sent / steps)} a {each} now, {figures['ratio']:.3g} times fewer than uncompressed"
+        whole = f"{_size(figures['bytes_sent'])} in all, {figures['total_ratio']:.3g} times fewer"
+        yield f"  bytes     {now}; {whole}"
+        made = exchange.step - counters.begun
+        spent = [f"{name} {1e3 * seconds / made:.3g} ms" for name, seconds in counters.seconds.items()]
+        beside = "" if "rounds" in figures else ", most of it beside the backward pass"
+        yield f"  work      {', '.join(spent)} a {each} on average{beside}"
+    if figures["residual_norm"]:
+        yield f"  residual  values of norm {figures['residual_norm']:.3g} wait on this rank to be sent later"
+    if figures["nonfinite_steps"]:
+        yield f"  skipped   {figures['nonfinite_steps']} steps, whose gradients were not finite"
+
+
+def _size(nbytes: float) -> str:
+    """A number of bytes in words.
+
+    >>> _size(1234567), _size(12)
+    ('1.23 MB', '12 bytes')
+    """
+    for least, unit in UNITS:
+        if nbytes >= least:
+            return f"{nbytes / least:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"

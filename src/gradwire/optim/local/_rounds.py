@@ -1,0 +1,411 @@
+"""Exchange over a meeting: workers that hand in before a round closes count, and nothing of the others is lost.
+
+    x_i = m_i + late_i + way_i is compressed; way_i is the pseudo-gradient of worker i, and m_i its residual
+
+Invariants:
+    * If the round closes with this worker's payload, m_i keeps what the payload does not contain, and ``late`` is
+      empty. If it closes without, m_i is what it was, and ``late`` grows by the pseudo-gradient. So over any rounds,
+      whoever took part, the payloads that counted, m_i and late_i add up to all pseudo-gradients.
+    * All workers decode the same payloads in the same order, and have the same bits.
+    * A process that returns with a state from before a round in which an earlier process of its name counted drops its
+      residuals: they were sent in that round, and what that payload left is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Site
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.none import Identity
+from gradwire.errors import ConfigError, GroupError, WireError, require
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named, grouped
+from gradwire.group.dense import joined
+from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.memory.none import NoMemory
+from gradwire.notices import log
+from gradwire.optim._flat import FlatParameters, any_nonfinite
+from gradwire.optim.local.attendance import Attendance
+from gradwire.optim.local.closed import Closed
+from gradwire.optim.local.meeting import Meeting
+from gradwire.vocabulary import Key, tensor_id
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """One worker's exchange over a meeting; the exchange's step is the number of the round.
+
+    Args:
+        exchange: exchange of a group of one; gives compressors, memories and what is kept.
+        named: the parameters.
+        meeting: meeting in which the worker takes part, with its name.
+        facts: other values that must be the same on all workers.
+        frozen: parameters that nobody trains, and all must have; those of the worker that comes first.
+
+    Attributes:
+        moved: true if joining has led to another state than the one that this worker had.
+        forgot: true if the residual here was dropped since the last call.
+        settled: true if the pseudo-gradient that was handed in last counts, or is late.
+
+    Raises:
+        ConfigError: a method or a strategy that a meeting cannot carry.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        named: Sequence[Named],
+        meeting: Meeting,
+        facts: Mapping[str, Any],
+        frozen: Sequence[Tensor] = (),
+    ) -> None:
+        self.exchange, self.named, self.meeting, self.frozen = exchange, list(named), meeting, list(frozen)
+        check_methods(exchange)
+        self.description = exchange.describe(self.named, **facts)
+        numel = sum(torch.Size(shape).numel() for _, shape in named)
+        self.late = torch.zeros(numel, dtype=torch.float32, device=exchange.device)
+        self.flat = torch.zeros_like(self.late)
+        self.rank = int(meeting.name) if meeting.name.isdecimal() else tensor_id(meeting.name)
+        self.attendance: Attendance | None = None
+        self.workers: list[str] = []
+        self.left_behind = self.nonfinite = 0
+        self.mark = ""
+        # The pseudo-gradient with which this worker has joined within a round; an earlier process of its name may have
+        # sent it.
+        self._brought: Tensor | None = None
+        self.moved = self.forgot = self.settled = False
+        self._made_for: Compressor | None = None
+        self._current: Part | None = None
+
+    @property
+    def there(self) -> Attendance:
+        """The worker's attendance of the rounds.
+
+        Raises:
+            ConfigError: the worker has not joined.
+        """
+        if self.attendance is None:
+            raise ConfigError("join() must be called before the first step with a meeting, got no call")
+        return self.attendance
+
+    def join(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
+        """Join the meeting; return the mean change of each round that is over.
+
+        Args:
+            way: pseudo-gradient since ``state``; if the round of ``state`` is over, see ``moved``, it waits for the
+                next round.
+            state: state on which all agree, which whoever takes the means moves by each; or overwritten with the
+                others'.
+        """
+        self.attendance = Attendance(self.meeting)
+        # Before anything is sent: payloads of another configuration could not be decoded.
+        self.attendance.agree(self.description)
+        if self.frozen:
+            self._take_frozen(self.attendance)
+        before = self.exchange.step
+        opened = self.attendance.come(before, self.mark)
+        self.moved = self.forgot = False
+        if opened is not None:
+            self._begin(*opened, state)
+        elif not self.attendance.holds(before, self.mark):
+            self._unless_sent_elsewhere(before, self.attendance.base)
+            self._fetch(state, self.attendance.base)
+        self.mark = self.attendance.mark
+        yield from self._follow(state, known=True)
+        self.moved = self.moved or self.exchange.step != before
+        if self.moved and not self.forgot:
+            self.late.add_(way)
+        self._brought = way.clone() if not self.moved and way.any() else None
+
+    def _take_frozen(self, there: Attendance) -> None:
+        """Take over the frozen parameters of the worker that came first; they stay at the place, for all who come."""
+        settled = there.settle("frozen", [partial(bytes_of, each) for each in self.frozen])
+        for param, data in zip(self.frozen, settled, strict=True):
+            if data is not None:
+                found = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(param.dtype).view(param.shape)
+                param.copy_(found)
+                self.exchange.counters.bytes_received += len(data)
+
+    def leave(self) -> None:
+        """Leave the meeting."""
+        if self.attendance is not None:
+            self.attendance.leave(self.exchange.step)
+            self.attendance = None
+
+    def means(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
+        """Hand in a change; return the mean change of the round, and of each that was closed while this worker was
+        late.
+
+        Args:
+            way: flat float32.
+            state: state on which all agree, which whoever takes the means moves by each; others may be sent it.
+        """
+        t, there = self.exchange.step + 1, self.there
+        self.exchange.counters.dense_bytes += way.nbytes
+        finite, self.forgot, self.settled = not any_nonfinite([way]), False, False
+        counted = not there.is_closed(t) and self._hand_in(t, way, finite=finite)
+        self.settled = True
+        if not counted:
+            self.left_behind += 1
+            log.warning(
+                "round %d closed without this worker, %s: its way goes with that of its next round", t, there.name
+            )
+        try:
+            yield from self._follow(state, known=counted)
+        finally:
+            # After it, because an earlier process whose payload is in the round has not sent what was gone since.
+            if finite and not counted:
+                self.late.add_(way)
+                if self.forgot and self._brought is not None:
+                    self.late.sub_(self._brought)
+            self._brought = None
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the rounds that closed without this worker, the workers of the last round, and the norm of late
+        payloads.
+        """
+        return {
+            "left_behind": self.left_behind,
+            "workers": list(self.workers),
+            "late_norm": float(self.late.norm()),
+            "nonfinite_steps": self.nonfinite,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the payloads that were late, and the meeting of the round."""
+        return {"late": self.late, "meeting": self.mark}
+
+    def load(self, late: Tensor | None, mark: str = "") -> None:
+        """Continue from a ``state_dict``; None if the state was saved without a meeting."""
+        fits = late is None or late.shape == self.late.shape
+        require(fits, "late of the state", f"of shape {tuple(self.late.shape)}", getattr(late, "shape", late))
+        self._current, self.mark = None, mark
+        if late is None:
+            self.late.zero_()
+        else:
+            self.late.copy_(late)
+
+    def _begin(self, base: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
+        """Start at the opening of the meeting: all workers take the state that one of them holds."""
+        there = self.there
+        if there.name not in closed.need:
+            self.exchange.protocol.go_to(base)
+            self._speak(base, closed, state)
+            return
+        self._unless_sent_elsewhere(self.exchange.step, base)
+        data = there.state(base, nbytes_of(state), there.meeting.timeout)
+        if data is not None:
+            self._take(base, data, state)
+        elif there.is_closed(base + 1):
+            self._fetch(state, base)
+        else:
+            raise GroupError(
+                f"worker {closed.speaker!r} did not say within {there.meeting.timeout:g} s where all workers start: "
+                "start a new meeting place"
+            )
+
+    def _unless_sent_elsewhere(self, before: int, base: int) -> None:
+        """Forget the residuals in a state older than the opening of this meeting, which may have been sent since."""
+        if 0 < before < base:
+            self._forget(
+                f"it has the state after round {before} of another meeting, and this one began with that "
+                f"after round {base}"
+            )
+
+    def _forget(self, why: str) -> None:
+        """Forget all residuals, and warn if one is not zero."""
+        kept = [tensor for tensors in self.exchange.residuals.worker.values() for tensor in tensors.values()]
+        if any(bool(tensor.any()) for tensor in [self.late, *kept]):
+            log.warning(
+                "worker %s forgets the residual that it came with: %s. Save after every round to lose nothing",
+                self.there.name,
+                why,
+            )
+        self.exchange.residuals.load_state_dict({})
+        self.late.zero_()
+        self._current, self.forgot = None, True
+
+    def _unless_sent(self, t: int, closed: Closed) -> None:
+        if self.there.sent_by_another(closed):
+            self._forget(f"in round {t} an earlier process of this name sent from it")
+
+    def _follow(self, state: Mapping[str, FlatParameters], *, known: bool) -> Iterator[Tensor]:
+        """Apply the rounds that this worker has not seen, until none is left.
+
+        Args:
+            known: the others expect this worker in the next round.
+        """
+        there = self.there
+        while True:
+            while there.is_closed(self.exchange.step + 1):
+                closed = there.closed(self.exchange.step + 1)
+                rows = there.payloads(self.exchange.step + 1, closed)
+                # They were taken down: this worker is further behind than payloads are kept.
+                if rows is None:
+                    self._fetch(state, self.exchange.step)
+                    known = True
+                    continue
+                self._unless_sent(self.exchange.step + 1, closed)
+                self.workers = closed.sent
+                if rows:
+                    yield self._decode(self._part(self.exchange.step + 1), rows)
+                self.exchange.protocol.go_to(self.exchange.step + 1)
+                known = there.counted(closed)
+                if known:
+                    self._speak(self.exchange.step, closed, state)
+            if known:
+                return
+            # The others did not expect this worker, and learn here from which round on it takes part.
+            there.announce(self.exchange.step)
+            known = True
+
+    def _speak(self, t: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
+        # One worker is enough, and all of them know from the note which one.
+        if closed.need and closed.speaker == self.there.name:
+            data = torch.cat([flat.data for _, flat in sorted(state.items())]).cpu().numpy().tobytes()
+            self.exchange.counters.bytes_sent += len(data)
+            self.there.publish(t, data)
+
+    def _fetch(self, state: Mapping[str, FlatParameters], seen: int) -> None:
+        """Fetch the state from any worker that has it.
+
+        Args:
+            seen: the last round of this meeting of which this worker knows.
+        """
+        t, data = self.there.fetch(nbytes_of(state))
+        for missed in range(seen + 1, t + 1):
+            self._unless_sent(missed, self.there.closed(missed))
+        self._take(t, data, state)
+
+    def _take(self, t: int, data: bytes, state: Mapping[str, FlatParameters]) -> None:
+        flats = [flat.data for _, flat in sorted(state.items())]
+        found = torch.split(torch.frombuffer(bytearray(data), dtype=torch.float32), [flat.numel() for flat in flats])
+        for flat, values in zip(flats, found, strict=True):
+            flat.copy_(values)
+        self.exchange.counters.bytes_received += len(data)
+        self.exchange.protocol.go_to(t)
+        self.moved = True
+
+    def _hand_in(self, t: int, way: Tensor, *, finite: bool) -> bool:
+        """Hand in for the round; return whether it closed with this worker. Without a finite payload it takes part, and
+        sends nothing.
+        """
+        there, part, counters = self.there, self._part(t), self.exchange.counters
+        self.flat.copy_(way).add_(self.late)
+        if finite:
+            with counters.timed("encode"):
+                part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
+        bad = finite and bool(self._message.status)
+        payload = b""
+        if finite and not bad:
+            payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
+        try:
+            with counters.timed("communicate"):
+                counted = there.counted(there.hand_in(t, payload))
+        except BaseException:
+            # This worker learns whether the payload counts when it joins again; until then nothing was sent.
+            if finite:
+                part.rollback(self.flat)
+            self.attendance = None
+            raise
+        counters.bytes_sent += len(payload)
+        self.nonfinite += not payload
+        if payload and counted:
+            self.late.zero_()
+        elif finite:
+            # The payload does not count, so the residual is what it was, and the pseudo-gradient becomes late.
+            # The payload does not count, so the residual becomes what it was, and the pseudo-gradient late.
+            part.rollback(self.flat)
+        return counted
+
+    def _decode(self, part: Part, rows: Sequence[bytes]) -> Tensor:
+        # Payloads whose status is set are never handed in, so there is nothing to undo.
+        never = torch.zeros((), dtype=torch.bool, device=self.flat.device)
+
+        def decode() -> None:
+            part.begin(self.flat)
+            for row in rows:
+                self.exchange.counters.bytes_received += len(row)
+                buffer = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.flat.device)
+                self._add(part, buffer, 1.0 / len(rows))
+            part.settle(self.flat)
+
+        with self.exchange.counters.timed("decode"):
+            part.deliver(self.flat, never, decode)
+        return self.flat
+
+    def _add(self, part: Part, row: Tensor, scale: float) -> None:
+        if row.numel() < part.packing.nbytes and all(piece.unit.compressor.fixed_size for piece in part.pieces):
+            raise WireError(f"a message of this round has {part.packing.nbytes} bytes, got {row.numel()}")
+        for piece, payload in zip(part.pieces, part.payloads(row), strict=True):
+            # The bytes come from another process and are checked before any of them is decoded.
+            piece.unit.compressor.check_payload(payload, piece.shape)
+            piece.unit.compressor.add_decoded(payload, piece.of(self.flat), scale)
+
+    def _part(self, t: int) -> Part:
+        """The pieces and buffers for the compressor of a round, over the tensors kept now."""
+        exchange = self.exchange
+        warm = t <= exchange.methods.policy.start_after
+        main = None if warm else exchange.methods.policy.at(t - 1, exchange.methods.compressor)
+        if self._current is None or main != self._made_for:
+            self._made_for, self._current = main, Part(self._pieces(main))
+            self._message = Message(self._current.packing, exchange.device)
+            self._send = torch.zeros_like(self._message.buffer)
+        return self._current
+
+    def _pieces(self, main: Compressor | None) -> list[Piece]:
+        """The pieces of all parameters; None in the dense warm-up."""
+        exchange = self.exchange
+        units, _, _ = grouped(
+            self.named, lambda _: main or Identity(), exchange.methods.policy, exchange.methods.memory_for
+        )
+        units = units if main is not None else []
+        site = Site(exchange.channel, exchange.device, exchange.residuals)
+        pieces, compressed = site.pieces(units), {name for unit in units for name, _ in unit.members}
+        plain, lo = list[tuple[int, int]](), 0
+        for name, shape in self.named:
+            hi = lo + torch.Size(shape).numel()
+            meant = exchange.methods.policy.meant(name, main or exchange.methods.compressor)
+            memory = None if name in compressed else exchange.methods.memory_for(meant).dense
+            if memory is not None:
+                pieces += site.pieces([Unit(((name, hi - lo),), (hi - lo,), lo, Identity(), memory)])
+            elif name not in compressed:
+                plain.append((lo, hi))
+            lo = hi
+        for lo, hi in joined(plain):
+            unit = Unit(((f"[{lo}]", hi - lo),), (hi - lo,), lo, Identity(), NoMemory())
+            pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo))
+        return pieces
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The elements in their order, whatever their order in memory."""
+    # Whoever views them as bytes needs strides of their own, also of a single element.
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def nbytes_of(state: Mapping[str, FlatParameters]) -> int:
+    return sum(flat.data.nbytes for flat in state.values())
+
+
+def check_methods(exchange: Exchange) -> None:
+    """Refuse methods that cannot work in messages to workers that are not known beforehand.
+
+    Raises:
+        ConfigError
+    """
+    require(exchange.methods.strategy is None, "strategy", "left out with a meeting", exchange.methods.strategy)
+    for each in (exchange.methods.compressor, *exchange.methods.policy.overrides.values()):
+        alone = not each.in_rounds
+        require(alone, "compressor", "a method of one message with a meeting, not one averaged in rounds", each.name)
+        require(each.average, "compressor", "a method whose payloads are averaged one by one with a meeting", each)
+        memory = exchange.methods.memory_for(each)
+        require(not memory.keeps_mean, "memory", "one that keeps nothing of the mean with a meeting", memory.name)

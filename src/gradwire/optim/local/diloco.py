@@ -1,0 +1,353 @@
+"""Optimizer of hundreds of local steps, then one compressed outer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.memory.residual import Residual
+from gradwire.modes import ordinary_modes
+from gradwire.optim._flat import FlatParameters
+from gradwire.optim.exchanged import named
+from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
+from gradwire.optim.local.local_steps import LocalSteps
+from gradwire.optim.local.meeting import Meeting
+
+__all__ = ["DiLoCo"]
+
+
+class DiLoCo(LocalSteps):
+    """Train alone for ``every`` steps, exchange the change as a pseudo-gradient, and take a Nesterov step with it.
+
+    d = exchange(agreed - p_i);  v = momentum v + d;  agreed = agreed - lr (d + momentum v);  p_i = agreed
+
+    The outer step is ``torch.optim.SGD(lr, momentum, nesterov=True)``. A pseudo-gradient is far less noisy than a
+    gradient, so few bits are enough; below 8 bits keep a residual (``memory="residual"``), which is in units of the
+    parameters and does not depend on a learning rate. All ranks must call ``step`` equally often; after every
+    exchange their parameters are bit-identical (``optimizer.in_step``). Buffers such as those of batch normalisation
+    stay each rank's own.
+
+    A step whose local gradient is not finite is left out on its rank, and counts. If a rank's pseudo-gradient is not
+    finite the round is dropped: all go on from where they last met, with outer momentum and residuals as they were.
+
+    Streaming: with ``fragments`` or ``delay`` the layers are dealt to fragments, each of which is exchanged once in
+    ``every`` steps, at an offset of its own, on a thread while the rank makes ``delay`` steps more. What a rank waits
+    for then is only what has not arrived when it is due: ``metrics()["waited_seconds"]``. A fragment is merged by
+
+        p_i = agreed + (p_i - sent_i)  or  p_i = mix p_i + (1 - mix) agreed
+
+    with the new ``agreed``: the first keeps what was trained meanwhile, which goes with the fragment's next exchange,
+    so that everything goes exactly once; the second is the authors'. A fragment that is dropped, because a way was not
+    finite, is not lost either: ranks whose own was finite keep it, and send it the next time. ``agreed`` has the same
+    bits on all ranks; their parameters have after ``exchange_ways()``: call it before they are measured or saved for
+    others.
+
+    Args:
+        inner: the local optimizer, usually ``torch.optim.AdamW``, over all that is exchanged; 16 or 32 bits. Rank 0's
+            parameters are sent to the others. Give it ``model.named_parameters()`` where options name parameters.
+        compressor: compressor of the pseudo-gradient, by name or as an object.
+        every: local steps in a round, >= 1; 30 to 1000 are usual. More: fewer bytes, and ranks drift further apart.
+        lr: learning rate of the outer step, > 0.
+        momentum: momentum of the outer step, in [0, 1).
+        fragments: number of fragments to which the layers are dealt; embeddings and the head are one fragment more
+            each. More: less is sent at a time. At most ``every`` in all. 1: the whole model. None: the whole model, in
+            the step that ends the round; with ``delay`` or ``mix`` the same as 1. Not with a meeting.
+        layout: "strided" gives every fragment layers of all depths, "contiguous" neighbours.
+        delay: inner steps for which an exchange is under way, 0 to ``every``. More: a slower network is hidden, with an
+            older mean, and 8 bytes for each element under way.
+        mix: share of a rank's own parameters when a fragment is merged, in [0, 1); None: by what was trained meanwhile.
+        process_group: the ranks; None is the default group.
+        meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
+        options: further arguments, as for ``compress_ddp``. ``start_after`` and ``schedule`` count exchanges, of which
+            there is one for each fragment.
+
+    Raises:
+        ConfigError: a parameter is outside its range.
+        GroupError: ranks were given different parameters.
+
+    Example:
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> model = torch.nn.Linear(64, 64)
+        >>> inner = torch.optim.AdamW(model.named_parameters(), lr=1e-3)
+        >>> optimizer = DiLoCo(inner, "qsgd", bits=4, every=2)
+        >>> for _ in range(4):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(2, 64)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.metrics()["steps"], optimizer.metrics()["rounds"]
+        (4, 2)
+        >>> dist.destroy_process_group()
+
+    Source:
+        A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105,
+        2023; for fragments, delay and mixing, A. Douillard et al., "Streaming DiLoCo with overlapping communication:
+        Towards a Distributed Free Lunch", arXiv:2501.18512, 2025; for the merge that keeps what was trained meanwhile,
+        Y. Maziane, A. Mahran, A. Maranjyan, P. Richtárik, "LOSCAR-SGD: Local SGD with Communication-Computation Overlap
+        and Delay-Corrected Sparse Model Averaging", arXiv:2605.20866, 2026.
+    """
+
+    ranges: ClassVar = {
+        **LocalSteps.ranges,
+        "lr": (lambda value: is_number(value) and 0 < value < math.inf, "a finite number > 0"),
+        "momentum": (lambda value: is_number(value) and 0 <= value < 1, "in [0, 1)"),
+        "fragments": (lambda value: value is None or is_int(value, 1), "an integer >= 1 or None"),
+        "layout": (lambda value: value in ("strided", "contiguous"), "'strided' or 'contiguous'"),
+        "delay": (lambda value: is_int(value, 0), "an integer >= 0"),
+        "mix": (lambda value: value is None or (is_number(value) and 0 <= value < 1), "in [0, 1) or None"),
+    }
+
+    @ordinary_modes()
+    def __init__(
+        self,
+        inner: Optimizer,
+        compressor: Any = "qsgd",
+        *,
+        every: int = 500,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        fragments: int | None = None,
+        layout: Deal = "strided",
+        delay: int = 0,
+        mix: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        meeting: Meeting | None = None,
+        **options: Any,
+    ) -> None:
+        streams = fragments is not None or delay != 0 or mix is not None
+        self._dealt = list[list[int]]()
+
+        def check() -> None:
+            self.check_parameters({"fragments": fragments, "layout": layout, "delay": delay, "mix": mix})
+            alone = meeting is None or not streams
+            require(alone, "DiLoCo.fragments, delay and mix", "left out with a meeting", Verbatim("some"))
+            require(delay <= every, "DiLoCo.delay", f"at most every, which is {every}", delay)
+            if streams:
+                self._dealt = deal(list(named(inner.param_groups)), fragments or 1, layout)
+                most = f"so few that there are at most {every}, the steps of a period, with embeddings and head"
+                require(len(self._dealt) <= every, "DiLoCo.fragments", most, len(self._dealt))
+
+        facts: dict[str, Any] = {"lr": lr, "momentum": momentum}
+        if streams:
+            facts |= {"fragments": fragments, "layout": layout, "delay": delay, "mix": mix}
+        super().__init__(inner, compressor, every, options, process_group, meeting, facts, check)
+        self.lr, self.momentum, self.mix = lr, momentum, mix
+        self.velocity = FlatParameters(self.params)
+        sizes = [len(numbers) for numbers in self._dealt]
+        self.streams = Fragments(self.agreed.views, sizes, every, delay) if streams else None
+        self.exchange.expect_apart(max(1, len(sizes)))
+
+    @classmethod
+    def sparse_loco(
+        cls, inner: Optimizer, *, every: int = 30, lr: float = 1.0, decay: float = 0.95, **options: Any
+    ) -> DiLoCo:
+        """Exchange 1.6 % of the changes in 2 bits each, with a residual that fades and no outer momentum.
+
+        e_i = decay e_i + agreed - p_i;  e_i = e_i - C(e_i);  agreed = agreed - lr aggregate_i C(e_i);  p_i = agreed
+
+        C is ``sparseloco``: the 64 largest of 4096 elements, 0.147 bit an element and round. Norms are clipped to their
+        median, as the authors' code does; what a residual forgets, a twentieth of it in each round, is lost.
+
+        Args:
+            inner: the local optimizer, usually ``torch.optim.AdamW``.
+            every: local steps in a round, >= 1.
+            lr: learning rate of the outer step, > 0.
+            decay: share of the residual that returns in the next round, in (0, 1].
+            options: further arguments of ``DiLoCo``, such as ``fragments`` and ``delay``, and of the compressor, such
+                as ``aggregate="senders"``, which divides by the ranks that sent an element, or ``clip=False``, which a
+                meeting needs.
+
+        Returns:
+            The optimizer.
+
+        Raises:
+            ConfigError: a parameter is outside its range.
+
+        Example:
+            >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+            >>> model = torch.nn.Linear(64, 64)
+            >>> optimizer = DiLoCo.sparse_loco(torch.optim.AdamW(model.named_parameters()), every=10)
+            >>> optimizer.every, optimizer.momentum
+            (10, 0.0)
+            >>> dist.destroy_process_group()
+
+        Source:
+            A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky, "Communication Efficient LLM Pre-training with
+            SparseLoCo", arXiv:2508.15706, 2025.
+        """
+        own = {"momentum": 0.0, "clip": True, "places": "combinations", "memory": Residual(beta=decay)}
+        return cls(inner, "sparseloco", every=every, lr=lr, **{**own, **options})
+
+    @property
+    def fragments(self) -> list[list[str]]:
+        """The names of the parameters in each fragment, in the order in which these are exchanged."""
+        names = [name for name, _ in self.named]
+        return [names] if self.streams is None else [names[each.numbers] for each in self.streams]
+
+    @property
+    def round(self) -> int:
+        """The number of rounds that all have made together; in each of them every fragment was exchanged."""
+        return super().round if self.streams is None else self.streams.sent // len(self.streams.all)
+
+    def kept(self) -> dict[str, FlatParameters]:
+        return {"agreed": self.agreed, "velocity": self.velocity}
+
+    @torch.no_grad()
+    def outer(self, mean: Tensor) -> None:
+        """Take Nesterov's step."""
+        self._outer(mean, slice(None))
+
+    def _outer(self, mean: Tensor, span: slice) -> None:
+        """Take Nesterov's step with a part of the elements."""
+        velocity = self.velocity.data[span]
+        velocity.mul_(self.momentum).add_(mean)
+        mean.add_(velocity, alpha=self.momentum)
+        self.agreed.data[span].add_(mean, alpha=-self.lr)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures of every optimizer with local steps.
+
+        With fragments it waits for those under way, and tells of the "waited_seconds" of training for exchanges that
+        were due, and of the "exchanges" of single fragments.
+        """
+        if self.streams is None:
+            return super().metrics()
+        self.streams.rest()
+        told = super().metrics()
+        own = {"rounds": self.round, "exchanges": self.exchange.step, "waited_seconds": self.streams.waited}
+        return {**told, **own}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.
+
+        Fragments under way are waited for, and saved as they are; training goes on as if nothing had been saved.
+        """
+        if self.streams is None:
+            return super().state_dict()
+        self.streams.settle()
+        return {**super().state_dict(), "streams": self.streams.state_dict([name for name, _ in self.named])}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """Continue bit for bit from a ``state_dict`` of this rank.
+
+        Args:
+            on_resize: treatment of another number of ranks, as for every optimizer of this kind; save after
+                ``exchange_ways()`` for another number of ranks or other fragments.
+
+        Raises:
+            ConfigError: the state is of another optimizer, of another number of ranks, or has other fragments under
+                way.
+        """
+        if self.streams is not None:
+            self.streams.rest()
+        super().load_state_dict(state_dict, on_resize)
+        if self.streams is not None:
+            names = [name for name, _ in self.named]
+            self.streams.load(state_dict.get("streams", {}), names, self.since, self.exchange.step)
+
+    def check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse a state with other fragments under way.
+
+        Raises:
+            ConfigError
+        """
+        saved = state_dict.get("streams", {})
+        if self.streams is not None:
+            self.streams.check(saved, [name for name, _ in self.named])
+        elif saved.get("flights"):
+            raise ConfigError(
+                "state_dict must be saved after exchange_ways() for one without fragments, got one with some under way"
+            )
+
+    def _arrange(self) -> None:
+        order = [number for numbers in self._dealt for number in numbers]
+        if order:
+            self.params, self.named = [self.params[i] for i in order], [self.named[i] for i in order]
+
+    def _exchange_due(self) -> None:
+        if self.streams is None:
+            super()._exchange_due()
+            return
+        arriving, leaving = self.streams.tick()
+        for fragment in arriving:
+            self._land(fragment, self.mix)
+        for fragment in leaving:
+            self._send(fragment)
+        if not self.streams.delay:
+            self._note_met([self._land(fragment, self.mix) for fragment in leaving])
+
+    def _end_round(self) -> None:
+        if self.streams is None:
+            super()._end_round()
+            return
+        for fragment in self.streams.under_way():
+            self._land(fragment, self.mix)
+        for fragment in self.streams:
+            self._send(fragment)
+        self._note_met([self._land(fragment, None) for fragment in self.streams])
+        self.streams.clock = 0
+
+    def _note_met(self, met: list[bool]) -> None:
+        """Note that all ranks are in step, if all fragments have just met."""
+        if len(met) == len(self.fragments) and all(met):
+            self.since = 0
+
+    def _send(self, fragment: Fragment) -> None:
+        """Start the exchange of the change of a fragment; the other ranks hear of it if there is none to be had."""
+        assert self.streams is not None
+        failed = list[Exception]()
+        try:
+            self._gather_ways(fragment)
+        except Exception as error:
+            failed.append(error)
+        way = self.way.data[fragment.span]
+        self.streams.send(fragment, partial(self._exchange_fragment, fragment, failed), way)
+
+    def _exchange_fragment(self, fragment: Fragment, failed: list[Exception], flat: Tensor) -> bool:
+        """Exchange a fragment, on the thread."""
+
+        def check() -> None:
+            if failed:
+                raise failed[0]
+
+        params = self.named[fragment.numbers]
+        self._begin_exchange()
+        self.exchange.open(check, [name for name, _ in params])
+        return self.exchanged(flat, params)
+
+    def _land(self, fragment: Fragment, mix: float | None) -> bool:
+        """Apply the exchange of a fragment that is due; return whether the ranks have the same parameters in it, if
+        nothing was trained meanwhile.
+
+        A fragment that was dropped waits in the parameters of the ranks whose way was finite.
+        """
+        assert self.streams is not None
+        flight = self.streams.arrived(fragment)
+        self._gather_ways(fragment)
+        trained = self.way.data[fragment.span].sub_(flight.own.data)
+        spoilt, mean = flight.spoilt, flight.land()
+        if mean is not None:
+            self._outer(mean, fragment.span)
+        elif not spoilt:
+            return False
+        else:
+            trained.zero_()
+        for number in range(fragment.numbers.start, fragment.numbers.stop):
+            param, agreed = self.params[number], self.agreed.views[number]
+            if mix and mean is not None:
+                param.copy_(torch.lerp(agreed, param.float(), mix))
+            else:
+                param.copy_(agreed if mix is not None else agreed - self.way.views[number])
+        return mean is not None and not mix
+
+    def _gather_ways(self, fragment: Fragment) -> None:
+        for number in range(fragment.numbers.start, fragment.numbers.stop):
+            self._way_of(number)

@@ -1,0 +1,262 @@
+"""Local steps: every rank trains alone for some steps, then all agree on the parameters to continue from.
+
+Invariants:
+    * ``agreed`` holds the parameters on which all ranks last agreed, in float32 and with the same bits everywhere.
+    * The ranks exchange the pseudo-gradient, agreed - p, which points like a gradient. Parameters themselves are never
+      compressed.
+    * After each exchange every rank continues from the new ``agreed``, with an inner optimizer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigError, require
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.optim._flat import FlatParameters, any_nonfinite
+from gradwire.optim.exchanged import COUNT, Closure, Exchanged
+from gradwire.optim.local._rounds import Rounds
+from gradwire.optim.local.meeting import Meeting
+
+__all__ = ["LocalSteps"]
+
+
+class LocalSteps(Exchanged):
+    """Base of an optimizer that wraps an inner one and shares its parameter groups, so a scheduler may be given either
+    of the two.
+
+    Args:
+        inner: takes the local steps.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        every: steps from one exchange to the next.
+        options: further arguments, as for ``compress_ddp``.
+        group: the ranks; None is the default group.
+        meeting: meeting of workers that come and go; None: they are the ranks of the group.
+        facts: other values that must be the same on all ranks.
+        check: function that checks what else may be wrong with this rank's arguments.
+    """
+
+    ranges: ClassVar = {"every": COUNT}
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        compressor: Any,
+        every: int,
+        options: Mapping[str, Any],
+        group: dist.ProcessGroup | None,
+        meeting: Meeting | None,
+        facts: Mapping[str, Any],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        name = type(self).__name__
+        require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
+        require(meeting is None or group is None, "process_group", "None with a meeting", group)
+
+        def check_all() -> None:
+            self.check_parameters(facts)
+            check()
+
+        facts = {"every": every, **facts}
+        # A scheduler looks for a parameter such as momentum in the defaults.
+        super().__init__(
+            inner.param_groups, inner.defaults, compressor, options, group, facts, check_all, alone=meeting is not None
+        )
+        self.inner, self.every, self.since, self.made = inner, every, 0, 0
+        self._arrange()
+        self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
+        self.agreed.gather(self.params)
+        self.rounds = (
+            None
+            if meeting is None
+            else Rounds(self.exchange, self.named, meeting, self.facts, list(self.frozen.values()))
+        )
+
+    @property
+    def in_step(self) -> bool:
+        """Return whether all ranks hold the same parameters now."""
+        return self.since == 0
+
+    def outer(self, mean: Tensor) -> None:
+        """Move ``agreed`` by the mean change, whose tensor may be overwritten; here it is applied unchanged."""
+        self.agreed.data.sub_(mean)
+
+    @property
+    def round(self) -> int:
+        """The number of rounds that all have made together."""
+        return self.exchange.step
+
+    def kept(self) -> dict[str, FlatParameters]:
+        """The tensors that are the same on all ranks; a checkpoint has them beside the inner optimizer's."""
+        return {"agreed": self.agreed}
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Join the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
+
+        The parameters become those on which the others have agreed. Steps of a loaded round that is over by now count
+        as what was not sent yet. If the state is from before a round in which this worker counted, its residual was
+        sent and is dropped, with a warning.
+
+        Raises:
+            ConfigError: this worker is configured differently from the others.
+            GroupError: the others did not come in time, or the meeting place is gone.
+        """
+        if self.rounds is None:
+            return
+        if self.since == 0:
+            self._refresh()
+        self._gather_way()
+        for mean in self.rounds.join(self.way.data, self.kept()):
+            self._go(mean)
+        if self.rounds.moved:
+            self._meet()
+
+    def leave(self) -> None:
+        """Tell the others not to wait for this worker any more; without a meeting it does nothing."""
+        if self.rounds is not None:
+            self.rounds.leave()
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Make a step of the inner optimizer, and at intervals an exchange. The closure computes local gradients."""
+        self.check_model()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.since == 0:
+            self._refresh()
+        self._step_alone()
+        self.since, self.made = self.since + 1, self.made + 1
+        self._exchange_due()
+        return loss
+
+    @torch.no_grad()
+    def exchange_ways(self) -> None:
+        """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
+        self._end_round()
+
+    def _arrange(self) -> None:
+        """Order ``params`` and ``named`` as their tensors are to be kept: here as they came."""
+
+    def _exchange_due(self) -> None:
+        """Exchange what is due after a step: here everything at the end of a round."""
+        if self.since >= self.every:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        self._gather_way()
+        try:
+            for mean in self._means():
+                self._go(mean)
+        except BaseException:
+            # What was sent, or is late, is not gone a second time.
+            if self.rounds is not None and self.rounds.settled:
+                self._meet()
+            raise
+        self._meet()
+
+    def _meet(self) -> None:
+        self.agreed.scatter(self.params)
+        self.since = 0
+
+    def _gather_way(self) -> None:
+        for number in range(len(self.params)):
+            self._way_of(number)
+
+    def _way_of(self, number: int) -> Tensor:
+        """Write the change of a parameter in this round into its slot of ``way``."""
+        return self.way.views[number].copy_(self._start(number)).sub_(self.params[number])
+
+    def _start(self, number: int) -> Tensor:
+        """The value at which a parameter started this round: the rounded value for 16 bits, so that rounding is no
+        change.
+        """
+        return self.agreed.views[number].to(self.params[number].dtype)
+
+    def _means(self) -> Iterator[Tensor]:
+        """The mean changes of the rounds that are over: of this one, and at a meeting of those that were missed."""
+        if self.rounds is not None:
+            yield from self.rounds.means(self.way.data, self.kept())
+            return
+        self._begin_exchange()
+        if self.exchanged(self.way.data):
+            yield self.way.data
+
+    def _begin_exchange(self) -> None:
+        """Begin the step of the exchange in which the gathered changes of this round are sent."""
+        self.exchange.begin_step()
+
+    def _go(self, mean: Tensor) -> None:
+        if not any_nonfinite([mean]):
+            self.outer(mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.
+
+        Within a round this rank's parameters are among them, because they are those of no other rank.
+        """
+        names = [name for name, _ in self.named]
+        kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
+        state = {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
+        state |= {"made": self.made} | self.own_parameters(apart=self.since > 0)
+        return state if self.rounds is None else {**state, **self.rounds.state_dict()}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures of the exchange, the "steps" of the inner optimizer, and the "rounds", in each of which
+        steps were exchanged; at a meeting also those of its rounds.
+        """
+        told = super().metrics()
+        own = {} if self.rounds is None else self.rounds.metrics()
+        return {**told, "rounds": told["steps"], **own, "steps": self.made}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """Continue bit for bit from a ``state_dict`` of this rank, whose parameters within a round it puts back.
+
+        Args:
+            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
+                "exchange" that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on
+                all.
+
+        Raises:
+            ConfigError: the state is of another optimizer, or of another number of ranks.
+        """
+        if set(state_dict.get("kept", {})) != set(self.kept()):
+            raise ConfigError(f"state_dict must be one of {type(self).__name__}, got {sorted(state_dict)}")
+        self.inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.param_groups = self.inner.param_groups
+        for key, flat in self.kept().items():
+            flat.gather(state_dict["kept"][key][name] for name, _ in self.named)
+        self.since = state_dict["since"]
+        apart = self.since > 0 or bool(state_dict.get("apart")) or bool(state_dict.get("flight"))
+        self.load_exchange(state_dict, on_resize, apart=apart)
+        # An earlier version counted rounds only.
+        self.made = state_dict.get("made", self.exchange.step * self.every + self.since)
+        # Last, because the exchange has been accepted on all ranks by now.
+        self.put_back(state_dict, apart=self.since > 0)
+        if self.rounds is not None:
+            self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
+
+    def _refresh(self) -> None:
+        """Take over parameters that were loaded or changed by hand since the last round."""
+        for agreed, param in zip(self.agreed.views, self.params, strict=True):
+            torch.where(agreed.to(param.dtype) == param, agreed, param.float(), out=agreed)
+
+    def _step_alone(self) -> None:
+        """Make the inner step, unless this rank's gradient is not finite, which the inner optimizer
+        would never forget.
+        """
+        grads = [param.grad for param in self.params if param.grad is not None]
+        scale = self.loss_scale()
+        if scale is not None:
+            # In place, as a GradScaler would do it before a step.
+            torch._foreach_div_(grads, scale)
+        if not any_nonfinite(grads):
+            self.inner.step()

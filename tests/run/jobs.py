@@ -1,0 +1,99 @@
+"""Work of the ranks: a model that is held, on a link that has a clock of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from gradwire.run import holds
+from gradwire.run.session import RunSession
+from tests.auto.jobs import FAST, SLOW, Training, digest, examples, loss_of, network, replicated, slow
+
+
+def session_of(mode: str, every: int) -> RunSession:
+    """A session whose report goes where nobody keeps it."""
+    session = RunSession(mode)
+    session.sentinel, session.report = every, Path(tempfile.mkdtemp(), "report")
+    return session
+
+
+class HeldTraining(Training):
+    """A model that ``gradwire run`` holds."""
+
+    def __init__(self, rank: int, mode: str, every: int) -> None:
+        torch.set_num_threads(1)
+        net = network()
+        for layer in net.children():
+            layer.register_full_backward_hook(lambda *_: self.link.compute(1e-3))
+        self.session = session_of(mode, every)
+        self.model = replicated(net)
+        holds.expect(self.session, self.model, "ddp")
+        holds.hold(self.session, self.model)
+        self.held = self.session.holds[0]
+        self.state = self.held.state
+        self.link = slow(self.state.exchange, FAST)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.data = torch.Generator().manual_seed(rank + 1)
+
+    def step(self) -> None:
+        super().step()
+        self.session.after_backward(None)
+
+
+def compressed(rank: int, wrong: bool) -> dict[str, Any]:
+    """A model on a slow link; one of its buckets gets a hundredth of the error that is to be expected of its method."""
+    training = HeldTraining(rank, "apply", every=1)
+    training.settle(SLOW, least=3)
+    pilot = training.held.pilot
+    spoilt = min(pilot.model.current) if wrong else ()
+    if wrong:
+        for key, probed in pilot.model._probed.items():
+            if key[0] == spoilt and probed is not None:
+                pilot.model._probed[key] = replace(probed, omega=1e-4 * probed.omega)
+    training.run(40, SLOW)
+    return {
+        "digest": digest(training.model),
+        "checks": training.held.checks,
+        "spoilt": spoilt,
+        "assigned": sorted(training.state.exchange.methods.assigned),
+        "facts": training.held.facts(),
+        "figures": (training.held.before.as_dict(), training.held.after.as_dict()),
+    }
+
+
+def proposed(rank: int) -> dict[str, Any]:
+    """The same link, where it is only watched."""
+    training = HeldTraining(rank, "watch", every=1)
+    training.run(60, SLOW)
+    return {
+        "known": training.held.known,
+        "facts": training.held.facts(),
+        "sent": training.held.after.steps,
+        "assigned": dict(training.state.exchange.methods.assigned),
+    }
+
+
+def sharded(rank: int) -> dict[str, Any]:
+    """A model under FSDP2 on a slow link."""
+    torch.set_num_threads(1)
+    session = session_of("apply", 1)
+    net = network()
+    for layer in list(net)[2:4]:
+        fully_shard(layer)
+    model = fully_shard(net)
+    holds.expect(session, model, "fsdp")
+    holds.hold(session, model)
+    held = session.holds[0]
+    slow(held.state.exchange, SLOW / 4)
+    optimizer, data = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.Generator().manual_seed(rank + 1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss_of(model, examples(data)).backward()
+        optimizer.step()
+        session.after_backward(None)
+    return {"checks": held.checks, "decisions": held.facts()["decisions"]["decisions"]}
