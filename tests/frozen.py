@@ -18,7 +18,7 @@ import gradwire.testing.contract
 import gradwire.testing.strategies  # noqa: F401
 from gradwire import registry
 
-for kind in ("compressors", "memory", "comm"):
+for kind in ("compressors", "memory", "strategies"):
     for name in registry.names(kind):
         registry.find(kind, name)
 

@@ -4,10 +4,6 @@ import warnings
 
 import pytest
 
-from gradwire.comm.allgather import AllGather
-from gradwire.comm.allreduce import AllReduce
-from gradwire.comm.broadcast import Broadcast
-from gradwire.comm.two_phase import TwoPhase
 from gradwire.compat import MethodChoice, from_params
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
@@ -19,8 +15,12 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.contrib.compressors.sparse.threshold import Threshold
+from gradwire.engine.settings import Settings
+from gradwire.engine.strategies.allgather import AllGather
+from gradwire.engine.strategies.allreduce import AllReduce
+from gradwire.engine.strategies.broadcast import Broadcast
+from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import ConfigError
-from gradwire.exchange.settings import Settings
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 

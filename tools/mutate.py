@@ -22,10 +22,10 @@ PACKAGE = Path("src/gradwire")
 TESTS = {
     "compressors": ["tests/compressors"],
     "memory": ["tests/memory"],
-    "comm": ["tests/comm"],
+    "comm": ["tests/strategies"],
     "optim": ["tests/optim"],
     "kvstore": ["tests/kvstore"],
-    "exchange": ["tests/core", "tests/comm", "tests/integrations"],
+    "exchange": ["tests/core", "tests/strategies", "tests/integrations"],
 }
 """Folders of the tests of each part."""
 
@@ -102,7 +102,7 @@ def related(module: Path) -> tuple[list[list[str]], str]:
     files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS["exchange"])
     files = [*files, *WHOLE.get(part, [])]
     names = sorted({user.stem for user in users if not user.stem.startswith("_")})
-    if part not in ("compressors", "memory", "comm") or not names:
+    if part not in ("compressors", "memory", "strategies") or not names:
         return [files], ""
     by_case = f"(?i){'|'.join(names)}"
     return [files, [*EVERYWHERE, "-k", " or ".join(names)], TOGETHER], by_case

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from gradwire.compressors.simple import SimpleCompressor
     from gradwire.compressors.wrappers.compose import compose
     from gradwire.contrib.fsdp1 import compress_fsdp1
+    from gradwire.engine.checkpoint import merge_states
+    from gradwire.engine.exchange import Exchange
+    from gradwire.engine.settings import compressor
     from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
-    from gradwire.exchange.checkpoint import merge_states
-    from gradwire.exchange.exchange import Exchange
-    from gradwire.exchange.settings import compressor
     from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
     from gradwire.frontends.fsdp import compress_fsdp
     from gradwire.frontends.optimizer import compress_optimizer
@@ -71,16 +71,16 @@ _HOMES = {
     **dict.fromkeys(("GradwireState", "compress_ddp", "gradwire_hook"), "frontends.ddp"),
     **dict.fromkeys(("CompressedStep", "MicroAdam"), "optim"),
     **dict.fromkeys(("diloco", "local_sgd"), "rounds"),
-    "Exchange": "exchange.exchange",
+    "Exchange": "engine.exchange",
     "Meeting": "optim.local.meeting",
     "SimpleCompressor": "compressors.simple",
     "compose": "compressors.wrappers.compose",
     "compress_fsdp": "frontends.fsdp",
     "compress_fsdp1": "contrib.fsdp1",
     "compress_optimizer": "frontends.optimizer",
-    "compressor": "exchange.settings",
+    "compressor": "engine.settings",
     "from_params": "compat",
-    "merge_states": "exchange.checkpoint",
+    "merge_states": "engine.checkpoint",
     "read_checkpoint": "frontends.torch_checkpoint",
     "wrap_group": "frontends.process_group",
 }

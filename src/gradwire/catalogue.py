@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.exchange.plan import default_strategy
+from gradwire.engine.plan import default_strategy
 from gradwire.memory.base import Memory, default_memory
 from gradwire.vocabulary import Key, State
 from gradwire.wire import sent_nbytes

@@ -16,8 +16,8 @@ from typing import Any
 
 from gradwire import registry
 from gradwire._short_traceback import short_traceback
-from gradwire.comm.base import Strategy
 from gradwire.compressors.base import Compressor
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.memory.base import Memory
 
@@ -119,7 +119,7 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
     _refuse_rest([key for key in rest if words[key] in given], [cls, memory_cls])
     strategy: Strategy | None = None
     if communicator is not None:
-        strategy = registry.build("comm", _COMMUNICATORS.get(communicator, communicator))
+        strategy = registry.build("strategies", _COMMUNICATORS.get(communicator, communicator))
         strategy.check(compressor)
     lossy = memory is not None and memory.keeps_nothing and compressor.feedback == "required"
     if lossy:

@@ -6,8 +6,8 @@ Invariants:
       adding that file; no list is edited anywhere.
     * Files in which no class has the file's name hold what methods are made of (``base``, ``ops`` and ``triton`` of a
       family, and others), and are skipped, as files are whose name starts with an underscore.
-    * Other packages register theirs as entry points of the group ``gradwire.<kind>``. They are imported when they are
-      asked for, and never take the place of ours.
+    * Other packages register theirs as entry points of the group ``gradwire.<kind>``, strategies of ``gradwire.comm``.
+      They are imported when they are asked for, and never take the place of ours.
     * Compressors in a file that a command line names are found by their name, too (``gradwire.method_files``).
 """
 
@@ -48,6 +48,12 @@ __all__ = [
 
 _DEPTH = 3
 
+_FOLDERS = {"strategies": "engine.strategies"}
+"""Folders of a kind that do not stand at the top."""
+
+_GROUPS = {"strategies": "comm"}
+"""Names that entry points have had since the first release, where they are not the kind's."""
+
 
 @cache
 def places(kind: str) -> dict[str, str]:
@@ -58,7 +64,7 @@ def places(kind: str) -> dict[str, str]:
     ('gradwire.compressors.ternary.twobit', 'gradwire.contrib.compressors.sparse.randomk')
     """
     found: dict[str, str] = {}
-    for top in (f"gradwire.{kind}", f"gradwire.contrib.{kind}"):
+    for top in (f"gradwire.{_FOLDERS.get(kind, kind)}", f"gradwire.contrib.{kind}"):
         package = importlib.import_module(top)
         families = [importlib.import_module(f"{top}.{name}") for name in folders_in(package.__path__)]
         for folder in (package, *families):
@@ -144,7 +150,7 @@ def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType
 def _outside(kind: str) -> dict[str, list[EntryPoint]]:
     """Map each name that other packages register under a folder to its entry point."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=f"gradwire.{kind}"):
+    for point in entry_points(group=f"gradwire.{_GROUPS.get(kind, kind)}"):
         if point.name in places(kind):
             told = f"{_package(point)} registers a {_singular(kind)} {point.name!r}, which is left out"
             log.warning("%s: gradwire has one of this name", told)
@@ -174,7 +180,7 @@ def _load(kind: str, name: str) -> type[Any]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """The names registered under a folder (``"compressors"``, ``"memory"``, ``"comm"``), sorted.
+    """The names registered under a folder (``"compressors"``, ``"memory"``, ``"strategies"``), sorted.
 
     >>> "twobit" in names("compressors")
     True
@@ -384,4 +390,4 @@ def from_config(kind: str, config: Mapping[str, Any]) -> Any:
 
 
 def _singular(kind: str) -> str:
-    return {"compressors": "compressor", "comm": "strategy"}.get(kind, kind)
+    return {"compressors": "compressor", "strategies": "strategy"}.get(kind, kind)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from gradwire.engine.policy import Schedule
 from gradwire.errors import is_float32, is_int, is_number, require
-from gradwire.exchange.policy import Schedule
 
 __all__ = ["dgc_warmup", "exponential", "linear", "stages"]
 

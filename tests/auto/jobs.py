@@ -28,10 +28,10 @@ from gradwire.auto.probe import probe
 from gradwire.auto.recorder import LONGEST
 from gradwire.auto.step_record import BucketRun, StepRecord
 from gradwire.compressors.casts.none import Identity
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 from gradwire.frontends.ddp import nothing
-from gradwire.group import hosts
-from gradwire.group.channel import Channel
+from gradwire.transport import hosts
+from gradwire.transport.channel import Channel
 from tests.heard import heard
 
 FAST, SLOW = 1e12, 5e6
@@ -910,8 +910,8 @@ def sharded_refused_later(rank: int) -> dict[str, Any]:
 def drained(rank: int, bad: bool) -> list[Tensor]:
     """The sum of all steps as it arrives, where a method that keeps residuals is left for none."""
     from gradwire.auto.choices import DENSE
-    from gradwire.comm.allgather import AllGather
     from gradwire.compressors.sparse.topk import TopK
+    from gradwire.engine.strategies.allgather import AllGather
 
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
     params = [("a", (64, 64)), ("b", (64, 64))]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.auto.choices import Coded, exact_mean, noise_added
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 from gradwire.testing.processes import run_ranks
 
 NUMEL = 1 << 16

@@ -11,7 +11,7 @@ import torch
 from gradwire.auto.controller import PATIENCE, AutoPilot
 from gradwire.auto.recorder import LONGEST, WINDOW
 from gradwire.compressors.casts.none import Identity
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 from gradwire.testing.processes import run_ranks
 from tests.auto import jobs
 

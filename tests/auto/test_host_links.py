@@ -12,7 +12,7 @@ from gradwire.auto.host_links import HostWire
 from gradwire.auto.link_cost import Round, Wire
 from gradwire.auto.traffic import dense_traffic, shared, traffic, traffic_of_host_scatter, traffic_of_hosts
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.exchange.plan import Named
+from gradwire.engine.plan import Named
 from gradwire.testing.processes import run_ranks
 from lab.tests.auto.test_traffic import NUMEL, PARAMS, asked
 from tests.auto import jobs

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.helpers import desparsify, pack, quantize, sparsify, unpack
 
 SHAPES = [("a.weight", (9, 7)), ("a.bias", (40,)), ("b.weight", (5, 3, 3))]

@@ -15,10 +15,10 @@ from gradwire.compressors.wrappers.compose import compose
 from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
+from gradwire.engine.settings import build_compressor
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
-from gradwire.exchange.settings import build_compressor
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.memory import check_memory
 from gradwire.vocabulary import Key

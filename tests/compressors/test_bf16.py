@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 
 from gradwire.compressors.casts.bf16 import BF16
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import default_strategy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import default_strategy
 from gradwire.testing.strategies import gradients
 from gradwire.vocabulary import Key
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from gradwire.contrib.compressors.transforms.demo import DeMo
 from gradwire.contrib.memory.demo import DeMoMemory
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
 from gradwire.kernels import Pieces, Places
 from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import gaussian

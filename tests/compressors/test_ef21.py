@@ -14,8 +14,8 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.contrib.compressors.transforms.demo import DeMo
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
 from gradwire.testing.inputs import gaussian
 from tests.cases import together
 

@@ -12,9 +12,9 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.wrappers import around
 from gradwire.contrib.compressors.wrappers._coders import CODERS
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.vocabulary import Key, align

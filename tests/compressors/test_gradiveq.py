@@ -15,8 +15,8 @@ from gradwire.testing.processes import run_ranks
 from gradwire.testing.ranks import mean_rounds
 from gradwire.vocabulary import Key
 from tests.cases import together
-from tests.comm.methods import run_method
 from tests.compressors.matrices import decoded, matrix, relative_error
+from tests.strategies.methods import run_method
 
 
 def alike(slices: int, width: int, directions: int, seed: int = 0) -> torch.Tensor:

@@ -16,9 +16,9 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.loco import LoCo
 from gradwire.compressors.levels.ops import loco_encode, loco_encode_averaged
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
 from gradwire.kernels.stored import StoredForm, read, row_bytes, write
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.testing.inputs import gaussian

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from gradwire.compressors.signs.signsgd import SignSGD
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.vocabulary import Key
 from tests.cases import together
-from tests.comm.jobs import SHAPES, gradient, numel
-from tests.comm.methods import run_method
+from tests.strategies.jobs import SHAPES, gradient, numel
+from tests.strategies.methods import run_method
 
 WHOLE = [part for part in range(len(SHAPES)) if torch.Size(SHAPES[part][1]).numel() >= 64]
 

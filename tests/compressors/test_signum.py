@@ -6,12 +6,12 @@ import torch
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.contrib.compressors.signs.signum import Signum
 from gradwire.contrib.memory.momentum import Momentum
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
 from gradwire.testing.processes import run_ranks
 from gradwire.vocabulary import Key
-from tests.comm.jobs import SHAPES, gradient, numel
-from tests.comm.methods import run_method
+from tests.strategies.jobs import SHAPES, gradient, numel
+from tests.strategies.methods import run_method
 
 FIRST = slice(0, 40 * 33)
 

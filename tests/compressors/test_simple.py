@@ -15,8 +15,8 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange.exchange import Exchange
 from gradwire.testing import contract, inputs
 from gradwire.vocabulary import Key
 from gradwire.wire import Packing

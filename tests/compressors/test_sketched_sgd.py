@@ -13,8 +13,8 @@ from gradwire.testing.processes import run_ranks
 from gradwire.testing.ranks import mean_rounds
 from gradwire.vocabulary import Key
 from tests.cases import together
-from tests.comm.methods import run_method
 from tests.compressors.matrices import decoded
+from tests.strategies.methods import run_method
 
 
 def with_heavy(n: int, count: int, seed: int = 0) -> tuple[torch.Tensor, set[int]]:

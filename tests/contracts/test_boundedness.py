@@ -24,8 +24,8 @@ from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
 from gradwire.contrib.compressors.lowrank.atomo import Atomo
 from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory
 from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.none import NoMemory
@@ -77,7 +77,7 @@ def quickened(compressor: Compressor) -> Compressor:
 def on_ranks(memory: Memory) -> Iterator[tuple[Compressor, str, int]]:
     """The methods that go with a memory unforced, each with the strategies that carry it, on 2 and 3 ranks in turn."""
     world = itertools.cycle(WORLDS)
-    for strategy in registry.names("comm"):
+    for strategy in registry.names("strategies"):
         for compressor in THREADED:
             if strategy != "broadcast" and not compressor.votes and goes(compressor, memory, strategy):
                 yield quickened(compressor), strategy, next(world)

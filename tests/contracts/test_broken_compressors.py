@@ -17,7 +17,7 @@ from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.testing import bounds, contract, feedback, ranks
 from gradwire.testing.inputs import gaussian
 from gradwire.vocabulary import Field, Layout
-from tests.comm.methods import NonZero
+from tests.strategies.methods import NonZero
 
 
 class ForgetsAParameter(TwoBit):

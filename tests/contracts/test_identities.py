@@ -26,7 +26,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.contrib.memory.momentum import Momentum
 from gradwire.contrib.memory.variance import VarianceMemory
-from gradwire.group.part import Unit
+from gradwire.engine.part import Unit
 from gradwire.kernels.stored import read
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.base import Memory
@@ -86,7 +86,7 @@ def cases() -> Iterator[Case]:
 
     A memory with other settings, and the broadcast of what an all-gather moves, see every fourth method.
     """
-    for memory, strategy in itertools.product([*MEMORIES, *OTHER_MEMORIES], registry.names("comm")):
+    for memory, strategy in itertools.product([*MEMORIES, *OTHER_MEMORIES], registry.names("strategies")):
         carried = [each for each in COMPRESSORS if goes(each, memory, strategy)]
         few = memory in OTHER_MEMORIES or strategy == "broadcast"
         for i, compressor in enumerate(carried[:: ROTATED if few else 1]):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key
 from tests.cases import together

@@ -27,8 +27,8 @@ from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.contrib.compressors.ternary.three_lc import ThreeLC
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.memory.dgc import DGCMemory
 from gradwire.testing._expect import decode, encode, same
 from gradwire.testing.inputs import gaussian

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.testing.inputs import gaussian
 from tests.cases import together
 from tests.modes import MODES

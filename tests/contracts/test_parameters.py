@@ -15,7 +15,9 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 
-CLASSES = [registry.find(kind, name) for kind in ("compressors", "memory", "comm") for name in registry.names(kind)]
+CLASSES = [
+    registry.find(kind, name) for kind in ("compressors", "memory", "strategies") for name in registry.names(kind)
+]
 PARAMETERS = [
     pytest.param(cls, field, id=f"{cls.__name__}.{field.name}")
     for cls in CLASSES

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.part import Unit
+from gradwire.engine.plan import Named
+from gradwire.engine.policy import Policy
+from gradwire.engine.residual_store import ResidualStore
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
-from gradwire.exchange.policy import Policy
-from gradwire.exchange.residual_store import ResidualStore
-from gradwire.group.channel import Channel
-from gradwire.group.part import Unit
 from gradwire.memory.base import Memory
 from gradwire.metrics import Metrics
 from gradwire.testing import golden
 from gradwire.testing.ranks import run_ranks
+from gradwire.transport.channel import Channel
 from tests.contracts.test_compressors import FOLDER
 
 WORLDS = (2, 3, 2, 3, 5)

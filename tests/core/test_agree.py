@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError, GroupError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
-from gradwire.group.agree import agree
-from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import run_ranks
+from gradwire.transport.channel import Channel
+from gradwire.transport.handshake import agree
 from tests.cases import together
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from gradwire.compressors.base import Family
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
-from tests.comm.methods import NonZero
+from tests.strategies.methods import NonZero
 
 
 def test_every_registered_method_has_a_row_that_makes_sense() -> None:
@@ -23,7 +23,7 @@ def test_every_registered_method_has_a_row_that_makes_sense() -> None:
         assert 0 < row["bits_per_element"] <= 32.1, row["name"]
         assert 0 <= row["state_bytes_per_element"] < 40, row["name"]
         assert row["memory"] in registry.names("memory")
-        assert set(row["aggregation"]) <= set(registry.names("comm"))
+        assert set(row["aggregation"]) <= set(registry.names("strategies"))
         assert row["reference"], row["name"]
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.engine.checkpoint import merge_states, resized, state_of
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.part import Piece, Unit
+from gradwire.engine.plan import grouped
+from gradwire.engine.policy import Policy
+from gradwire.engine.residual_store import ResidualStore
+from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError
-from gradwire.exchange.checkpoint import merge_states, resized, state_of
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import grouped
-from gradwire.exchange.policy import Policy
-from gradwire.exchange.residual_store import ResidualStore
 from gradwire.frontends.resharding import of_shard, recut, repadded
-from gradwire.group.part import Piece, Unit
-from gradwire.group.shards import Sharded
 from gradwire.kernels.stored import read, stored_like, write
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.residual import Residual

@@ -48,7 +48,7 @@ def test_a_method_that_declares_plain_elements_sends_them(name: str) -> None:
 
 
 def test_the_strategies_of_each_way_are_declared() -> None:
-    classes = [registry.find("comm", name) for name in registry.names("comm")]
+    classes = [registry.find("strategies", name) for name in registry.names("strategies")]
     ways = {"sums": ["allreduce"], "gathers": ["allgather", "broadcast"], "reencodes": ["two_phase"]}
     for way, names in ways.items():
         assert [cls.name for cls in classes if getattr(cls, way)] == names

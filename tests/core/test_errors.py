@@ -11,9 +11,9 @@ from torch import nn
 
 from gradwire import helpers, schedules
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.engine.checkpoint import merge_states
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange.checkpoint import merge_states
-from gradwire.exchange.exchange import Exchange
 from gradwire.frontends.setup import trainable
 from gradwire.memory.residual import Residual
 from tests.cases import together

@@ -15,11 +15,11 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named, default_strategy
+from gradwire.engine.policy import Policy
+from gradwire.engine.settings import Settings
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named, default_strategy
-from gradwire.exchange.policy import Policy
-from gradwire.exchange.settings import Settings
 from gradwire.kernels.stored import read
 from gradwire.memory.base import Memory, default_memory
 from gradwire.memory.dgc import DGCMemory

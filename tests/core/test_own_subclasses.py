@@ -10,8 +10,8 @@ from gradwire import compressor
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 

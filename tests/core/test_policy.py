@@ -10,8 +10,8 @@ from gradwire import schedules
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.policy import Policy
 from tests.cases import together
 
 MAIN = TwoBit()

@@ -11,13 +11,13 @@ from gradwire import registry
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.eden import EDEN
+from gradwire.engine.settings import Settings
 from gradwire.errors import ConfigError
-from gradwire.exchange.settings import Settings
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
 
 
-@pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])
+@pytest.mark.parametrize("kind", ["compressors", "memory", "strategies"])
 def test_every_file_is_registered_under_its_name(kind: str) -> None:
     for tier, top in (("first", f"gradwire.{kind}"), ("second", f"gradwire.contrib.{kind}")):
         package = importlib.import_module(top)
@@ -39,7 +39,7 @@ def test_an_unknown_name_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown compressor 'twobits': did you mean 'twobit'"):
         registry.find("compressors", "twobits")
     with pytest.raises(ConfigError, match=r"unknown strategy 'ring'.*Known: allgather, allreduce"):
-        registry.find("comm", "ring")
+        registry.find("strategies", "ring")
 
 
 def test_an_unknown_parameter_names_the_nearest() -> None:
@@ -61,7 +61,7 @@ def test_parameters_may_stand_behind_the_name_wherever_a_name_is_given() -> None
     assert exchange.methods.memory == Preconditioned(beta=0.9)
     settings, _ = Settings.split({"overrides": {"*.bias": "qsgd:bits=8,norm=l2"}})
     assert settings.policy().overrides == {"*.bias": QSGD(bits=8, norm="l2")}
-    assert registry.build("comm", "oktopk:period=8").period == 8
+    assert registry.build("strategies", "oktopk:period=8").period == 8
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import torch
 
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.exchange.residual_store import ResidualStore
-from gradwire.group.part import Piece, Unit
+from gradwire.engine.part import Piece, Unit
+from gradwire.engine.residual_store import ResidualStore
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.residual import Residual

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.worker import Worker, _open
+from gradwire.transport.worker import Worker, _open
 
 
 def test_jobs_run_in_order_on_another_thread() -> None:
@@ -84,7 +84,7 @@ def test_a_worker_that_is_collected_or_closed_is_forgotten() -> None:
 PROGRAM = """
 import time, weakref
 import torch
-from gradwire.worker import Worker
+from gradwire.transport.worker import Worker
 
 def give_up():
     raise RuntimeError("dictionary changed size during iteration")

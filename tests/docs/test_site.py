@@ -64,7 +64,7 @@ def test_the_reference_has_what_is_offered(site: Path) -> None:
         name for name in exported("gradwire") or [] if name not in ("__version__", "helpers", "optim", "schedules")
     ]
     assert not [name for name in names if f'id="gradwire.{name}"' not in package]
-    for kind in ("compressors", "memory", "comm"):
+    for kind in ("compressors", "memory", "strategies"):
         page = (site / "api" / f"{kind}.html").read_text(encoding="utf-8")
         classes = [registry.find(kind, name) for name in registry.names(kind)]
         assert not [cls for cls in classes if f'id="{cls.__module__}.{cls.__qualname__}"' not in page]

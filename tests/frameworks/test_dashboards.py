@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.settings import compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.settings import compressor
 from gradwire.frontends.adapters._figures import COUNTED
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.testing.processes import run_ranks

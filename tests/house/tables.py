@@ -126,8 +126,8 @@ def memories() -> Iterator[str]:
 def strategies() -> Iterator[str]:
     yield "| strategy | parameters | what it does |"
     yield "|---|---|---|"
-    for name in registry.names("comm"):
-        cls = registry.find("comm", name)
+    for name in registry.names("strategies"):
+        cls = registry.find("strategies", name)
         yield f"| [`{name}`](#{name}) | {parameters(cls)} | {summary(cls)} |"
 
 

@@ -17,7 +17,7 @@ def test_tables_are_those_of_the_registry(file: str, marker: str) -> None:
     assert current(file, marker) == wanted(file, marker), "run `make tables`"
 
 
-@pytest.mark.parametrize(("kind", "page"), [("compressors", ""), ("memory", "memories"), ("comm", "strategies")])
+@pytest.mark.parametrize(("kind", "page"), [("compressors", ""), ("memory", "memories"), ("strategies", "strategies")])
 def test_every_variant_has_a_section(kind: str, page: str) -> None:
     for name in registry.names(kind):
         text = (ROOT / "docs" / "methods" / f"{page or registry.family(kind, name)}.md").read_text(encoding="utf-8")

@@ -38,7 +38,7 @@ def test_a_banner_is_found() -> None:
     assert not any(BANNER.search(line) for line in ["x = 7  # a - b", "# --no-build", "# a table: |---|---|"])
 
 
-@pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])
+@pytest.mark.parametrize("kind", ["compressors", "memory", "strategies"])
 def test_every_variant_has_a_test_of_its_name(kind: str) -> None:
     missing = [name for name in registry.names(kind) if not (ROOT / "tests" / kind / f"test_{name}.py").is_file()]
     assert not missing

@@ -13,7 +13,8 @@ from tests.house.source import executed, imported, modules, tree
 LAYERS = (
     ("errors", "version", "_extras", "_files", "_once", "_system"),
     ("_short_traceback", "method_files", "notices"),
-    ("vocabulary", "registry", "metrics", "modes", "worker"),
+    ("vocabulary", "registry", "metrics", "modes"),
+    ("transport",),
     ("wire", "kernels"),
     ("helpers",),
     ("compressors",),
@@ -23,23 +24,24 @@ LAYERS = (
     ("memory",),
     ("contrib", "contrib.compressors"),
     ("contrib.memory",),
-    ("adaptive", "group"),
-    ("comm",),
-    ("contrib.comm",),
+    ("engine.adaptive", "engine.part"),
+    ("engine.dense", "engine.shards"),
+    ("engine.strategies",),
+    ("contrib.strategies",),
     (
         "compat",
-        "exchange",
-        "exchange.checkpoint",
-        "exchange.policy",
-        "exchange.residual_store",
-        "exchange.rollback",
-        "exchange.second_moment",
+        "engine",
+        "engine.checkpoint",
+        "engine.policy",
+        "engine.residual_store",
+        "engine.rollback",
+        "engine.second_moment",
     ),
-    ("exchange.leftovers", "exchange.plan"),
-    ("exchange.methods", "exchange.step", "exchange.zeros"),
-    ("exchange.planner", "exchange.protocol"),
-    ("exchange.exchange", "schedules"),
-    ("exchange.owner_plan", "exchange.settings"),
+    ("engine.leftovers", "engine.plan"),
+    ("engine.methods", "engine.step", "engine.zeros"),
+    ("engine.planner", "engine.protocol"),
+    ("engine.exchange", "schedules"),
+    ("engine.owner_plan", "engine.settings"),
     ("auto",),
     ("frontends",),
     ("frontends.adapters",),
@@ -94,9 +96,9 @@ LAYERS = (
 VARIANTS = (
     "gradwire.compressors",
     "gradwire.memory",
-    "gradwire.comm",
+    "gradwire.engine.strategies",
     "gradwire.contrib.memory",
-    "gradwire.contrib.comm",
+    "gradwire.contrib.strategies",
     "gradwire.frontends",
     "gradwire.frontends.adapters",
     "gradwire.optim",
@@ -125,7 +127,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
 def part(module: str) -> str:
-    """The layer's name for a module: ``gradwire.comm.base`` is in ``comm``."""
+    """The layer's name for a module: ``gradwire.engine.strategies.base`` is in ``comm``."""
     package, *parts = module.split(".")
     own = "lab." if package == "gradwire_lab" else ""
     inside = own + ".".join(parts[:2])
@@ -234,7 +236,7 @@ def test_nothing_outside_the_second_tier_imports_it() -> None:
     assert named <= DOORS | told
 
 
-METHODS = {module for kind in ("compressors", "memory", "comm") for module in registry.places(kind).values()}
+METHODS = {module for kind in ("compressors", "memory", "strategies") for module in registry.places(kind).values()}
 CONTRACT = (
     *(
         "_once",
@@ -244,11 +246,14 @@ CONTRACT = (
         "registry",
         "helpers",
         "kernels",
-        "group",
+        "transport",
+        "engine.dense",
+        "engine.part",
+        "engine.shards",
         "compressors",
         "memory.base",
     ),
-    "comm.base",
+    "engine.strategies.base",
     "contrib",
 )
 """Modules and folders that a method of the second tier may import, as one of another package may; in ``compressors``
@@ -332,4 +337,4 @@ def test_what_is_reached_through_others_is_found() -> None:
     assert PROTOCOL
     assert "zmq" in connections(tree("gradwire.kvstore.worker.connection"))
     through = reached("gradwire.frontends.ddp")
-    assert any("torch.distributed" in connections(tree(other)) for other in through if ".group." in other)
+    assert any("torch.distributed" in connections(tree(other)) for other in through if ".transport." in other)

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.frontends.optimizer import compress_optimizer
-from gradwire.group import failures
 from gradwire.optim import DiLoCo, OneBitAdam
+from gradwire.transport import failures
 from tests.heard import heard
 from tests.integrations.jobs import batch, model_of, note, wait_for
 

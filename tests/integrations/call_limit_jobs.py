@@ -13,7 +13,7 @@ from torch.distributed.constants import default_pg_timeout
 from gradwire.errors import GroupError
 from gradwire.frontends import setup
 from gradwire.frontends.optimizer import compress_optimizer
-from gradwire.group.failures import timeout_of
+from gradwire.transport.failures import timeout_of
 from tests.integrations.jobs import model_of
 
 SHORT = 2.0

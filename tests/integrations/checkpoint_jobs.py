@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire import registry
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import carries, default_strategy
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import carries, default_strategy
-from gradwire.exchange.policy import Policy
 from gradwire.frontends.ddp import GradwireState, compress_ddp
 from gradwire.frontends.optimizer import compress_optimizer
 from tests.integrations.jobs import answers, batch, digest, model_of
@@ -48,7 +48,7 @@ def cases() -> list[tuple[str, str]]:
         code = registry.build("compressors", name, SETTINGS.get(name, {}))
         own = "oktopk" if name == "oktopk" else default_strategy(code, 2)
         found.append((name, own))
-        if name in OWNED and carries(registry.build("comm", "two_phase"), code) and own != "two_phase":
+        if name in OWNED and carries(registry.build("strategies", "two_phase"), code) and own != "two_phase":
             found.append((name, "two_phase"))
     return found
 

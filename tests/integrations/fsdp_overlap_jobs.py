@@ -10,11 +10,11 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-import gradwire.exchange.owner_plan
+import gradwire.engine.owner_plan
 import gradwire.frontends.sharded
 from gradwire.auto.controller import AutoPilot
 from gradwire.frontends.fsdp import compress_fsdp
-from gradwire.group import hosts
+from gradwire.transport import hosts
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
 from tests.integrations.jobs import answers, batch, model_of
 
@@ -261,7 +261,7 @@ def late_hosts(rank: int) -> list[Tensor]:
         under_way.append(len(state.background._under_way))
         return asked(*given)
 
-    gradwire.exchange.owner_plan.hosts_of = hosts_of  # type: ignore[assignment]
+    gradwire.engine.owner_plan.hosts_of = hosts_of  # type: ignore[assignment]
     weights = after_steps(model, rank, 3)
     state.close()
     return [torch.tensor(under_way), *weights]

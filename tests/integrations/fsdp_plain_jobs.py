@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from gradwire.comm.allgather import AllGather
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.engine.strategies.allgather import AllGather
 from gradwire.frontends.fsdp import FSDPState, compress_fsdp
 from tests.integrations.fsdp_jobs import gradients, plain, sharded
 from tests.integrations.jobs import batch

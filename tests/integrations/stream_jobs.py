@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.frontends import ddp
 from gradwire.frontends.ddp import compress_ddp
-from gradwire.group.channel import Channel
 from gradwire.optim.local import _flight
+from gradwire.transport.channel import Channel
 from tests.integrations.jobs import batch, model_of
 
 COMMUNICATION = 1 << 20

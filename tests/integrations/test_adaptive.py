@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import gradwire
 from gradwire import registry
-from gradwire.adaptive import is_adaptive, trouble_of
+from gradwire.engine.adaptive import is_adaptive, trouble_of
 from gradwire.errors import ConfigError
 from gradwire.frontends import optimizer_watch
 from gradwire.frontends.adapters._arrays import ArrayState, Spec

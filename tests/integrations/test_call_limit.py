@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gradwire.group.failures import CALL_LIMIT
 from gradwire.testing.processes import run_ranks
+from gradwire.transport.failures import CALL_LIMIT
 from tests.integrations.call_limit_jobs import SHORT, alone, limits
 
 

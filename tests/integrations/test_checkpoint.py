@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.engine.checkpoint import merge_states
 from gradwire.errors import ConfigError
-from gradwire.exchange.checkpoint import merge_states
 from gradwire.testing.processes import run_ranks
 from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, load_resized, resume_each, save_some
 from tests.once import once

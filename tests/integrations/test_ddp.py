@@ -369,8 +369,8 @@ def _allocations(compressor: str) -> list[float]:
     """The largest CPU allocations made by a warm exchange of 2^19 elements, in sizes of the gradient."""
     from torch.profiler import ProfilerActivity, profile
 
-    from gradwire.exchange.exchange import Exchange
-    from gradwire.exchange.settings import build_compressor
+    from gradwire.engine.exchange import Exchange
+    from gradwire.engine.settings import build_compressor
 
     exchange = Exchange(build_compressor(compressor, {}), group=dist.group.WORLD)
     flat = torch.randn(

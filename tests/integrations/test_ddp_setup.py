@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC
+from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import ConfigError
 from gradwire.frontends.ddp import GradwireState, compress_ddp
 from gradwire.frontends.optimizer import compress_optimizer

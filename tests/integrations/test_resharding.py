@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from gradwire.engine.checkpoint import merge_states, state_of
+from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError
-from gradwire.exchange.checkpoint import merge_states, state_of
 from gradwire.frontends.resharding import of_shard, recut, repadded
-from gradwire.group.shards import Sharded
 
 
 def of_two_shards(numel=10):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.engine.second_moment import EVERY, LEAST, MOST, SecondMoment
 from gradwire.errors import ConfigError
-from gradwire.exchange.second_moment import EVERY, LEAST, MOST, SecondMoment
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from gradwire.auto.choices import DENSE
 from gradwire.auto.controller import AutoPilot
 from gradwire.auto.recorder import LONGEST
-from gradwire.comm.allgather import AllGather
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.strategies.allgather import AllGather
 from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam, ZeroOneAdam

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.sparse.dgc import DGC
-from gradwire.exchange.checkpoint import merge_states
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
-from gradwire.exchange.policy import Policy
+from gradwire.engine.checkpoint import merge_states
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
+from gradwire.engine.policy import Policy
 from gradwire.frontends._unused import exchange_used
 from gradwire.memory.dgc import DGCMemory
-from tests.comm.jobs import gradient
+from tests.strategies.jobs import gradient
 
 SHAPES: list[Named] = [("a", (40, 33)), ("small", (33,)), ("left.out", (20, 20))]
 PLACES = {"a": slice(0, 1320), "small": slice(1320, 1353), "left.out": slice(1353, 1753)}

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.levels.loco import LoCo
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.kernels.base import OPERATIONS
 from gradwire.memory.averaged_error import AveragedError
 from gradwire.vocabulary import Key

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gradwire.testing.processes import run_ranks
 from tests.cases import together
-from tests.comm.jobs import gradient
 from tests.memory.dgc_jobs import (
     PLACES,
     WARM,
@@ -23,6 +22,7 @@ from tests.memory.dgc_jobs import (
     steps_of,
     unused,
 )
+from tests.strategies.jobs import gradient
 
 WORLD, MOMENTUM = 3, 0.9
 DENSE = ("small", "left.out")

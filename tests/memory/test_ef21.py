@@ -11,16 +11,16 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
 from gradwire.memory.ef21 import EF21Memory
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.vocabulary import Key
 from tests.cases import together
-from tests.comm.jobs import SHAPES, gradient, numel
-from tests.comm.methods import run_method
+from tests.strategies.jobs import SHAPES, gradient, numel
+from tests.strategies.methods import run_method
 
 WORLD = 3
 FIRST = slice(0, 40 * 33)

@@ -13,9 +13,9 @@ from torch import Tensor
 import gradwire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.transforms.eden import EDEN
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.testing.processes import run_ranks

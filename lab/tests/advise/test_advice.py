@@ -164,7 +164,7 @@ def test_given_seconds_of_an_element_count_what_each_strategy_encodes_and_decode
     one = Profile((BucketProfile((("a", (1000,)),), 0.0),), 0.0)
     found = {
         name: (*codec.encode, *codec.decode)
-        for name in registry.names("comm")
+        for name in registry.names("strategies")
         for codec in [given_codec(one, 2e-9, 1e-9, name, 4)]
     }
     assert found == {

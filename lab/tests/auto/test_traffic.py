@@ -19,9 +19,9 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.eden import EDEN
 from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.contrib.compressors.ternary.strom import Strom
+from gradwire.engine.plan import Named
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.plan import Named
-from gradwire.exchange.policy import Policy
 from gradwire_lab.experiments.recommended import labels, recommended
 from gradwire_lab.netlab import Link
 
@@ -220,4 +220,4 @@ def test_a_wire_that_cannot_be_is_refused(change: dict[str, float], said: str) -
 
 
 def test_every_strategy_has_a_formula() -> None:
-    assert set(registry.names("comm")) == set(FORMULAS)
+    assert set(registry.names("strategies")) == set(FORMULAS)

@@ -9,14 +9,14 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire_lab.bench import codec
 from gradwire_lab.bench.budget import available_bytes
 from gradwire_lab.bench.steps import STEPS
 from gradwire_lab.bench.verify import check
 from gradwire_lab.bench.workload import Workload
-from tests.comm.methods import Alternating, NonZero, SharedScale
+from tests.strategies.methods import Alternating, NonZero, SharedScale
 
 STEP = {step.name: step for step in STEPS}
 N = 4096

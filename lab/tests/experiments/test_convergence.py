@@ -9,7 +9,7 @@ import pytest
 
 from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.exchange.policy import Policy
+from gradwire.engine.policy import Policy
 from gradwire_lab.experiments.convergence import ConvergenceRow, kept_in, markdown, rows
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.recommended import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradwire import registry
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.unpacked import unpacked_bytes, unpacked_payload
 

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.settings import build_compressor
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.settings import build_compressor
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire_lab.netlab.names import INTERFACE

@@ -23,11 +23,11 @@ from typing import Any
 
 from gradwire import registry
 from gradwire._once import once
-from gradwire.comm.base import Strategy, of_messages
-from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.engine.plan import Named, carries
+from gradwire.engine.strategies.base import Strategy, of_messages
+from gradwire.engine.strategies.hierarchical import Hierarchical
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange.plan import Named, carries
 
 __all__ = [
     "BUDGETS",
@@ -150,7 +150,7 @@ class Choice:
             senders: ranks that encode a gradient, or hosts that encode their means.
         """
         between = of_messages(self.compressor, senders) if self.on_hosts else self.strategy.name
-        return bool(registry.find("comm", between).reencodes)
+        return bool(registry.find("strategies", between).reencodes)
 
     @property
     def keeps(self) -> bool:
@@ -200,7 +200,7 @@ def exact_mean(arrived: float, coded: Coded) -> float:
 
 
 def _made(method: str, strategy: str) -> Choice:
-    return Choice(registry.build("compressors", method), registry.build("comm", strategy), method)
+    return Choice(registry.build("compressors", method), registry.build("strategies", strategy), method)
 
 
 DENSE = _made("none", "allreduce")

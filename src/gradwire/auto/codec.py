@@ -21,11 +21,11 @@ from torch import Tensor
 from gradwire.auto.link_cost import Round
 from gradwire.auto.profile import BucketProfile
 from gradwire.compressors.base import Compressor
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.policy import Policy
-from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
 
 __all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample", "slowest"]
 

@@ -41,8 +41,8 @@ from gradwire.auto.states import TABLE, AutoState, Event
 from gradwire.auto.step_model import StepModel
 from gradwire.auto.step_record import BucketRun, Moment, StepWindow
 from gradwire.compressors.base import Compressor
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
 
 __all__ = ["AutoPilot"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from gradwire.auto.choices import BUDGETS, from_config
 from gradwire.compressors.base import Compressor
+from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError, is_int, require
-from gradwire.exchange.plan import Named
 
 __all__ = ["Decisions"]
 

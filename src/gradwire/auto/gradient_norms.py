@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gradwire.auto.step_record import StepWindow
-from gradwire.exchange.plan import Named
+from gradwire.engine.plan import Named
 
 __all__ = ["GradientNorms", "names_of", "shares_of"]
 

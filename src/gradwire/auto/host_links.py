@@ -21,9 +21,9 @@ import torch
 
 from gradwire.auto.link_cost import LATENCY, Round, Wire
 from gradwire.auto.step_record import between, moment, reduced
-from gradwire.group.channel import Channel
-from gradwire.group.hosts import Hosts
-from gradwire.group.subset import SubsetChannel
+from gradwire.transport.channel import Channel
+from gradwire.transport.hosts import Hosts
+from gradwire.transport.subset import SubsetChannel
 
 __all__ = ["HostWire", "measured"]
 

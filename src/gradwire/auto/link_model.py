@@ -16,9 +16,9 @@ from gradwire.auto.host_links import HostWire, measured
 from gradwire.auto.link_cost import LATENCY, MESSAGE, Round, Wire
 from gradwire.auto.misses import Misses
 from gradwire.auto.traffic import PredictedTraffic
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.group.hosts import hosts_of
+from gradwire.transport.hosts import hosts_of
 
 __all__ = ["LinkModel", "rounds_of"]
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from gradwire.auto.choices import Choice
 from gradwire.auto.codec import DryChannel, dry_exchange
 from gradwire.auto.step_record import between, moment
-from gradwire.comm.allgather import AllGather
-from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
-from gradwire.exchange.policy import Policy
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
+from gradwire.engine.policy import Policy
+from gradwire.engine.strategies.allgather import AllGather
+from gradwire.engine.strategies.hierarchical import Hierarchical
 
 __all__ = ["Probed", "compressible", "probe"]
 

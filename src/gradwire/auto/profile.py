@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import torch
 
+from gradwire.engine.plan import Named
 from gradwire.errors import require
-from gradwire.exchange.plan import Named
 
 __all__ = ["BucketProfile", "Profile"]
 

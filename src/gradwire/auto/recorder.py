@@ -20,8 +20,8 @@ from torch import Tensor
 from gradwire.auto.link_cost import LATENCY
 from gradwire.auto.shared_link import Gathers, WeightControl
 from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow, between, gathered, moment, reduced
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
 
 __all__ = ["LONGEST", "WINDOW", "SpoiltSteps", "StepRecorder"]
 

@@ -19,8 +19,8 @@ from gradwire.auto.link_cost import Wire
 from gradwire.auto.probe import compressible
 from gradwire.auto.step_model import StepModel
 from gradwire.auto.step_record import StepWindow
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
 from gradwire.notices import log, tell
 
 __all__ = ["Reporter", "link_row", "time_text"]

@@ -52,8 +52,8 @@ from gradwire.auto.traffic import (
     traffic_of_hosts,
 )
 from gradwire.compressors.base import Compressor
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named, carries
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named, carries
 
 __all__ = ["StepModel"]
 

@@ -29,8 +29,8 @@ from torch import Tensor
 from gradwire.auto.link_cost import LATENCY
 from gradwire.auto.shared_link import NO_GATHERS, UNUSED, GatheredWeights, Gathers, LinkUse, sharing
 from gradwire.auto.timeline import Timeline
-from gradwire.exchange.plan import Named
-from gradwire.group.channel import Channel
+from gradwire.engine.plan import Named
+from gradwire.transport.channel import Channel
 
 __all__ = ["BucketRun", "Moment", "StepRecord", "StepWindow", "between", "gathered", "moment", "reduced"]
 

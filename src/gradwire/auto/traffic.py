@@ -26,15 +26,15 @@ from dataclasses import dataclass, replace
 
 from gradwire import registry
 from gradwire.auto.link_cost import Round
-from gradwire.comm.hierarchical import Hierarchical, grouped_by_way
-from gradwire.comm.two_phase import parts_of_means
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.engine.dense import is_carried
+from gradwire.engine.part import Part, Piece, Unit
+from gradwire.engine.plan import Named, default_strategy, grouped
+from gradwire.engine.policy import Policy
+from gradwire.engine.shards import cut
+from gradwire.engine.strategies.hierarchical import Hierarchical, grouped_by_way
+from gradwire.engine.strategies.two_phase import parts_of_means
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange.plan import Named, default_strategy, grouped
-from gradwire.exchange.policy import Policy
-from gradwire.group.dense import is_carried
-from gradwire.group.part import Part, Piece, Unit
-from gradwire.group.shards import cut
 from gradwire.memory.base import Memory, default_memory
 from gradwire.vocabulary import align
 
@@ -110,7 +110,7 @@ def shared(
     memory: Memory = registry.build("memory", default_memory(compressor))
     units, dense, numel = grouped(params, main or (lambda _: compressor), policy or Policy(), lambda _: memory)
     name = strategy or default_strategy(compressor, workers)
-    registry.build("comm", name).check(compressor)
+    registry.build("strategies", name).check(compressor)
     wishes = sum(each.compressor.advice for each in units)
     return DividedBucket(units, sum(hi - lo for lo, hi in dense) + wishes, numel, name, used)
 
@@ -132,7 +132,7 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
             raise ConfigError(f"no traffic is known of strategy {bucket.strategy!r}: {nearest('', FORMULAS)}")
         rounds = formula(bucket, workers)
         fixed = all(unit.compressor.fixed_size for unit in bucket.units)
-        whole = registry.build("comm", bucket.strategy).gathers
+        whole = registry.build("strategies", bucket.strategy).gathers
         if whole and fixed and is_carried(bucket.dense, workers):
             (alone,) = rounds
             nbytes = align(int(alone.sent) + 4 * bucket.dense)
@@ -235,7 +235,7 @@ def _two_phase(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
 
 
 def _hierarchical(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
-    built: Hierarchical = registry.build("comm", bucket.strategy)
+    built: Hierarchical = registry.build("strategies", bucket.strategy)
     hosts = workers // (built.ranks_per_host or 1)
     if hosts == 1:
         return ()

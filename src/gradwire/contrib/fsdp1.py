@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire._short_traceback import short_traceback
+from gradwire.engine.methods import Methods
+from gradwire.engine.owner_plan import check_methods
+from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.methods import Methods
-from gradwire.exchange.owner_plan import check_methods
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.frontends.ownership import Caller, is_sharded
 from gradwire.frontends.setup import kind_of, prepare_named, refuse, uncompiled
@@ -26,7 +27,6 @@ from gradwire.frontends.sharded import ReduceScatter, ShardedState
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, tables_in
 from gradwire.frontends.variance_correction import VarianceCorrection
-from gradwire.group.shards import Sharded
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
 

@@ -23,7 +23,7 @@ from torch.autograd import Variable
 
 from gradwire.auto.step_record import between, moment
 from gradwire.errors import GroupError
-from gradwire.worker import Worker
+from gradwire.transport.worker import Worker
 
 __all__ = ["Background", "Started"]
 

@@ -21,14 +21,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gradwire.engine.exchange import USED
+from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import USED
-from gradwire.exchange.plan import Named
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import Prepared, in_memory, memory_order
 from gradwire.frontends.state_units import ExchangeState
 from gradwire.modes import ordinary_modes
-from gradwire.worker import Worker
+from gradwire.transport.worker import Worker
 
 __all__ = ["Bucket", "BucketState", "buckets_of", "split"]
 

@@ -24,25 +24,25 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.adaptive import right_on_average
-from gradwire.comm.allgather import AllGather
-from gradwire.comm.base import Site, Strategy
-from gradwire.comm.gather import GatherSession
-from gradwire.comm.reduce_scatter import ScatterSession
-from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
+from gradwire.engine.adaptive import right_on_average
+from gradwire.engine.dense import DenseMean
+from gradwire.engine.part import Message, Part, Piece, Unit
+from gradwire.engine.settings import build_compressor
+from gradwire.engine.strategies.allgather import AllGather
+from gradwire.engine.strategies.base import Site, Strategy
+from gradwire.engine.strategies.gather import GatherSession
+from gradwire.engine.strategies.reduce_scatter import ScatterSession
+from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import ConfigError, is_int, require
-from gradwire.exchange.settings import build_compressor
 from gradwire.frontends._background import Started
 from gradwire.frontends.sharded import multiplier
 from gradwire.frontends.state_units import Scratch
-from gradwire.group.channel import Channel
-from gradwire.group.dense import DenseMean
-from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.memory.none import NoMemory
 from gradwire.modes import has_memory, ordinary, ordinary_modes
+from gradwire.transport.channel import Channel
+from gradwire.transport.worker import Worker
 from gradwire.vocabulary import Key, State, tensor_id
-from gradwire.worker import Worker
 
 __all__ = ["PRESETS", "Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.optim import Optimizer
 
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 from gradwire.frontends.optimizer_watch import follow_steps
 from gradwire.notices import log
 

@@ -18,15 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.auto.step_record import Moment, moment
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.shards import Sharded
 from gradwire.errors import require
-from gradwire.exchange.exchange import Exchange
 from gradwire.frontends._meshes import ranks_of
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import backend_of
-from gradwire.group.agree import agree
-from gradwire.group.channel import Channel
-from gradwire.group.shards import Sharded
 from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
+from gradwire.transport.handshake import agree
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

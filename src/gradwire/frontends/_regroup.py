@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.exchange.plan import Named
+from gradwire.engine.plan import Named
 
 __all__ = ["Regroup"]
 

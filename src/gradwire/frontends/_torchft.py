@@ -21,10 +21,10 @@ from gradwire._extras import needs
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.frontends._compressing import Carrier, CompressingGroup, described, travels_as_it_is
-from gradwire.group.agree import agree
-from gradwire.group.replica_channel import ReplicaChannel
 from gradwire.metrics import Metrics
 from gradwire.notices import log
+from gradwire.transport.handshake import agree
+from gradwire.transport.replica_channel import ReplicaChannel
 
 with needs("torchft"):
     from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper

@@ -28,7 +28,7 @@ from gradwire.errors import ConfigError
 from gradwire.frontends._buckets import Bucket, BucketState, buckets_of
 from gradwire.frontends.setup import Prepared
 from gradwire.frontends.state_units import Units, parameters_of
-from gradwire.worker import Worker
+from gradwire.transport.worker import Worker
 
 __all__ = ["Arrivals"]
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.exchange.exchange import USED, Exchange
-from gradwire.exchange.plan import Named
+from gradwire.engine.exchange import USED, Exchange
+from gradwire.engine.plan import Named
 
 __all__ = ["exchange_used"]
 

@@ -22,27 +22,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.auto.shared_link import Gathers, LinkUse, link_use
-from gradwire.comm.gather import GatherSession
-from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.wrappers.ef21 import EF21
+from gradwire.engine.part import Part, Piece, Unit
+from gradwire.engine.policy import Policy
+from gradwire.engine.settings import build_compressor
+from gradwire.engine.shards import Sharded
+from gradwire.engine.strategies.gather import GatherSession
+from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import require
-from gradwire.exchange.policy import Policy
-from gradwire.exchange.settings import build_compressor
 from gradwire.frontends._background import Started
 from gradwire.frontends.setup import private_group
 from gradwire.frontends.state_units import Scratch
-from gradwire.group.channel import Channel
-from gradwire.group.part import Part, Piece, Unit
-from gradwire.group.shards import Sharded
 from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary, ordinary_modes
+from gradwire.transport.channel import Channel
+from gradwire.transport.worker import Worker
 from gradwire.vocabulary import Key
-from gradwire.worker import Worker
 
 __all__ = ["DifferenceGather", "WeightGather", "WeightSwitch", "WeightWire", "weight_code"]
 

@@ -26,9 +26,10 @@ from torch.optim import Optimizer
 from gradwire import kernels
 from gradwire._short_traceback import short_traceback
 from gradwire.auto.step_record import moment
+from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.part import nonfinite
+from gradwire.engine.plan import Named, bucket_text
 from gradwire.errors import ConfigError, Verbatim, require
-from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.plan import Named, bucket_text
 from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends._model_copies import CopiedState, forget_copied, note_copies
 from gradwire.frontends._regroup import Regroup
@@ -49,11 +50,10 @@ from gradwire.frontends.setup import (
 from gradwire.frontends.state_units import ExchangeState, Reading, Scratch, Units
 from gradwire.frontends.uncompressed import reduced_by_ddp
 from gradwire.frontends.variance_correction import VarianceCorrection
-from gradwire.group.agree import BUCKETS_BEFORE
-from gradwire.group.channel import divided
-from gradwire.group.part import nonfinite
 from gradwire.modes import ordinary_modes
-from gradwire.worker import Worker
+from gradwire.transport.channel import divided
+from gradwire.transport.handshake import BUCKETS_BEFORE
+from gradwire.transport.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
 
@@ -86,7 +86,7 @@ class GradwireState(ExchangeState):
             harms it.
         variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
             the noise of a code that is right on average; None: they stay as they are.
-        options: fields of ``gradwire.exchange.settings.Settings``, and parameters of a compressor that is given by
+        options: fields of ``gradwire.engine.settings.Settings``, and parameters of a compressor that is given by
             name.
 
     Raises:
@@ -539,7 +539,7 @@ def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> 
         variance_correction: an option, an optimizer such as Adam: its learning rates are multiplied by what the noise
             of the code shortens its steps by, so that rates found without compression can be kept.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in
-            ``gradwire.exchange.settings.Settings``; anything else is a parameter of a compressor given by name.
+            ``gradwire.engine.settings.Settings``; anything else is a parameter of a compressor given by name.
 
     Returns:
         The hook's state; ``state.metrics()`` tells what went over the wire.

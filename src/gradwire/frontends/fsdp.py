@@ -29,13 +29,15 @@ from gradwire.auto.controller import AutoPilot
 from gradwire.auto.shared_link import Gathers
 from gradwire.auto.step_record import Moment
 from gradwire.compressors.wrappers.ef21 import EF21
+from gradwire.engine.checkpoint import OnResize, counted
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.methods import Methods
+from gradwire.engine.owner_plan import check_methods
+from gradwire.engine.part import nonfinite
+from gradwire.engine.plan import Named
+from gradwire.engine.residual_store import used_here
+from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize, counted
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.methods import Methods
-from gradwire.exchange.owner_plan import check_methods
-from gradwire.exchange.plan import Named
-from gradwire.exchange.residual_store import used_here
 from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends._gather_waits import GatherWaits
 from gradwire.frontends._meshes import ANY_MESH, check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
@@ -49,12 +51,10 @@ from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, sparse_in
 from gradwire.frontends.variance_correction import VarianceCorrection
-from gradwire.group.channel import Channel
-from gradwire.group.part import nonfinite
-from gradwire.group.shards import Sharded
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
+from gradwire.transport.channel import Channel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

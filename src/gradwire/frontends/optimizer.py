@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire._short_traceback import short_traceback
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends._buckets import BucketState, buckets_of
 from gradwire.frontends._model_copies import note_copies_of_optimizer
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, follow_optimizers

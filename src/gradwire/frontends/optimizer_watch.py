@@ -1,4 +1,4 @@
-"""Warnings, each given once, about methods that adaptive optimizers suffer from: ``gradwire.adaptive`` says why."""
+"""Warnings, each given once, about methods that adaptive optimizers suffer from; ``engine.adaptive`` says why."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire._once import once
-from gradwire.adaptive import TORCH, Remedies, is_adaptive, is_orthogonal, mostly_zero, trouble_of, warn_of_spread_zeros
 from gradwire.compressors.base import Compressor
+from gradwire.engine.adaptive import (
+    TORCH,
+    Remedies,
+    is_adaptive,
+    is_orthogonal,
+    mostly_zero,
+    trouble_of,
+    warn_of_spread_zeros,
+)
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
+from gradwire.engine.policy import SAMPLED
 from gradwire.errors import ConfigError, Verbatim, require
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
-from gradwire.exchange.policy import SAMPLED
 from gradwire.memory.base import Memory
 from gradwire.memory.preconditioned import Preconditioned
 

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from gradwire._short_traceback import short_traceback
+from gradwire.engine.settings import valid_timeout
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.settings import valid_timeout
 from gradwire.frontends._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
 from gradwire.frontends.setup import backend_of, backends_of, kind_of, private_group
-from gradwire.group.agree import agree
-from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
+from gradwire.transport.handshake import agree
 
 __all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.engine.checkpoint import OnResize, checked_rank, counted, folded, keeps_nothing
+from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize, checked_rank, counted, folded, keeps_nothing
-from gradwire.group.shards import Sharded
 from gradwire.kernels.stored import form_of, read, stored_like
 
 __all__ = ["of_shard", "recut", "repadded"]

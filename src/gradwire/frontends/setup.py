@@ -17,18 +17,18 @@ from torch.nn.parameter import is_lazy
 from gradwire import registry
 from gradwire.auto.controller import AutoPilot
 from gradwire.compressors.casts.none import Identity
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
+from gradwire.engine.settings import Settings, valid_timeout
 from gradwire.errors import ConfigError, GroupError, Verbatim, nearest, require
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
-from gradwire.exchange.settings import Settings, valid_timeout
 from gradwire.frontends.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.frontends.uncompressed import DTYPES, announce_uncompressed, kinds_of
-from gradwire.group.agree import agree
-from gradwire.group.channel import Channel
-from gradwire.group.failures import CALL_LIMIT, named, roll_call, timeout_of
-from gradwire.group.pool import Lease, lease
 from gradwire.metrics import Metrics
 from gradwire.notices import log, tell
+from gradwire.transport.channel import Channel
+from gradwire.transport.failures import CALL_LIMIT, named, roll_call, timeout_of
+from gradwire.transport.handshake import agree
+from gradwire.transport.pool import Lease, lease
 
 __all__ = [
     "AUTO",

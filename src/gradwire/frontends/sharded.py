@@ -14,20 +14,20 @@ from gradwire.auto.shared_link import NO_GATHERS, Gathers, WeightControl
 from gradwire.auto.step_record import Moment, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
+from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.owner_plan import OwnerPlan, check_method, check_methods, make_owner_plan, wanted_of
+from gradwire.engine.part import nonfinite
+from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.owner_plan import OwnerPlan, check_method, check_methods, make_owner_plan, wanted_of
 from gradwire.frontends._background import WAITING, Background
 from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends.ownership import release
 from gradwire.frontends.resharding import of_shard, recut, repadded
 from gradwire.frontends.setup import backend_of
 from gradwire.frontends.state_units import ExchangeState, Scratch
-from gradwire.group.channel import Channel
-from gradwire.group.part import nonfinite
-from gradwire.group.shards import Sharded
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
+from gradwire.transport.channel import Channel
 
 __all__ = ["ReduceScatter", "ShardedState", "check_size", "multiplier"]
 

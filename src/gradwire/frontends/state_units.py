@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire._short_traceback import ShortTracebacks
-from gradwire.comm.base import Strategy
+from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.methods import Methods
+from gradwire.engine.settings import build_compressor
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
-from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.methods import Methods
-from gradwire.exchange.settings import build_compressor
 from gradwire.frontends.optimizer_watch import AdaptiveWatch
 from gradwire.frontends.ownership import release
 from gradwire.frontends.summary import summary
 from gradwire.frontends.variance_correction import VarianceCorrection, check_noise
-from gradwire.group.agree import agree
 from gradwire.memory.base import Memory
+from gradwire.transport.handshake import agree
 
 __all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 
 __all__ = ["summary"]
 

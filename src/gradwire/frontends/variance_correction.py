@@ -19,10 +19,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from gradwire.adaptive import is_adaptive, noise_only
+from gradwire.engine.adaptive import is_adaptive, noise_only
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.methods import Methods
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.methods import Methods
 from gradwire.notices import tell
 
 __all__ = ["VarianceCorrection", "check_noise"]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import Closure, Exchanged
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from gradwire.engine.part import nonfinite
 from gradwire.errors import ConfigError
-from gradwire.group.part import nonfinite
 
 __all__ = ["FlatParameters", "any_nonfinite"]
 

@@ -20,9 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from gradwire._short_traceback import ShortTracebacks
+from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
-from gradwire.exchange.checkpoint import OnResize
-from gradwire.exchange.plan import Named
 from gradwire.frontends.ownership import Caller, Ranks, classes_of, conflict_with_ddp
 from gradwire.frontends.setup import check_dtypes, prepare_alone, prepare_named, share_start, warn_of_statistics
 from gradwire.frontends.summary import summary

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike

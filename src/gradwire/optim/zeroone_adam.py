@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import require
-from gradwire.exchange.checkpoint import OnResize
-from gradwire.group.agree import DECAY_BEFORE, RATES_BEFORE
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
 from gradwire.optim.exchanged import COUNT, Closure, check_adam
+from gradwire.transport.handshake import DECAY_BEFORE, RATES_BEFORE
 
 __all__ = ["ZeroOneAdam"]
 

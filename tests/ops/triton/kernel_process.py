@@ -138,7 +138,7 @@ def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
     sync = importlib.import_module("gradwire.testing.sync")
     pretended = importlib.import_module("gradwire_lab.bench.pretended")
     counters = importlib.import_module("gradwire.metrics").Metrics()
-    exchange = importlib.import_module("gradwire.exchange.exchange").Exchange(
+    exchange = importlib.import_module("gradwire.engine.exchange").Exchange(
         importlib.import_module("gradwire.registry").build("compressors", name),
         channel=pretended.PretendedChannel(2, counters),
     )

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import ASGD, SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradwire.adaptive import is_adaptive
+from gradwire.engine.adaptive import is_adaptive
 from gradwire.frontends.ownership import is_sharded
 from gradwire_lab.advise.profile import StepProfiler, shortest
 

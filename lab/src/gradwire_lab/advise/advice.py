@@ -18,8 +18,8 @@ from typing import Any
 from gradwire.auto.codec import Codec
 from gradwire.auto.profile import Profile
 from gradwire.compressors.base import Compressor
+from gradwire.engine.plan import default_strategy
 from gradwire.errors import ConfigError
-from gradwire.exchange.plan import default_strategy
 from gradwire.memory.base import default_memory
 from gradwire_lab.advise.cluster import Cluster
 from gradwire_lab.advise.pipeline import PipelineStep

@@ -17,8 +17,8 @@ from gradwire.auto.link_cost import Wire
 from gradwire.auto.profile import Profile
 from gradwire.auto.traffic import ring, shared, traffic
 from gradwire.compressors.base import Compressor
+from gradwire.engine.policy import Policy
 from gradwire.errors import is_int, require
-from gradwire.exchange.policy import Policy
 from gradwire_lab.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 
 __all__ = ["Cluster", "worlds"]

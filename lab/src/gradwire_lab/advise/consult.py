@@ -149,7 +149,7 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
     """
     candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
     for each in candidates:
-        registry.build("comm", each.strategy_for(asked.meeting)).check(each.compressor)
+        registry.build("strategies", each.strategy_for(asked.meeting)).check(each.compressor)
     begun = time.time()
     profile, optimizer = profile_of(asked, progress, begun)
     if optimizer is not None:

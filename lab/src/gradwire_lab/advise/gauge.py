@@ -22,8 +22,8 @@ from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
-from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
 from gradwire_lab.advise.examples import example
 from gradwire_lab.advise.profile import middle, profile_step, shortest
 from gradwire_lab.bench.machine import busy_seconds, crowded

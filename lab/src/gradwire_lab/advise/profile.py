@@ -17,8 +17,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.plan import Named
 from gradwire.frontends.setup import in_memory
 from gradwire_lab.bench.buckets import bucket_indices
 

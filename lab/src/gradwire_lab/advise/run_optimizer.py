@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from gradwire import registry
-from gradwire.adaptive import is_adaptive, keeps_much
 from gradwire.compressors.base import Compressor
+from gradwire.engine.adaptive import is_adaptive, keeps_much
 from gradwire.errors import require
 from gradwire.memory.base import default_memory
 from gradwire_lab.experiments import models

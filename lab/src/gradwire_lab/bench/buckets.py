@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.exchange.plan import Named
+from gradwire.engine.plan import Named
 
 __all__ = ["BUCKET_BYTES", "bucket_indices", "cut"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from gradwire.compressors.base import Compressor
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import GradwireError
-from gradwire.exchange.exchange import Exchange
 from gradwire_lab.bench.hooks import HookRunner
 from gradwire_lab.bench.operations import OperationCount
 from gradwire_lab.bench.pretended import PretendedGroup

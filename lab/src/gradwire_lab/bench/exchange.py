@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
+from gradwire.engine.policy import Policy
 from gradwire.errors import GradwireError, is_int, require
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
-from gradwire.exchange.policy import Policy
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import RankFailedError, run_ranks
 from gradwire_lab.bench.buckets import cut

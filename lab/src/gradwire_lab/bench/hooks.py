@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from gradwire.engine.plan import Named
 from gradwire.errors import require
-from gradwire.exchange.plan import Named
 
 __all__ = ["HOOKS", "HookRunner"]
 

@@ -17,9 +17,9 @@ import torch
 
 from gradwire._extras import install
 from gradwire.compressors.base import Compressor
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named
 from gradwire.kernels.base import find
 from gradwire_lab.bench.gpu_kernels import with_kernels
 from gradwire_lab.bench.operations import OperationCount

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.compressors.base import Compressor
-from gradwire.exchange.exchange import Exchange
-from gradwire.group.channel import Channel
+from gradwire.engine.exchange import Exchange
 from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
 
 __all__ = ["PretendedChannel", "PretendedGroup", "pretended_exchange"]
 

@@ -37,8 +37,8 @@ from gradwire.auto.choices import Choice
 from gradwire.auto.controller import AutoPilot
 from gradwire.auto.probe import probe
 from gradwire.compressors.base import Compressor
+from gradwire.engine.plan import default_strategy
 from gradwire.errors import GradwireError, GroupError, is_int, require
-from gradwire.exchange.plan import default_strategy
 from gradwire.frontends.ddp import GradwireState
 from gradwire.frontends.setup import is_auto
 from gradwire_lab.bench.machine import environment
@@ -410,7 +410,7 @@ class Noise:
         """
         compressor = contestant.compressor
         assert isinstance(compressor, Compressor)
-        strategy = registry.build("comm", default_strategy(compressor, self.workers))
+        strategy = registry.build("strategies", default_strategy(compressor, self.workers))
         choice = Choice(compressor, strategy, contestant.label)
         if choice.keeps and not (pilot.budget.kept and pilot.bears()):
             return math.inf

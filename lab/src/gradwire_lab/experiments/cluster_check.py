@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, is_int, require
-from gradwire.exchange.exchange import Exchange
 from gradwire.version import __version__
 from gradwire_lab.experiments.method_text import parse_method
 

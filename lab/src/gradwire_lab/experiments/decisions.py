@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire.auto.choices import DENSE
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 
 __all__ = ["DecisionLog", "Entry"]
 

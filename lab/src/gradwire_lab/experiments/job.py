@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.casts.none import Identity
+from gradwire.engine import settings as exchange
 from gradwire.errors import ConfigError, GradwireError, GroupError, nearest, require
-from gradwire.exchange import settings as exchange
 from gradwire.frontends.setup import is_auto
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.experiments.exchanging_optimizer import check_exchanging
@@ -271,7 +271,7 @@ def _check(method: Method) -> None:
         raise ConfigError(f"option {name!r} is none of compress_ddp: {nearest(name, vars(known))}")
     known.check()
     known.policy()
-    for place, given in (("memory", known.memory), ("comm", known.strategy)):
+    for place, given in (("memory", known.memory), ("strategies", known.strategy)):
         if isinstance(given, str):
             registry.build(place, given)
 

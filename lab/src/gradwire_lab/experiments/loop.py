@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from gradwire.exchange.plan import Named
+from gradwire.engine.plan import Named
 from gradwire_lab.experiments.clock import UNTIMED, Clock
 from gradwire_lab.experiments.decisions import DecisionLog
 from gradwire_lab.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.metrics import Metrics

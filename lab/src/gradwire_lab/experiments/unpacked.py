@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named, grouped
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named, grouped
 from gradwire.vocabulary import Layout, align
 
 __all__ = ["unpacked_bytes", "unpacked_payload"]

@@ -26,9 +26,9 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from gradwire import registry
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import default_strategy
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import default_strategy
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.frontends.process_group import wrap_group
@@ -189,8 +189,8 @@ def strategies_of(method: str) -> tuple[str, ...]:
     (('allgather', 'broadcast', 'hierarchical', 'two_phase'), ('allreduce',))
     """
     found = []
-    for name in registry.names("comm"):
-        if registry.tier("comm", name) != "first":
+    for name in registry.names("strategies"):
+        if registry.tier("strategies", name) != "first":
             continue
         try:
             Exchange(registry.build("compressors", method), strategy=name)

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.adaptive import KERAS
+from gradwire.engine.adaptive import KERAS
+from gradwire.engine.methods import Methods
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
-from gradwire.exchange.methods import Methods
 from gradwire.frontends._buckets import BucketState, buckets_of
 from gradwire.frontends.optimizer_watch import AdaptiveWatch
 from gradwire.frontends.ownership import Caller

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from gradwire.engine.checkpoint import OnResize, merge_states
 from gradwire.errors import require
-from gradwire.exchange.checkpoint import OnResize, merge_states
 from gradwire.frontends.state_units import ExchangeState
-from gradwire.group.agree import agree
+from gradwire.transport.handshake import agree
 
 __all__ = ["load_rank", "save_rank"]
 

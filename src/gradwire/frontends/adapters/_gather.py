@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.engine.checkpoint import merge_states
 from gradwire.errors import GroupError
-from gradwire.exchange.checkpoint import merge_states
 from gradwire.frontends.state_units import ExchangeState
-from gradwire.group.agree import agree
-from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
+from gradwire.transport.handshake import agree
 
 __all__ = ["gathered"]
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire._extras import needs
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.adapters._figures import Measured, MetricsWriter
 from gradwire.frontends.adapters._gather import gathered
 from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged

@@ -24,11 +24,11 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 from gradwire import registry
 from gradwire._extras import needs
-from gradwire.comm.base import Strategy
 from gradwire.compat import MethodChoice
 from gradwire.compressors.base import Compressor
+from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import require
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.adapters._arrays import ArrayState, Spec, share_arrays
 from gradwire.memory.base import Memory
 from gradwire.notices import log
@@ -386,7 +386,7 @@ class ScaledDistributedOptimizer(DistributedOptimizer, keras.optimizers.LossScal
     """
 
 
-KINDS: dict[type[Any], str] = {Compressor: "compressors", Memory: "memory", Strategy: "comm"}
+KINDS: dict[type[Any], str] = {Compressor: "compressors", Memory: "memory", Strategy: "strategies"}
 
 
 def plain(value: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from gradwire._extras import needs
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.adapters._files import load_rank, save_rank
 from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged
 from gradwire.frontends.setup import uncompiled

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire._short_traceback import ShortTracebacks
-from gradwire.adaptive import STORE, trouble_of
+from gradwire.engine.adaptive import STORE, trouble_of
 from gradwire.errors import ConfigError, require
 from gradwire.kernels.native import warn_without_kernels
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.adaptive import is_adaptive_class
+from gradwire.engine.adaptive import is_adaptive_class
 from gradwire.errors import ConfigError, is_float32, is_number, nearest, require
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.lr_scheduler import LRScheduler, scheduler_of

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.optim._flat import FlatParameters, any_nonfinite
-from gradwire.worker import Worker
+from gradwire.transport.worker import Worker
 
 __all__ = ["Flight"]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, require
 from gradwire.optim.local._flight import Flight
-from gradwire.worker import Worker
+from gradwire.transport.worker import Worker
 
 __all__ = ["Deal", "Fragment", "Fragments", "deal"]
 

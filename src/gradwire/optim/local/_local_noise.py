@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.exchange.exchange import Exchange
+from gradwire.engine.exchange import Exchange
 from gradwire.notices import tell
 
 __all__ = ["EVERY", "FIRST", "MOST", "LocalNoise"]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.engine.exchange import Exchange
 from gradwire.errors import Verbatim, require
-from gradwire.exchange.exchange import Exchange
 from gradwire.optim._flat import FlatParameters
 
 __all__ = ["AveragedMoments", "keeps_moments", "kinds_of"]

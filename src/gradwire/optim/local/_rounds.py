@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
+from gradwire.engine.dense import joined
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.part import Message, Part, Piece, Unit
+from gradwire.engine.plan import Named, grouped
+from gradwire.engine.strategies.base import Site
 from gradwire.errors import ConfigError, GroupError, WireError, require
-from gradwire.exchange.exchange import Exchange
-from gradwire.exchange.plan import Named, grouped
-from gradwire.group.dense import joined
-from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.memory.none import NoMemory
 from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite

@@ -32,13 +32,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.adaptive import is_adaptive, is_adaptive_class, mostly_zero, warn_of_sparse_steps
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.engine.adaptive import is_adaptive, is_adaptive_class, mostly_zero, warn_of_sparse_steps
+from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.dense import joined
 from gradwire.errors import ConfigError, Verbatim, is_int, require
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
-from gradwire.group.dense import joined
 from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes
 from gradwire.optim.exchanged import FLAG

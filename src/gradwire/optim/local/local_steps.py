@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, require
-from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.exchanged import COUNT, Closure, Exchanged
 from gradwire.optim.local._rounds import Rounds

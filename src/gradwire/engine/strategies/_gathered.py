@@ -1,0 +1,100 @@
+"""Base of ``allgather`` and ``broadcast``: every rank gets every payload and decodes them all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor
+from gradwire.engine.dense import DenseMean
+from gradwire.engine.part import Message, Part, Unit
+from gradwire.engine.strategies._variable import VariableSession
+from gradwire.engine.strategies.base import Session, Site, Strategy
+from gradwire.transport.channel import Channel
+from gradwire.transport.handshake import DIGEST as HEAD
+from gradwire.vocabulary import Key, align
+
+__all__ = ["GatheredSession", "GatheringStrategy"]
+
+
+@dataclass(frozen=True)
+class GatheringStrategy(Strategy):
+    """Base of a strategy in which every rank gets all payloads whole: a subclass says how their bytes move."""
+
+    gathers = True
+
+    @staticmethod
+    @abstractmethod
+    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:
+        """Fill the rows of the other ranks with their messages.
+
+        Args:
+            channel: channel to the other ranks.
+            rows: uint8 of shape (W, bytes); this rank's own row holds its message.
+            headed: the same memory with room in front of each row for what ranks compare; None where there is none.
+        """
+
+    def check(self, compressor: Compressor) -> None:
+        self.refuse_rounds(compressor)
+
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        if not all(unit.compressor.fixed_size for unit in units):
+            return VariableSession(units, site)
+        return GatheredSession(units, site, self.move)
+
+
+class GatheredSession(Session):
+    """A session that encodes into its own row, moves the rows, and decodes them all.
+
+    Memory and traffic grow with the number of workers: W messages are held, W-1 received.
+
+    Args:
+        units: units of one bucket.
+        site: place where the session runs.
+        move: collective, as ``GatheringStrategy.move``.
+
+    Attributes:
+        share: factor of the sum that is handed out: that of the mean, unless somebody else is to have another.
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor, Tensor | None], None]
+    ) -> None:
+        self.channel, self.move = site.channel, move
+        self.part, self.share = Part(site.pieces(units), site.scale), 1.0 / self.channel.world
+        self._make(site.device, self.part.packing.nbytes)
+
+    def _make(self, device: torch.device, nbytes: int) -> None:
+        """Make rows of so many bytes; on the CPU with room in front."""
+        # Digests travel in front of payloads on the CPU alone.
+        before = HEAD if device.type == "cpu" else 0
+        room = torch.zeros((self.channel.world, before + nbytes), dtype=torch.uint8, device=device)
+        self.headed = room if before else None
+        self.rows = Message.on(self.part.packing, room[:, before:])
+        self.own = self.rows.row(self.channel.rank)
+
+    def carry(self, numel: int) -> Tensor:
+        packing = self.part.packing
+        end = packing.nbytes + 4 * numel
+        self._make(self.rows.buffer.device, align(end))
+        return self.rows.buffer[:, packing.nbytes : end].view(torch.float32)
+
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+        metrics = self.channel.metrics
+        with metrics.timed("encode"):
+            self.part.encode(flat, self.own, key)
+        self.move(self.channel, self.rows.buffer, self.headed)
+        with metrics.timed("decode"):
+            # It says the same on all ranks, so each may note it in its own row.
+            dense.flag(self.own.status)
+            bad = self.rows.status.any()
+            self.part.deliver(flat, bad, lambda: self._decode(flat), own=True)
+        return bad
+
+    def _decode(self, flat: Tensor) -> None:
+        self.part.decode(self.rows, flat, self.share)
+        self.part.settle(flat)

@@ -1,0 +1,203 @@
+"""The contract of an exchange strategy: how payloads travel and who decodes what.
+
+Invariants:
+    * A strategy is configuration only. ``plan`` lays out the messages for the units of one bucket and returns a
+      ``Session`` that owns every buffer; ``Session.run`` averages a flat gradient over the ranks, in place.
+    * All ranks end with the same bits, because each decodes the same payloads in the same order.
+    * ``run`` is plain sequential code over a ``Channel``. One thread calls it for each channel, in the same order on
+      all ranks, and never from a callback of a collective.
+
+Failure modes:
+    A dependent collective that is started in a callback hangs, or mixes gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.engine.dense import DenseMean
+from gradwire.engine.part import Piece, Unit, pack_states
+from gradwire.errors import ConfigError
+from gradwire.kernels.stored import shaped
+from gradwire.memory.base import Memory
+from gradwire.transport.channel import Channel
+from gradwire.vocabulary import Configuration, Key, State
+
+__all__ = ["Kept", "Session", "Site", "Strategy", "of_messages"]
+
+ALLGATHER_UP_TO = 4
+"""Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
+compression costs quality and time; from 5 workers on the traffic decides."""
+
+
+class Kept(Protocol):
+    """The store of all that outlives a session, under the names of parameters; implemented by
+    ``gradwire.engine.residual_store``.
+    """
+
+    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
+        """Return the tensors of a unit's memory, by buffer: flat numbers, or codes."""
+        ...
+
+    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
+        """Do ``keep`` for several units, those of one form in one tensor."""
+        ...
+
+    def remember(self, unit: Unit) -> State:
+        """Return the compressor's state of a unit."""
+        ...
+
+    def recall(self, unit: Unit, fresh: State) -> State:
+        """Return the tensors that a session keeps for a unit between steps, which are ``fresh`` at first."""
+        ...
+
+    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
+        """Return the tensors that a shard's owner keeps for pieces which it compresses a second time, by buffer."""
+        ...
+
+    def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
+        """Take what owners have kept of these parameters, and is of no plan yet, as this worker's own, but for what
+        lies in the pieces of ``lane``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place where a session runs: its ranks, its device, and the store of all that outlives it.
+
+    Args:
+        channel: the collectives and the byte counters.
+        device: device of the gradients.
+        kept: memories and states.
+        scale: factor of what is compensated before it is encoded; memories keep what is not multiplied.
+    """
+
+    channel: Channel
+    device: torch.device
+    kept: Kept
+    scale: float = 1.0
+
+    def pieces(self, units: Sequence[Unit]) -> list[Piece]:
+        """Make each unit one piece, at its place in the bucket; their kept tensors lie together, for calls on many."""
+        states = [self.kept.remember(unit) for unit in units]
+        groups: dict[object, list[State]] = {}
+        for unit, state in zip(units, states, strict=True):
+            if unit.compressor.takes_pieces or unit.compressor.in_rounds:
+                groups.setdefault((id(unit.compressor), *state), []).append(state)
+        for group in groups.values():
+            pack_states(group, list(group[0]))
+        pieces = []
+        for unit, state, flats in zip(units, states, self.kept.keep_all(units), strict=True):
+            kept = {name: shaped(tensor, unit.shape) for name, tensor in flats.items()}
+            pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo, state=state, kept=kept))
+        return pieces
+
+
+class Session(ABC):
+    """The messages and buffers of one bucket."""
+
+    @abstractmethod
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+        """Replace the units in ``flat`` by their mean over the ranks.
+
+        Args:
+            flat: the bucket's gradients, contiguous float32.
+            key: key of the random stream in this step.
+            dense: mean of what travels uncompressed in this bucket; where it has a value that is not finite, which all
+                ranks see alike, this session is undone. It is waited for in any case.
+
+        Returns:
+            bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what
+            the sum made of them) on every rank, and all memories are as they were.
+        """
+
+    def carry(self, numel: int) -> Tensor | None:
+        """Reserve room for numbers beside the payloads, if every rank gets every message; not every session can.
+
+        Args:
+            numel: number of float32, > 0; asked once, before the first ``run``.
+
+        Returns:
+            float32 of shape (W, numel): this rank's own row is sent by ``run``, which waits for ``dense`` when the
+            other rows are there. None: there is no such message.
+        """
+        return None
+
+
+class Strategy(Configuration, ABC):
+    """Base of every strategy: subclass it as a frozen dataclass, one in each file."""
+
+    name: ClassVar[str]
+
+    sums: ClassVar[bool] = False
+    """Payloads are summed on their way, so those of one message have one compressor."""
+
+    gathers: ClassVar[bool] = False
+    """Every rank gets the payloads of all others whole and sums them itself.
+
+    Where their size is fixed, what is not compressed travels beside them, in the same message.
+    """
+
+    reencodes: ClassVar[bool] = False
+    """The mean is encoded a second time, by the owners of its shards."""
+
+    @abstractmethod
+    def check(self, compressor: Compressor) -> None:
+        """Refuse a compressor that this strategy cannot carry, with the reason and the remedy.
+
+        Raises:
+            ConfigError
+        """
+
+    def check_memory(self, memory: Memory) -> None:
+        """Refuse a memory with which this strategy would lose gradients, with the reason and the remedy.
+
+        Raises:
+            ConfigError
+        """
+        return
+
+    def meet(self, channel: Channel, device: torch.device) -> None:
+        """Ask for the facts about the ranks that this strategy needs; all ranks call it at set-up.
+
+        Args:
+            channel: channel that the exchange will use.
+            device: device of the gradients.
+
+        Raises:
+            ConfigError: the strategy cannot run among these ranks; the same on all of them, with the remedy.
+        """
+        return
+
+    @abstractmethod
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        """Make the buffers for the units of one bucket."""
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the configuration as plain JSON values."""
+        return registry.to_config(self)
+
+    def refuse_rounds(self, compressor: Compressor) -> None:
+        if compressor.in_rounds:
+            raise ConfigError(
+                f"strategy {self.name!r} sends messages, but {compressor.name!r} is averaged in "
+                f"{compressor.rounds_needed} rounds: use strategy='allreduce'"
+            )
+
+
+def of_messages(compressor: Compressor, workers: int) -> str:
+    """The strategy for payloads that cannot be summed on their way: ``allgather``, or with many
+    workers ``two_phase``.
+    """
+    # Owners get shards whose sizes must be known before.
+    can_be_cut = compressor.fixed_size and compressor.alignment > 0
+    return "two_phase" if workers > ALLGATHER_UP_TO and can_be_cut else "allgather"

@@ -1,0 +1,28 @@
+"""Strategy in which each rank broadcasts its payload in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.engine.strategies._gathered import GatheringStrategy
+from gradwire.transport.channel import Channel
+
+__all__ = ["Broadcast"]
+
+
+@dataclass(frozen=True)
+class Broadcast(GatheringStrategy):
+    """The result of ``allgather`` by W broadcasts: slower on Gloo, kept for networks with a real multicast.
+
+    Example:
+        >>> Broadcast().to_config()
+        {'name': 'broadcast'}
+    """
+
+    name = "broadcast"
+
+    @staticmethod
+    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:  # noqa: ARG004
+        channel.broadcast(rows)
