@@ -12,7 +12,7 @@ has one job:
 Invariants:
     * A decision is a function of numbers that are the same on all ranks, because they were brought together before
       (``step_record.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare
-      in each step (``group/agree.py``) counts the switches.
+      in each step (``transport/handshake.py``) counts the switches.
     * Watching costs two clock readings for a bucket, under FSDP2 some more for the gathers of its weights, and for each
       window one small message and two norms. None of it grows with the number of workers.
     * Where nothing is to be gained it rests: some of the steps are timed, and one small message tells whether that is
@@ -126,7 +126,7 @@ class AutoPilot:
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
 
-    # What frontends and the exchange call; ``exchange.Pilot`` is the protocol.
+    # What frontends and the exchange call; ``engine.exchange.Pilot`` is the protocol.
 
     @property
     def exchange(self) -> Exchange:

@@ -6,8 +6,8 @@
     decode     every rank decodes the same payloads in the same order
     roll back  or, where some rank had a value that is not finite, all ranks undo their encoding
 
-The plan says where the result arrives: the mean on every rank (``exchange/plan.py``; DDP, plain loops, exchanged steps,
-replicas of FSDP), or each part at its owner (``exchange/owner_plan.py``; FSDP's reduce-scatter). The three middle lines
+The plan says where the result arrives: the mean on every rank (``engine/plan.py``; DDP, plain loops, exchanged steps,
+replicas of FSDP), or each part at its owner (``engine/owner_plan.py``; FSDP's reduce-scatter). The three middle lines
 are one call of its ``move``, because a strategy may have several rounds of them.
 
 Invariants:

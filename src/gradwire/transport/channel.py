@@ -4,9 +4,9 @@ Invariants:
     * Everything is sent as bytes, or as a float type that the collective can sum. Sizes agree on all ranks by
       construction.
     * One thread issues all calls of a channel, on a process group that nobody else uses.
-    * Every step and every agreement begins with messages of one size (``group/agree.py``). Before these have been
-      compared, nothing else is posted but messages that only messages of their own size can meet, by their tag, and
-      sums of whole buckets of DDP, whose sizes DDP has agreed on.
+    * Every step and every agreement begins with messages of one size (``transport/handshake.py``). Before these have
+      been compared, nothing else is posted but messages that only messages of their own size can meet, by their tag,
+      and sums of whole buckets of DDP, whose sizes DDP has agreed on.
     * A small payload that all ranks send first in a step, as they did in the step before, travels behind the digests of
       the comparison. All opening messages keep that size until the ranks have been compared once more, so that digests
       without a payload meet those with one.
