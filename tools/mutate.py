@@ -22,10 +22,10 @@ PACKAGE = Path("src/gradwire")
 TESTS = {
     "compressors": ["tests/compressors"],
     "memory": ["tests/memory"],
-    "comm": ["tests/strategies"],
     "optim": ["tests/optim"],
     "kvstore": ["tests/kvstore"],
-    "exchange": ["tests/core", "tests/strategies", "tests/integrations"],
+    "engine": ["tests/core", "tests/strategies", "tests/integrations"],
+    "transport": ["tests/core", "tests/strategies", "tests/integrations"],
 }
 """Folders of the tests of each part."""
 
@@ -94,12 +94,12 @@ def related(module: Path) -> tuple[list[list[str]], str]:
     if name.startswith("_"):
         users |= {path for path in (ROOT / module.parent).glob("*.py") if re.search(rf"\b{name}\b", path.read_text())}
     found = []
-    for folder in map(Path, TESTS.get(part, TESTS["exchange"])):
+    for folder in map(Path, TESTS.get(part, TESTS["engine"])):
         own = {folder / f"test_{user.stem}.py" for user in users}
         tests = sorted((ROOT / folder).glob("test_*.py"))
         found += [test for test in tests if test.relative_to(ROOT) in own]
         found += [test for test in tests if test not in found and re.search(rf"\b{dotted}\b", test.read_text())]
-    files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS["exchange"])
+    files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS["engine"])
     files = [*files, *WHOLE.get(part, [])]
     names = sorted({user.stem for user in users if not user.stem.startswith("_")})
     if part not in ("compressors", "memory", "strategies") or not names:

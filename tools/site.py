@@ -29,8 +29,8 @@ ADOPTED = {
 }
 """Pages of the repository that are pages of the site, too."""
 
-FOLDERS = {"compressors": "Compressors", "memory": "Memories", "comm": "Strategies"}
-"""Folders of one variant in each file: the reference has a page for each."""
+FOLDERS = {"compressors": "Compressors", "memory": "Memories", "strategies": "Strategies"}
+"""Kinds of which each file is one variant: the reference has a page for each."""
 
 MODULES = {
     "optim": "Optimizers",

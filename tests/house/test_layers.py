@@ -127,7 +127,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
 def part(module: str) -> str:
-    """The layer's name for a module: ``gradwire.engine.strategies.base`` is in ``comm``."""
+    """The layer's name for a module: ``gradwire.engine.strategies.base`` is in ``engine.strategies``."""
     package, *parts = module.split(".")
     own = "lab." if package == "gradwire_lab" else ""
     inside = own + ".".join(parts[:2])

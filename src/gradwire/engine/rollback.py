@@ -2,10 +2,12 @@
 
 There are three kinds of undo, because a value is found at three moments and each has a cheapest undo:
 
-    a message     ``Part.deliver``   what a memory has added to the gradients and taken from its residual is in the
-                                     bucket itself, so the inverse operation restores the residual: nothing was copied
-    its state     ``Batch.restore``  a method's own state, such as a warm-start factor, has no inverse; it is small next
-                                     to a gradient, and so it is copied before every encoding
+    a message     ``Part.deliver``   a memory leaves its old residual in the bucket, whose gradient is on its way, and
+                                     takes it back from there (``Memory.rollback``): nothing more was stored. FSDP2's
+                                     reduce-scatter does so itself (``strategies/reduce_scatter.py``), and methods of
+                                     several rounds before they go on (``strategies/allreduce.py``)
+    its state     ``Part.deliver``   a method's own state, such as a warm-start factor, is small next to a gradient, and
+                                     so it is copied before every encoding
     a whole step  this module        a message that was right by itself must be undone where another one of the same
                                      step was not, if the optimizer then skips the step; by then the bucket holds the
                                      mean, so everything kept is copied before it changes: 4 bytes an element, and only

@@ -226,7 +226,9 @@ class ServerCore:
         return [(session.peer, [pack("value", chunk=i, **fields), chunk]) for i, chunk in chunks]
 
     def take_push(self, session: WorkerSession, part: StoredPart, step: int, push: Contribution) -> None:
-        """Apply a push once, even if it comes again."""
+        """Take a push once, even if it comes again; it is applied at once where no worker waits for others, else with
+        all of its step.
+        """
         method = push.compression.push.name if push.compression.push is not None else "none"
         self.counters.take(method, push.data.numel(), part.count)
         if self.progress.sync:
