@@ -9,11 +9,14 @@ import torch
 
 from gradwire.auto.choices import from_config_of
 from gradwire.auto.host_links import HostWire
-from gradwire.auto.link_cost import Round, Wire
-from gradwire.auto.traffic import dense_traffic, shared, traffic, traffic_of_host_scatter, traffic_of_hosts
+from gradwire.auto.link_cost import Wire
+from gradwire.auto.traffic import dense_traffic, shared, traffic
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.engine.plan import Named
+from gradwire.engine.strategies.hierarchical import Hierarchical
+from gradwire.engine.strategies.reduce_scatter import rounds_to_owners
 from gradwire.testing.processes import run_ranks
+from gradwire.transport.round import Round
 from lab.tests.auto.test_traffic import NUMEL, PARAMS, asked
 from tests.auto import jobs
 
@@ -60,13 +63,12 @@ def test_the_rate_of_a_link_follows_from_what_is_not_fixed() -> None:
 
 
 def test_two_levels_send_what_is_foretold_inside_a_host_and_between() -> None:
-    bucket = shared(PARAMS, TwoBit(), 4, strategy="hierarchical")
-    sent = traffic_of_hosts(bucket, 4, 2)
     way = "hierarchical:ranks_per_host=2,between=allgather"
+    sent = traffic(shared(PARAMS, TwoBit(), 4, strategy=way), 4)
     exchanges = [each for each in asked(TwoBit(), 4, 0, 1, way) if each.kind == "exchange"]
     local = sum(each.sent for each in sent.rounds if each.kind == "local")
     (between,) = (each.sent for each in sent.rounds if each.kind == "hosts")
-    assert (between,) == tuple(each.sent for each in traffic(shared(PARAMS, TwoBit(), 4, strategy=way), 4).rounds)
+    assert [between] == [each.sent for each in Hierarchical(1).rounds(shared(PARAMS, TwoBit(), 2).units, 2)]
     # One lane of two; a byte at the beginning, when what was kept would move.
     assert sum(each.sent for each in exchanges) == pytest.approx(local + between / 2 + 1, abs=64)
     assert local == pytest.approx(4 * (NUMEL - 10), abs=4)
@@ -74,7 +76,7 @@ def test_two_levels_send_what_is_foretold_inside_a_host_and_between() -> None:
 
 def test_nothing_compressed_has_no_rounds_of_two_levels() -> None:
     small: list[Named] = [("bias", (10,))]
-    assert traffic_of_hosts(shared(small, TwoBit(), 4, strategy="hierarchical"), 4, 2).rounds == ()
+    assert traffic(shared(small, TwoBit(), 4, strategy="hierarchical:ranks_per_host=2"), 4).rounds == ()
 
 
 def test_many_hosts_encode_their_sums_again() -> None:
@@ -135,8 +137,9 @@ def test_a_reduce_scatter_of_two_levels_gives_each_owner_its_mean(bad: bool) -> 
 
 
 def test_the_round_between_hosts_carries_a_payload_for_each_owner_elsewhere() -> None:
-    sent = traffic_of_host_scatter(4000.0, 250.0, workers=8, size=4)
-    assert [(each.kind, each.nbytes) for each in sent.rounds] == [
+    sent = rounds_to_owners(250.0, 8, plain=4000.0, size=4)
+    assert rounds_to_owners(250.0, 8) == (Round("exchange", 7 * 250.0, 7 * 250.0),)
+    assert [(each.kind, each.nbytes) for each in sent] == [
         ("local", 3 * 2 * 4000.0),
         ("local", 3.0),
         ("hosts", 4 * 250.0),

@@ -14,12 +14,17 @@ from hypothesis import strategies as st
 
 from gradwire import registry
 from gradwire.auto.codec import Codec, CodecTimes
-from gradwire.auto.link_cost import Round, Wire
+from gradwire.auto.link_cost import Wire
 from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC
+from gradwire.engine.strategies.allgather import AllGather
+from gradwire.engine.strategies.allreduce import AllReduce
+from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import ConfigError
+from gradwire.transport.round import Round
 from gradwire_lab.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire_lab.advise.cluster import Cluster, worlds
 from gradwire_lab.advise.consult import UNKNOWN_OPTIMIZER, Question, _notes, _reached, answer, everything, given_codec
@@ -38,7 +43,7 @@ RESNET = Profile(tuple(BucketProfile(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1))
 def advice_at(link: str, nanoseconds: float, workers: int = 4) -> Advice:
     cluster = Cluster(workers, Wire.of(workers, Link.parse(link)))
     candidates = [Candidate(label, recommended(label).compressor) for label in LABELS]
-    codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, 1e-9 * nanoseconds, workers)
+    codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, workers * 1e-9 * nanoseconds)
     return advise(RESNET, cluster, candidates, [codec] * len(candidates))
 
 
@@ -112,7 +117,7 @@ def test_what_needs_another_recipe_is_shown_and_not_advised() -> None:
 def test_the_break_even_is_where_the_predictions_cross(nanoseconds: float, workers: int, label: str) -> None:
     cluster = Cluster(workers, Wire.of(workers, Link.parse("1gbit")))
     candidate = Candidate(label, recommended(label).compressor)
-    codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, 1e-9 * nanoseconds, 2)
+    codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, 2 * 1e-9 * nanoseconds)
     (row,) = advise(RESNET, cluster, [candidate], [codec]).rows
     jobs = cluster.jobs(RESNET, candidate.compressor, codec, row.strategy)
 
@@ -138,14 +143,16 @@ def test_codecs_of_many_workers_lie_on_a_line() -> None:
     near, far = Codec((1.0,), (2.0,), (7.0,)), Codec((0.5,), (4.0,), (9.0,))
     assert near.towards(far, 3.0) == Codec((1.0,), (8.0,), (7.0,))
     assert near.towards(far, 0.0) == near
-    assert worlds("allgather", 10_000) == (4, 8)
+    assert worlds(AllGather(), TwoBit(), 10_000) == (4, 8)
+    assert worlds(TwoPhase(), TwoBit(), 10_000) == (8, 64)
+    assert worlds(AllReduce(), FP16(), 10_000) == (4,)
 
 
 @pytest.mark.parametrize("strategy", ["allgather", "broadcast"])
 def test_what_is_encoded_once_is_encoded_alike_by_any_number(strategy: str) -> None:
     """6 ms and 6.7 ms are one cost and its noise: on a line, 10,000 workers would encode for 1.755 s. They decode
     10,000 payloads in place of 4: 4 ms and 8 ms are 1 ms for each."""
-    group = [Wanted(TopK(), strategy, workers) for workers in worlds(strategy, 10_000)]
+    group = [Wanted(TopK(), strategy, workers) for workers in Candidate("topk", TopK(), strategy).worlds(10_000)]
     near, far = Codec((6e-3,), (4e-3,), (7.0,)), Codec((6.7e-3,), (8e-3,), (9.0,))
     reached = _reached(group, [near, far], 10_000)
     assert isinstance(reached, Codec)
@@ -154,7 +161,7 @@ def test_what_is_encoded_once_is_encoded_alike_by_any_number(strategy: str) -> N
 
 
 def test_what_is_encoded_once_more_for_an_owner_lies_on_a_line() -> None:
-    group = [Wanted(TwoBit(), "two_phase", workers) for workers in worlds("two_phase", 512)]
+    group = [Wanted(TwoBit(), "two_phase", workers) for workers in worlds(TwoPhase(), TwoBit(), 512)]
     reached = _reached(group, [Codec((1.0,), (3.0,), (7.0,)), Codec((1.5,), (2.0,), (9.0,))], 512)
     assert reached == Codec((1.0 + 0.5 * 504 / 56,), (3.0,), (7.0,))
 
@@ -165,7 +172,7 @@ def test_given_seconds_of_an_element_count_what_each_strategy_encodes_and_decode
     found = {
         name: (*codec.encode, *codec.decode)
         for name in registry.names("strategies")
-        for codec in [given_codec(one, 2e-9, 1e-9, name, 4)]
+        for codec in [given_codec(one, 2e-9, 1e-9, Candidate("", TwoBit(), name), 4)]
     }
     assert found == {
         "allreduce": pytest.approx((2e-6, 1e-6)),
@@ -215,7 +222,7 @@ def test_every_method_has_a_known_quality() -> None:
 def test_a_method_whose_sums_have_no_room_is_left_out_with_the_reason() -> None:
     for workers, fits in ((17, True), (18, False)):
         cluster = Cluster(workers, Wire.of(workers, Link.parse("100mbit")))
-        codec = Codec.at_rate(RESNET.buckets, 1e-9, 1e-9, workers)
+        codec = Codec.at_rate(RESNET.buckets, 1e-9, workers * 1e-9)
         (row,) = advise(RESNET, cluster, [Candidate("thc", THC())], [codec]).rows
         assert (row.step is not None) == fits
         assert ("THC.levels must be at most 255 // 18 = 14" in row.skipped) != fits

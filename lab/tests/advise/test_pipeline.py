@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.auto.codec import Codec
-from gradwire.auto.link_cost import Round, Wire
+from gradwire.auto.link_cost import Wire
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.traffic import PredictedTraffic
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
+from gradwire.transport.round import Round
 from gradwire_lab.advise.cluster import Cluster
 from gradwire_lab.advise.pipeline import PipelineJob, compressed_step, dense_step, slowdown
 from gradwire_lab.advise.profile import assigned

@@ -63,7 +63,7 @@ def test_what_is_never_advised_leaves_nothing_open() -> None:
 
 
 def test_the_best_of_those_that_were_measured_is_advised_and_others_are_named() -> None:
-    codec = Codec.at_rate(LARGE.buckets, 1e-9, 1e-9, 4)
+    codec = Codec.at_rate(LARGE.buckets, 1e-9, 4 * 1e-9)
     advice = advise(LARGE, cluster("100mbit"), candidates("bf16", "topk"), [codec, "there was no time"])
     assert advice.best is not None
     assert (advice.best.label, advice.compress) == ("bf16", True)
@@ -85,7 +85,7 @@ def test_no_measurement_exceeds_what_is_reachable() -> None:
     for label in ("topk", "bf16", "twobit:threshold=auto", "powersgd"):
         (each,) = candidates(label)
         for rate in (1e-10, 1e-9, 1e-8):
-            (row,) = advise(LARGE, cluster("1gbit"), [each], [Codec.at_rate(LARGE.buckets, rate, rate, 4)]).rows
+            (row,) = advise(LARGE, cluster("1gbit"), [each], [Codec.at_rate(LARGE.buckets, rate, 4 * rate)]).rows
             assert row.speedup < reachable(LARGE, cluster("1gbit"), each) == row.reachable
 
 
@@ -141,7 +141,7 @@ class Stage:
         numel = sum(bucket.numel for bucket in buckets)
         self.calls.append((numel, [each.compressor.name for each in wanted], options["until"]))
         rate = self.seconds / numel
-        return [Codec.at_rate(buckets, rate, rate, 1) for _ in wanted]
+        return [Codec.at_rate(buckets, rate, rate) for _ in wanted]
 
 
 @pytest.mark.parametrize(("seconds", "whole"), [(1e-4, FINALISTS), (10.0, 0)])

@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 
-from gradwire import registry
 from gradwire.auto.codec import DryChannel, dry_exchange
-from gradwire.auto.link_cost import PAYLOAD_SHARE, Round, Wire
-from gradwire.auto.traffic import FORMULAS, shared, traffic
+from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
+from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
@@ -22,6 +21,7 @@ from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
+from gradwire.transport.round import Round
 from gradwire_lab.experiments.recommended import labels, recommended
 from gradwire_lab.netlab import Link
 
@@ -175,16 +175,18 @@ def test_hosts_of_one_rank_send_what_the_strategy_between_them_does(workers: int
 def test_the_round_between_hosts_is_a_hosts_own() -> None:
     """Four ranks on two hosts: each lane of the busiest pair is half of what is foretold, but for alignment."""
     way = "hierarchical:ranks_per_host=2,between=allgather"
-    (foretold,) = rounds_of(TwoBit(), 4, way)
+    *into, foretold, flags, out = rounds_of(TwoBit(), 4, way)
+    assert (into, foretold.kind) == ([out, flags], "hosts")
     assert foretold.sent == rounds_of(TwoBit(), 2)[0].sent - 4 * 10
     moved, sums, bad, lane, *_ = (each for each in asked(TwoBit(), 4, 0, 1, way) if each.kind == "exchange")
     assert lane.sent == pytest.approx(foretold.sent / 2, abs=32)
     assert moved.sent == bad.sent == 1
-    assert sums.sent == pytest.approx(4 * (NUMEL - 10) / 2, abs=4 * 32)
+    assert sums.sent == pytest.approx(out.sent, abs=4 * 32)
+    assert (out.sent, flags.sent, out.kind, flags.kind) == (4 * (NUMEL - 10) / 2, 1, "local", "local")
 
 
 def test_a_single_host_sends_nothing_to_others() -> None:
-    assert rounds_of(TwoBit(), 4, "hierarchical:ranks_per_host=4") == ()
+    assert {each.kind for each in rounds_of(TwoBit(), 4, "hierarchical:ranks_per_host=4")} == {"local"}
 
 
 def test_seconds_of_a_round() -> None:
@@ -217,7 +219,3 @@ def test_a_links_rate_is_that_of_its_frames() -> None:
 def test_a_wire_that_cannot_be_is_refused(change: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Wire(**{"workers": 2, "rate": 1.0, **change})
-
-
-def test_every_strategy_has_a_formula() -> None:
-    assert set(registry.names("strategies")) == set(FORMULAS)

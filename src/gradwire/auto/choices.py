@@ -23,15 +23,16 @@ from typing import Any
 
 from gradwire import registry
 from gradwire._once import once
+from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.engine.plan import Named, carries
-from gradwire.engine.strategies.base import Strategy, of_messages
-from gradwire.engine.strategies.hierarchical import Hierarchical
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, nearest
 
 __all__ = [
     "BUDGETS",
     "DENSE",
+    "MESSAGES",
     "Choice",
     "Coded",
     "ErrorBudget",
@@ -110,8 +111,14 @@ SUMMED_UP_TO = 32
 
 _SHAPE = (1024, 1024)
 
-STRATEGIES = ("allreduce", "allgather", "two_phase")
-"""Strategies of which the fastest is taken, where they carry a method; each of them has a formula in ``traffic``."""
+MESSAGES = "allgather"
+"""The strategy of what travels in single messages: gathers of weights, and a reduce-scatter to the owners."""
+
+STRATEGIES = ("allreduce", MESSAGES, "two_phase")
+"""Strategies of which the fastest is taken, where they carry a method."""
+
+ON_HOSTS = "hierarchical"
+"""The strategy that is tried beside these where several ranks share a host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +148,7 @@ class Choice:
     @property
     def on_hosts(self) -> bool:
         """Return whether what is encoded is the mean of a host's ranks."""
-        return isinstance(self.strategy, Hierarchical)
+        return self.strategy.by_host
 
     def twice(self, senders: int) -> bool:
         """Return whether the rank that sums a mean encodes it again.
@@ -149,8 +156,7 @@ class Choice:
         Args:
             senders: ranks that encode a gradient, or hosts that encode their means.
         """
-        between = of_messages(self.compressor, senders) if self.on_hosts else self.strategy.name
-        return bool(registry.find("strategies", between).reencodes)
+        return self.strategy.carrier(self.compressor, senders).reencodes
 
     @property
     def keeps(self) -> bool:
@@ -267,7 +273,7 @@ def candidates_on_hosts(budget: ErrorBudget) -> list[Choice]:
     >>> "powersgd:rank=4 over hierarchical" in [each.label for each in candidates_on_hosts(BUDGETS["small"])]
     False
     """
-    choices = [from_config_of(method, Hierarchical.name) for method in budget.methods]
+    choices = [from_config_of(method, ON_HOSTS) for method in budget.methods]
     return [each for each in choices if carries(each.strategy, each.compressor)]
 
 
@@ -283,8 +289,7 @@ def _serves(choice: Choice, workers: int) -> bool:
 
 def _bytes(choice: Choice, workers: int) -> float:
     """Estimate the bytes that a rank sends of a tensor."""
-    size = choice.compressor.traffic(_SHAPE)
-    return (workers - 1) * size if choice.strategy.gathers else 2 * (workers - 1) / workers * size
+    return traffic(shared([("", _SHAPE)], choice.compressor, workers, strategy=choice.strategy), workers).sent
 
 
 def finer(choice: Choice) -> Compressor:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.auto.link_cost import Round
 from gradwire.auto.profile import BucketProfile
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
@@ -26,6 +25,7 @@ from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
+from gradwire.transport.round import Round, ring, to_all
 
 __all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample", "slowest"]
 
@@ -34,9 +34,6 @@ _SPREAD = 1e-2
 
 SAMPLE = 1 << 20
 """Elements of a sample: enough that the work for each of them outweighs the work for each call."""
-
-UNHEARD = ("oktopk",)
-"""Strategies that refuse a worker's own message as that of a peer: each has indices of its sender's range."""
 
 
 class DryChannel(Channel):
@@ -64,8 +61,7 @@ class DryChannel(Channel):
     def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
         """Record the round."""
         if self.world > 1 and tensor.numel():
-            moved = 2 * (self.world - 1) * tensor.nbytes / self.world
-            self.rounds.append(Round("all_reduce", moved, moved))
+            self.rounds.append(ring(tensor.nbytes, self.world))
         return lambda: None
 
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
@@ -85,8 +81,7 @@ class DryChannel(Channel):
         start = self.metrics.clock()
         for j in range(self.world):
             rows[j].copy_(rows[self.rank])
-        moved = (self.world - 1) * rows[0].nbytes
-        self.rounds.append(Round("broadcast", moved, moved))
+        self.rounds.append(to_all(rows[0].nbytes, self.world, "broadcast"))
         self.inside += self.metrics.clock() - start
 
     @staticmethod
@@ -173,17 +168,16 @@ class Codec:
         return Codec(encode, decode, (None,) * len(shares), sampled.numel)
 
     @classmethod
-    def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float, workers: int) -> Codec:
+    def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float) -> Codec:
         """Make a codec from given numbers.
 
         Args:
             buckets: buckets of the model.
             encode: seconds an element.
-            decode: seconds an element of one payload.
-            workers: payloads that are decoded.
+            decode: seconds an element.
         """
         sizes = [bucket.numel for bucket in buckets]
-        return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
+        return cls(tuple(encode * n for n in sizes), tuple(decode * n for n in sizes), (None,) * len(sizes))
 
     def towards(self, far: Codec, share: float, *, once: bool = False) -> Codec:
         """Interpolate the codec on the line through this and ``far``: 0 is this, 1 is ``far``; the result is never
@@ -281,9 +275,10 @@ def measure(
         # No error of the caller: of the many methods that are tried some cannot work in such a world.
         return str(error)
     exchange = dry_exchange(compressor, workers, **(options or {}))
-    name = exchange.methods.strategy_for(compressor).name
-    if name in UNHEARD:
-        return f"what peers send under strategy {name!r} is their own, so it cannot be measured here: give --codec"
+    strategy = exchange.methods.strategy_for(compressor)
+    if not strategy.peers_alike:
+        told = f"what peers send under strategy {strategy.name!r} is their own"
+        return f"{told}, so it cannot be measured here: give --codec"
     exchange.counters.clock = clock
     noise = torch.Generator().manual_seed(0)
     given = [

@@ -111,7 +111,10 @@ class Decisions:
         for choice in (from_config(each) for decision in decisions for each in decision["choices"]):
             self._check(choice.compressor)
             lost = choice.on_hosts and choice.keeps
-            words = "without methods over 'hierarchical' that keep values back, which a reduce-scatter does not carry"
+            words = (
+                f"without methods over {choice.strategy.name!r} that keep values back, which a reduce-scatter does not "
+                "carry"
+            )
             require(not lost, "decisions", words, choice.label)
 
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from gradwire.errors import require
+from gradwire.transport.round import Round
 
-__all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Rated", "Round", "Wire"]
+__all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Rated", "Wire"]
 
 _SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
 
@@ -37,29 +38,6 @@ class Rated(Protocol):
 
     @property
     def delay(self) -> float: ...
-
-
-Kind = Literal["exchange", "all_reduce", "broadcast", "hosts", "local"]
-
-
-@dataclass(frozen=True)
-class Round:
-    """A round of messages that all workers send at the same time and wait for.
-
-    Args:
-        kind: pattern of the messages; "hosts" and "local" are rounds of ``hierarchical``, between and inside hosts.
-        sent: bytes that the busiest worker hands to its link; for "hosts", bytes that the busiest host sends.
-        received: bytes that the busiest worker, or host, gets.
-    """
-
-    kind: Kind
-    sent: float
-    received: float
-
-    @property
-    def nbytes(self) -> float:
-        """The bytes that the link needs time for: it is full duplex."""
-        return max(self.sent, self.received)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from gradwire.auto.host_links import HostWire, measured
-from gradwire.auto.link_cost import LATENCY, MESSAGE, Round, Wire
+from gradwire.auto.link_cost import LATENCY, MESSAGE, Wire
 from gradwire.auto.misses import Misses
 from gradwire.auto.traffic import PredictedTraffic
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
 from gradwire.transport.hosts import hosts_of
+from gradwire.transport.round import Round
 
 __all__ = ["LinkModel", "rounds_of"]
 

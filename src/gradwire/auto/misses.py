@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_high
 
-from gradwire.auto.link_cost import Round, Wire
+from gradwire.auto.link_cost import Wire
+from gradwire.transport.round import Round
 
 __all__ = ["Misses"]
 

@@ -26,8 +26,6 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
-from gradwire.engine.strategies.allgather import AllGather
-from gradwire.engine.strategies.hierarchical import Hierarchical
 
 __all__ = ["Probed", "compressible", "probe"]
 
@@ -90,7 +88,7 @@ def probe(
     rank = exchange.channel.rank if world > 1 else 0
     dry = dry_exchange(Identity(), world, rank, policy, seed=exchange.seed, device=exchange.device)
     dry.counters.clock = exchange.counters.clock
-    strategy = Hierarchical(size) if choice.on_hosts else choice.strategy
+    strategy = choice.strategy.with_hosts_of(size)
     dry.assign({name: (code(name), strategy) for name in names})
     seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
     few, small = _rows(flat, params, names, CODED)
@@ -131,9 +129,7 @@ def _omega(
     """The relative error of one message, decoded by its sender: in a group of one it is the error of the mean."""
     alone = Exchange(Identity(), policy=policy, seed=exchange.seed, device=exchange.device)
     # A single rank is a single host, on which nothing would be encoded.
-    alone.assign(
-        {name: (code, AllGather() if choice.on_hosts else choice.strategy) for name, (code, choice) in codes.items()}
-    )
+    alone.assign({name: (code, choice.strategy.carrier(code, 1)) for name, (code, choice) in codes.items()})
     arrived = sample.clone()
     alone.begin_step()
     alone.run(arrived, shapes)

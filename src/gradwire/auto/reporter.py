@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradwire.auto.choices import DENSE, Choice, ErrorBudget, from_config
+from gradwire.auto.choices import DENSE, MESSAGES, Choice, ErrorBudget, from_config
 from gradwire.auto.decide import Stage, exposed
 from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire
@@ -131,7 +131,7 @@ class Reporter:
 
     def label(self, choice: Choice) -> str:
         """The name of a choice in reports."""
-        return choice.label.replace("allgather", "reduce_scatter") if self._model.scatters else choice.label
+        return choice.label.replace(MESSAGES, "reduce_scatter") if self._model.scatters else choice.label
 
     # Lines for the user.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gradwire.auto.choices import (
     DENSE,
+    MESSAGES,
     Choice,
     Coded,
     ErrorBudget,
@@ -37,23 +38,18 @@ from gradwire.auto.choices import (
 from gradwire.auto.decide import Option, Stage, finish
 from gradwire.auto.gradient_norms import GradientNorms, names_of, shares_of
 from gradwire.auto.hysteresis import MARGIN
-from gradwire.auto.link_cost import Round, Wire
+from gradwire.auto.link_cost import Wire
 from gradwire.auto.link_model import LinkModel, rounds_of
 from gradwire.auto.probe import Probed, probe
 from gradwire.auto.recorder import StepRecorder
 from gradwire.auto.shared_link import GatheredWeights
 from gradwire.auto.step_record import StepWindow, reduced
-from gradwire.auto.traffic import (
-    PredictedTraffic,
-    dense_traffic,
-    shared,
-    traffic,
-    traffic_of_host_scatter,
-    traffic_of_hosts,
-)
+from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named, carries
+from gradwire.engine.strategies.reduce_scatter import rounds_to_owners
+from gradwire.transport.round import Round
 
 __all__ = ["StepModel"]
 
@@ -114,7 +110,7 @@ class StepModel:
     def scatter(self) -> None:
         """Predict steps in which gradients are reduced to their owners."""
         world = self._exchange.channel.world
-        choices = [from_config_of(each, "allgather") for each in self._budget.methods if world > 1]
+        choices = [from_config_of(each, MESSAGES) for each in self._budget.methods if world > 1]
         self.candidates = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
 
     @property
@@ -128,7 +124,7 @@ class StepModel:
         """The candidates that are tried on buckets, those for weights among them: only their times count."""
         gathered = self.dense is not None and any(each.plain > each.coded for each in self.dense.gathers)
         ways = self.ways_of_weights[1:] if gathered else []
-        return [*self.candidates[1:], *(from_config_of(each, "allgather") for each in ways if each is not None)]
+        return [*self.candidates[1:], *(from_config_of(each, MESSAGES) for each in ways if each is not None)]
 
     def find_hosts(self) -> None:
         """Ask once which ranks share a host; where several do, what hosts send together is another candidate.
@@ -281,7 +277,7 @@ class StepModel:
             return probe(self._exchange, choice, self.code(choice), flat, params, world, size)
         # A rank encodes as many parts as it sends messages, its own among them, and decodes as many for its own part.
         parts = world // size if choice.on_hosts else world
-        alone = from_config_of(choice.method, "allgather")
+        alone = from_config_of(choice.method, MESSAGES)
         found = probe(self._exchange, alone, self.code(alone), flat, params, 1)
         return None if found is None else replace(found, seconds=parts * found.seconds)
 
@@ -379,7 +375,7 @@ class StepModel:
         """The elements of each bucket on which a method for weights was tried, and the seconds that it takes there: a
         rank encodes its shard and decodes all.
         """
-        choice = from_config_of(weights, "allgather")
+        choice = from_config_of(weights, MESSAGES)
         found = [(_numel(params), self._probed.get((names_of(params), choice))) for params in seen.buckets]
         return [(numel, each.seconds) for numel, each in found if each is not None]
 
@@ -460,10 +456,8 @@ class StepModel:
             return self._scattered(params, choice)
         if choice.dense:
             return PredictedTraffic(dense_traffic(_numel(params), world, self._itemsize(params)), ())
-        divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self.code(choice))
-        if choice.on_hosts:
-            return traffic_of_hosts(divided, world, self.link.size)
-        return traffic(divided, world)
+        strategy = choice.strategy.with_hosts_of(self.link.size)
+        return traffic(shared(params, choice.compressor, world, policy, strategy, main=self.code(choice)), world)
 
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
         """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
@@ -476,10 +470,8 @@ class StepModel:
             own = None if choice.dense else policy.choose(name, shape, code(name))
             plain = itemsize if choice.dense else 4
             sent += plain * math.prod(shape) if own is None else own.traffic(shape)
-        if choice.on_hosts:
-            return traffic_of_host_scatter(4 * numel, sent, channel.world, self.link.size)
-        moved = (channel.world - 1) * sent
-        return PredictedTraffic((), (Round("exchange", moved, moved),))
+        size = self.link.size if choice.on_hosts else 1
+        return PredictedTraffic((), rounds_to_owners(sent, channel.world, 4 * numel, size))
 
     def _itemsize(self, params: Sequence[Named]) -> int:
         return self._recorder.itemsizes.get(names_of(params), 4)

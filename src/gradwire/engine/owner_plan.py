@@ -19,7 +19,6 @@ from gradwire.engine.part import Piece, Unit
 from gradwire.engine.shards import Sharded
 from gradwire.engine.step import prepare
 from gradwire.engine.strategies.base import Site
-from gradwire.engine.strategies.hierarchical import Hierarchical
 from gradwire.engine.strategies.reduce_scatter import HostScatterSession, ScatterSession
 from gradwire.errors import ConfigError, require
 from gradwire.kernels.stored import part_of, shaped
@@ -148,7 +147,7 @@ def choice_of(each: Sharded, main: Compressor | None, methods: Methods) -> tuple
 
 def is_of_hosts(methods: Methods, name: str) -> bool:
     """Return whether it was decided that the ranks of a host sum this parameter plainly."""
-    return name in methods.assigned and isinstance(methods.assigned[name][1], Hierarchical)
+    return name in methods.assigned and methods.assigned[name][1].by_host
 
 
 def pieces_of_owners(

@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradwire import registry
 from gradwire.auto.codec import Codec
 from gradwire.auto.profile import Profile
 from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import default_strategy
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError
 from gradwire.memory.base import default_memory
-from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.cluster import Cluster, worlds
 from gradwire_lab.advise.pipeline import PipelineStep
 from gradwire_lab.advise.quality import Quality, drop_in, quality
 from gradwire_lab.experiments.recommended import setup_of
@@ -67,6 +69,15 @@ class Candidate:
     def strategy_for(self, workers: int) -> str:
         """The strategy by which a method's payloads travel among so many workers."""
         return self.strategy or default_strategy(self.compressor, workers)
+
+    def carrier(self, workers: int) -> Strategy:
+        """The strategy of ``strategy_for``, built."""
+        built: Strategy = registry.build("strategies", self.strategy_for(workers))
+        return built
+
+    def worlds(self, workers: int) -> Sequence[int]:
+        """The numbers of workers with which its codec is measured for so many."""
+        return worlds(self.carrier(workers), self.compressor, workers)
 
 
 @dataclass(frozen=True)
@@ -219,7 +230,7 @@ def reachable(profile: Profile, cluster: Cluster, each: Candidate) -> float:
         each.compressor.check_world(cluster.meeting)
     except ConfigError:
         return 0.0
-    codec = Codec.at_rate(profile.buckets, 0.0, 0.0, cluster.meeting)
+    codec = Codec.at_rate(profile.buckets, 0.0, 0.0)
     jobs = cluster.jobs(profile, each.compressor, codec, each.strategy_for(cluster.meeting))
     return cluster.dense(profile).total / cluster.compressed(profile, jobs).total
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from gradwire.auto.codec import Codec
 from gradwire.auto.link_cost import Wire
 from gradwire.auto.profile import Profile
-from gradwire.auto.traffic import ring, shared, traffic
+from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor
 from gradwire.engine.policy import Policy
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import is_int, require
+from gradwire.transport.round import ring
 from gradwire_lab.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 
 __all__ = ["Cluster", "worlds"]
@@ -90,13 +92,17 @@ class Cluster:
         return 0.0 if self.inside is None else self.inside.seconds(ring(4 * numel, self.local)) / 2
 
 
-def worlds(strategy: str, workers: int) -> Sequence[int]:
+def worlds(strategy: Strategy, compressor: Compressor, workers: int) -> Sequence[int]:
     """The numbers of workers with which a codec is measured, so that more can be extrapolated on a line.
 
-    >>> worlds("allreduce", 10_000), worlds("allgather", 6), worlds("two_phase", 10_000)
-    ((4,), (6,), (8, 64))
+    >>> from gradwire.compressors.ternary.twobit import TwoBit
+    >>> from gradwire.engine.strategies.allgather import AllGather
+    >>> worlds(AllGather(), TwoBit(), 10_000), worlds(AllGather(), TwoBit(), 6)
+    ((4, 8), (6,))
     """
-    if strategy == "allreduce":
+    few, many = (strategy.coded(compressor, each) for each in (4, 8))
+    if few == many:
         return (min(workers, 4),)
-    near, far = (8, 64) if strategy == "two_phase" else (4, 8)
+    # What does not grow with each worker shows only where there are many: shards get small, and calls more.
+    near, far = (4, 8) if many[1] > few[1] else (8, 64)
     return (workers,) if workers <= far else (near, far)

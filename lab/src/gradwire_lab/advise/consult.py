@@ -14,9 +14,10 @@ from gradwire.auto.codec import SAMPLE, Codec, sample
 from gradwire.auto.link_cost import MESSAGE, PAYLOAD_SHARE, Wire
 from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.compressors.base import Compressor
+from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, is_int, require
 from gradwire_lab.advise.advice import Advice, Candidate, advisable, advise, plausible
-from gradwire_lab.advise.cluster import Cluster, worlds
+from gradwire_lab.advise.cluster import Cluster
 from gradwire_lab.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
 from gradwire_lab.advise.profile import assigned
 from gradwire_lab.advise.run_optimizer import RunOptimizer
@@ -47,16 +48,9 @@ FINALISTS = 5
 _STEPS = 3
 """Steps for which there must be time, or a measurement is not begun: two that warm up, and one that counts."""
 
-DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
-"""Payloads that a worker decodes, where it is not one of each worker."""
-
 UNKNOWN_OPTIMIZER = (
     "{} is not known: under Adam and its kin leave out every method that keeps a residual, as --optimizer adam does."
 )
-
-ENCODED_ONCE = ("allgather", "broadcast")
-"""Strategies under which a worker encodes its gradients once, whole, and nothing else."""
-
 
 ON_THE_LINK = ("bf16", "twobit")
 """Methods whose bytes are shown where a step could not be timed."""
@@ -149,7 +143,7 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
     """
     candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
     for each in candidates:
-        registry.build("strategies", each.strategy_for(asked.meeting)).check(each.compressor)
+        each.carrier(asked.meeting).check(each.compressor)
     begun = time.time()
     profile, optimizer = profile_of(asked, progress, begun)
     if optimizer is not None:
@@ -182,8 +176,7 @@ def on_the_link(asked: Question) -> list[dict[str, Any]]:
     """
     profile = assigned(list(models.facts(str(asked.model), small=asked.small).shapes.items()), 0.0)
     candidates = [Candidate(name, parse_method(name), asked.strategy) for name in ON_THE_LINK]
-    strategies = [each.strategy_for(asked.meeting) for each in candidates]
-    codecs = [given_codec(profile, 0.0, 0.0, name, asked.meeting) for name in strategies]
+    codecs = [given_codec(profile, 0.0, 0.0, each, asked.meeting) for each in candidates]
     advice = advise(profile, cluster_of(replace(asked, measure_link=False), str, 0.0), candidates, codecs)
     steps = {"uncompressed": advice.dense} | {row.label: row.step for row in advice.rows if row.step is not None}
     return [{"method": name, "bytes": step.sent, "seconds": step.wire} for name, step in steps.items()]
@@ -258,8 +251,7 @@ def codecs_of(
         One for each candidate; or why it was not measured.
     """
     if asked.codec is not None:
-        strategies = [each.strategy_for(asked.meeting) for each in candidates]
-        return [given_codec(profile, *asked.codec, name, asked.meeting) for name in strategies]
+        return [given_codec(profile, *asked.codec, each, asked.meeting) for each in candidates]
     bucket = sample(profile.buckets)
     exact = profile.numel <= SAMPLE
     order = [i for i in plausible(profile, cluster, candidates) if not candidates[i].refusal]
@@ -283,10 +275,9 @@ def _timed(
     asked: Question, buckets: Sequence[BucketProfile], candidates: Sequence[Candidate], until: float
 ) -> list[Codec | str]:
     """The candidates' codecs for these buckets, in this order."""
-    strategies = [each.strategy_for(asked.meeting) for each in candidates]
     wanted = [
-        [Wanted(each.compressor, name, count) for count in worlds(name, asked.meeting)]
-        for each, name in zip(candidates, strategies, strict=True)
+        [Wanted(each.compressor, each.strategy_for(asked.meeting), count) for count in each.worlds(asked.meeting)]
+        for each in candidates
     ]
     flat = [each for group in wanted for each in group]
     found = iter(
@@ -303,7 +294,7 @@ def _finalists(
     left, chosen = begun + asked.within - time.time(), []
     for row in [row for row in rough.rows if row.step is not None and advisable(row)][:FINALISTS]:
         codec = codecs[places[row.label]]
-        counts = len(worlds(row.strategy, asked.meeting))
+        counts = len(candidates[places[row.label]].worlds(asked.meeting))
         needed = math.inf if isinstance(codec, str) else _STEPS * codec.seconds
         if needed < asked.budget and counts * needed < left:
             chosen.append(places[row.label])
@@ -311,12 +302,10 @@ def _finalists(
     return chosen
 
 
-def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
-    """The codec that takes the given seconds an element; an owner under ``two_phase`` also encodes the mean of its
-    shard.
-    """
-    elements = 1 + 1 / workers if strategy == "two_phase" else 1.0
-    return Codec.at_rate(profile.buckets, elements * encode, decode, DECODED.get(strategy, workers))
+def given_codec(profile: Profile, encode: float, decode: float, each: Candidate, workers: int) -> Codec:
+    """The codec that takes the given seconds for each element that a worker encodes and decodes."""
+    encoded, decoded = each.carrier(workers).coded(each.compressor, workers)
+    return Codec.at_rate(profile.buckets, encoded * encode, decoded * decode)
 
 
 def _reached(group: Sequence[Wanted], found: Sequence[Codec | str], workers: int) -> Codec | str:
@@ -326,7 +315,9 @@ def _reached(group: Sequence[Wanted], found: Sequence[Codec | str], workers: int
     if len(group) == 1:
         return near
     first, last = group[0].workers, group[-1].workers
-    return near.towards(far, (workers - first) / (last - first), once=group[0].strategy in ENCODED_ONCE)
+    strategy: Strategy = registry.build("strategies", group[0].strategy)
+    times = {strategy.coded(group[0].compressor, each)[0] for each in (first, last)}
+    return near.towards(far, (workers - first) / (last - first), once=len(times) == 1)
 
 
 def _title(asked: Question, profile: Profile) -> str:
@@ -358,7 +349,6 @@ def _notes(asked: Question, candidates: Sequence[Candidate], optimizer: RunOptim
             "Two levels are what strategy='hierarchical' does, and compress_fsdp(replicate=...): dense inside a node, "
             "compressed between nodes."
         )
-    counts = [worlds(each.strategy_for(asked.meeting), asked.meeting) for each in candidates]
-    if asked.codec is None and any(len(each) > 1 for each in counts):
+    if asked.codec is None and any(len(each.worlds(asked.meeting)) > 1 for each in candidates):
         notes.append("Codecs were measured as of fewer workers and extrapolated on a line.")
     return notes

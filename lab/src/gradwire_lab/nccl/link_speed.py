@@ -437,7 +437,7 @@ def _prediction(label: str, profile: Profile, wire: Wire, chosen: Mapping[str, i
         else:
             method, _, strategy = main.partition(" over ")
             compressor = parse_method(method)
-            codec = Codec.at_rate(profile.buckets, 0.0, 0.0, wire.workers)
+            codec = Codec.at_rate(profile.buckets, 0.0, 0.0)
             jobs = cluster.jobs(profile, compressor, codec, strategy or "allgather")
             total = cluster.compressed(profile, jobs).total
     return {"predicted": total, "off": None if total is None else total / measured - 1}

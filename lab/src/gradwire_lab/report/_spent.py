@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradwire.auto.link_cost import Round, Wire
+from gradwire.auto.link_cost import Wire
+from gradwire.transport.round import Round
 from gradwire_lab.experiments.records import Record
 from gradwire_lab.netlab import Link
 from gradwire_lab.report._curves import Curve, curve

@@ -16,6 +16,7 @@ from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kernels import segments as _topk
 from gradwire.memory.base import Memory
+from gradwire.transport.round import Round, to_all
 from gradwire.vocabulary import Key
 
 __all__ = ["OkTopkStrategy"]
@@ -57,6 +58,8 @@ class OkTopkStrategy(Strategy):
     period: int = 32
 
     name = "oktopk"
+    # Each message has indices of its sender's range.
+    peers_alike = False
 
     def __post_init__(self) -> None:
         require(is_int(self.period, 1), "OkTopkStrategy.period", "an integer >= 1", self.period)
@@ -77,6 +80,14 @@ class OkTopkStrategy(Strategy):
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         return OkTopkSession(units, site, self.period)
+
+    def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
+        entries = sum(unit.compressor.layout(unit.shape).fields[0].count for unit in units)
+        told, moved = to_all(8 * workers, workers), to_all(4 * (1 + len(units)) + 8 * entries / workers, workers)
+        return told, moved, told, moved
+
+    def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:
+        return 1.0, 2.0
 
 
 class OkTopkSession(Session):

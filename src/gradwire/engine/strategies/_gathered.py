@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,9 +15,10 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseMean
 from gradwire.engine.part import Message, Part, Unit
 from gradwire.engine.strategies._variable import VariableSession
-from gradwire.engine.strategies.base import Session, Site, Strategy
+from gradwire.engine.strategies.base import Session, Site, Strategy, message_nbytes
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import DIGEST as HEAD
+from gradwire.transport.round import Kind, Round, to_all
 from gradwire.vocabulary import Key, align
 
 __all__ = ["GatheredSession", "GatheringStrategy"]
@@ -26,6 +29,9 @@ class GatheringStrategy(Strategy):
     """Base of a strategy in which every rank gets all payloads whole: a subclass says how their bytes move."""
 
     gathers = True
+
+    kind: ClassVar[Kind] = "exchange"
+    """The pattern of the messages, where all have one size."""
 
     @staticmethod
     @abstractmethod
@@ -45,6 +51,17 @@ class GatheringStrategy(Strategy):
         if not all(unit.compressor.fixed_size for unit in units):
             return VariableSession(units, site)
         return GatheredSession(units, site, self.move)
+
+    def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
+        varying = sum(not unit.compressor.fixed_size for unit in units)
+        if not varying:
+            return (to_all(message_nbytes(units), workers, self.kind),)
+        if used is None:
+            used = align(4) + sum(align(math.ceil(unit.compressor.traffic(unit.shape))) for unit in units)
+        return to_all(4 * varying, workers), to_all(used, workers)
+
+    def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:
+        return 1.0, workers
 
 
 class GatheredSession(Session):

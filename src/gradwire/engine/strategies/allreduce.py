@@ -16,6 +16,7 @@ from gradwire.engine.dense import DenseMean
 from gradwire.engine.part import Batch, Part, Unit, nonfinite, pieces_of
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError
+from gradwire.transport.round import Round, ring
 from gradwire.vocabulary import Key, Payload
 
 __all__ = ["AllReduce"]
@@ -51,6 +52,17 @@ class AllReduce(Strategy):
         if units[0].compressor.in_rounds:
             return RoundsSession(units, site)
         return SummedSession(units, site)
+
+    def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
+        if units[0].compressor.in_rounds:
+            count = units[0].compressor.rounds_needed
+            # What is declared is the mean over steps, which may differ.
+            return (ring(sum(unit.compressor.traffic(unit.shape) for unit in units) / count, workers),) * count
+        fields = (field for unit in units for field in unit.compressor.layout(unit.shape).fields)
+        return (ring(sum(field.nbytes for field in fields), workers),)
+
+    def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:
+        return 1.0, 1.0
 
 
 class SummedSession(Session):

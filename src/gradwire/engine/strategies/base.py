@@ -24,14 +24,15 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseMean
-from gradwire.engine.part import Piece, Unit, pack_states
+from gradwire.engine.part import Part, Piece, Unit, pack_states
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import shaped
 from gradwire.memory.base import Memory
 from gradwire.transport.channel import Channel
+from gradwire.transport.round import Round
 from gradwire.vocabulary import Configuration, Key, State
 
-__all__ = ["Kept", "Session", "Site", "Strategy", "of_messages"]
+__all__ = ["Kept", "Session", "Site", "Strategy", "bare_pieces", "message_nbytes", "of_messages"]
 
 ALLGATHER_UP_TO = 4
 """Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
@@ -150,6 +151,12 @@ class Strategy(Configuration, ABC):
     reencodes: ClassVar[bool] = False
     """The mean is encoded a second time, by the owners of its shards."""
 
+    by_host: ClassVar[bool] = False
+    """The sum of a host's ranks is encoded, and not each rank's own gradient."""
+
+    peers_alike: ClassVar[bool] = True
+    """A rank can decode its own message in place of a peer's, so one rank alone shows the times of all."""
+
     @abstractmethod
     def check(self, compressor: Compressor) -> None:
         """Refuse a compressor that this strategy cannot carry, with the reason and the remedy.
@@ -182,6 +189,31 @@ class Strategy(Configuration, ABC):
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         """Make the buffers for the units of one bucket."""
 
+    @abstractmethod
+    def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
+        """Say which messages a step of ``plan`` sends, from configuration and shapes alone.
+
+        Args:
+            units: units of one bucket, at least one.
+            workers: ranks that exchange them, at least two.
+            used: bytes of a rank's message where they depend on the values; None: what the compressors declare.
+        """
+
+    @abstractmethod
+    def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:
+        """Say how many times each element is encoded, and how many times decoded, by one of so many ranks.
+
+        The mean over elements and ranks: an owner that encodes a shard of W once more encodes 1 + 1/W times.
+        """
+
+    def carrier(self, compressor: Compressor, senders: int) -> Strategy:
+        """Return the strategy by which the payloads travel between those that encode: ranks, or hosts."""
+        return self
+
+    def with_hosts_of(self, ranks: int) -> Strategy:
+        """Return this strategy where so many ranks are known to share each host."""
+        return self
+
     def to_config(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
         return registry.to_config(self)
@@ -192,6 +224,16 @@ class Strategy(Configuration, ABC):
                 f"strategy {self.name!r} sends messages, but {compressor.name!r} is averaged in "
                 f"{compressor.rounds_needed} rounds: use strategy='allreduce'"
             )
+
+
+def bare_pieces(units: Sequence[Unit]) -> list[Piece]:
+    """The pieces of units, without what is kept for them: enough to lay out messages."""
+    return [Piece(unit, unit.memory, unit.shape, unit.lo) for unit in units]
+
+
+def message_nbytes(units: Sequence[Unit]) -> int:
+    """The bytes of a message of whole units: status word, payloads, alignment."""
+    return Part(bare_pieces(units)).packing.nbytes
 
 
 def of_messages(compressor: Compressor, workers: int) -> str:

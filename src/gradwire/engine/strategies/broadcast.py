@@ -22,6 +22,7 @@ class Broadcast(GatheringStrategy):
     """
 
     name = "broadcast"
+    kind = "broadcast"
 
     @staticmethod
     def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:  # noqa: ARG004

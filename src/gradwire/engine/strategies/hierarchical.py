@@ -34,10 +34,11 @@ from gradwire.kernels.stored import read, write
 from gradwire.memory.base import Memory
 from gradwire.transport.channel import Channel
 from gradwire.transport.hosts import Hosts, hosts_of
+from gradwire.transport.round import Round
 from gradwire.transport.subset import SubsetChannel
 from gradwire.vocabulary import Key
 
-__all__ = ["Hierarchical", "HostLanes", "grouped_by_way", "ranges_of"]
+__all__ = ["Hierarchical", "HostLanes", "ranges_of", "rounds_inside"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Hierarchical(Strategy):
     between: Literal["allgather", "two_phase"] | None = None
 
     name = "hierarchical"
+    by_host = True
 
     def __post_init__(self) -> None:
         known = self.ranks_per_host is None or is_int(self.ranks_per_host, 1)
@@ -94,7 +96,38 @@ class Hierarchical(Strategy):
         self._hosts(channel, device)
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
-        return HierarchicalSession(units, site, self._hosts(site.channel, site.device), self.between)
+        return HierarchicalSession(units, site, self._hosts(site.channel, site.device), self)
+
+    def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
+        size = self.ranks_per_host or 1
+        hosts, across = workers // size, list[Round]()
+        for (carrier, _), group in self.grouped(units, hosts).items() if hosts > 1 else ():
+            across += carrier.rounds(group, hosts, used)
+        if size == 1:
+            return tuple(across)
+        sums, flags = rounds_inside(4 * sum(unit.numel for unit in units) / size, size)
+        # A host's ranks share what it sends to others.
+        return sums, flags, *(Round("hosts", each.sent, each.received) for each in across), flags, sums
+
+    def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:
+        size = self.ranks_per_host or 1
+        encoded, decoded = self.carrier(compressor, workers // size).coded(compressor, workers // size)
+        return encoded / size, decoded / size
+
+    def carrier(self, compressor: Compressor, senders: int) -> Strategy:
+        built: Strategy = registry.build("strategies", self.between or of_messages(compressor, senders))
+        return built
+
+    def with_hosts_of(self, ranks: int) -> Strategy:
+        return replace(self, ranks_per_host=ranks)
+
+    def grouped(self, units: Sequence[Unit], hosts: int) -> dict[tuple[Strategy, bool], list[Unit]]:
+        """Group units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
+        groups: dict[tuple[Strategy, bool], list[Unit]] = {}
+        for unit in units:
+            key = self.carrier(unit.compressor, hosts), unit.memory.keeps_nothing
+            groups.setdefault(key, []).append(unit)
+        return groups
 
     def _hosts(self, channel: Channel, device: torch.device) -> Hosts:
         if self.ranks_per_host is None:
@@ -116,7 +149,7 @@ class LaneSite(Site):
 class HierarchicalSession(Session):
     """The lanes of a bucket, and a session between hosts for each strategy that carries payloads of this lane."""
 
-    def __init__(self, units: Sequence[Unit], site: Site, hosts: Hosts, between: str | None) -> None:
+    def __init__(self, units: Sequence[Unit], site: Site, hosts: Hosts, strategy: Hierarchical) -> None:
         self.metrics = site.channel.metrics
         host, number = hosts.place(site.channel.rank)
         self.inside = SubsetChannel(site.channel, hosts.members[host], local=True)
@@ -128,7 +161,7 @@ class HierarchicalSession(Session):
         self.means: list[tuple[int, int]] = []
         self.sessions: list[Session] = []
         self.share = 1.0 / hosts.size
-        for (way, bare), group in grouped_by_way(units, across.world, between).items():
+        for (carrier, bare), group in strategy.grouped(units, across.world).items():
             cuts = cut(site.pieces(group), hosts.size)
             # What this rank kept as an owner of other shards is moved with its own, or nobody would send it.
             site.kept.give_up_waiting({name for unit in group for name, _ in unit.members}, cuts[number])
@@ -139,7 +172,7 @@ class HierarchicalSession(Session):
             self.means += ranges_of(cuts[number]) if bare else []
             scale = 1.0 if bare else self.share
             lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
-            self.sessions.append(registry.build("strategies", way).plan(group, lane))
+            self.sessions.append(carrier.plan(group, lane))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
@@ -245,13 +278,9 @@ def ranges_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     return [(piece.lo, piece.lo + piece.numel) for piece in pieces]
 
 
-def grouped_by_way(units: Sequence[Unit], hosts: int, between: str | None) -> dict[tuple[str, bool], list[Unit]]:
-    """Group units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
-    groups: dict[tuple[str, bool], list[Unit]] = {}
-    for unit in units:
-        way = between or of_messages(unit.compressor, hosts)
-        groups.setdefault((way, unit.memory.keeps_nothing), []).append(unit)
-    return groups
+def rounds_inside(lane: float, size: int) -> tuple[Round, Round]:
+    """The rounds in which the ranks of a host send their neighbours lanes of so many bytes, and a flag."""
+    return Round("local", (size - 1) * lane, (size - 1) * lane), Round("local", size - 1, size - 1)
 
 
 def plainly(unit: Unit) -> Unit:

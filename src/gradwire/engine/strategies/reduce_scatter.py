@@ -18,13 +18,30 @@ from torch import Tensor
 from gradwire.engine.dense import DenseSession, joined
 from gradwire.engine.part import Message, Part, Piece
 from gradwire.engine.strategies.base import Site
-from gradwire.engine.strategies.hierarchical import HostLanes, ranges_of
+from gradwire.engine.strategies.hierarchical import HostLanes, ranges_of, rounds_inside
 from gradwire.transport.channel import Channel
 from gradwire.transport.hosts import Hosts
+from gradwire.transport.round import Round, to_all
 from gradwire.transport.subset import SubsetChannel
 from gradwire.vocabulary import Key
 
-__all__ = ["HostScatterSession", "ScatterSession"]
+__all__ = ["HostScatterSession", "ScatterSession", "rounds_to_owners"]
+
+
+def rounds_to_owners(sent: float, workers: int, plain: float = 0.0, size: int = 1) -> tuple[Round, ...]:
+    """The rounds in which every rank sends each owner its part.
+
+    Args:
+        sent: bytes of the payload of one owner's part.
+        workers: ranks that reduce.
+        plain: bytes of such a part uncompressed, which ranks of a host send each other.
+        size: ranks of a host that sum plainly first; 1: none do.
+    """
+    if size == 1:
+        return (to_all(sent, workers),)
+    hosts = workers // size
+    across = size * (hosts - 1) * sent
+    return *rounds_inside(hosts * plain, size), Round("hosts", across, across)
 
 
 class ScatterSession:

@@ -15,14 +15,15 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseMean
 from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.shards import cut
-from gradwire.engine.strategies.base import Session, Site, Strategy
+from gradwire.engine.strategies.base import Session, Site, Strategy, bare_pieces
 from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
+from gradwire.transport.round import Round
 from gradwire.vocabulary import Key
 
-__all__ = ["TwoPhase", "parts_of_means"]
+__all__ = ["TwoPhase"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,17 @@ class TwoPhase(Strategy):
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         return TwoPhaseSession(units, site)
+
+    def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
+        parts = [Part(pieces) for pieces in cut(bare_pieces(units), workers)]
+        shards, means = ([part.packing.nbytes for part in each] for each in (parts, parts_of_means(parts)))
+        return (
+            Round("exchange", sum(shards) - min(shards), (workers - 1) * max(shards)),
+            Round("exchange", (workers - 1) * max(means), sum(means) - min(means)),
+        )
+
+    def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:
+        return 1 + 1 / workers, 2.0
 
 
 class TwoPhaseSession(Session):
