@@ -40,7 +40,8 @@ def local_sgd(
         every: local steps in a round, >= 1. More: fewer bytes, and workers drift further apart.
         meeting: meeting of workers that come and go; None: they are the ranks of ``process_group``, fixed.
         process_group: None is the default group.
-        options: further arguments, as for ``compress_ddp``.
+        options: further arguments, as for ``compress_ddp``, and ``islands`` and ``offload``, as for
+            ``gradwire.optim.DiLoCo``.
 
     Returns:
         The optimizer; its ``round`` counts rounds, ``metrics()`` tells who took part and what was sent.
@@ -94,8 +95,8 @@ def diloco(
         momentum: momentum of the outer step, in [0, 1).
         meeting: meeting of workers, as for ``local_sgd``.
         process_group: group of the workers, as for ``local_sgd``.
-        options: further arguments, as for ``gradwire.optim.DiLoCo``, such as ``fragments`` and ``delay``, and for
-            ``compress_ddp``.
+        options: further arguments, as for ``gradwire.optim.DiLoCo``, such as ``fragments``, ``delay`` and
+            ``islands``, and for ``compress_ddp``.
 
     Returns:
         The optimizer, as for ``local_sgd``.

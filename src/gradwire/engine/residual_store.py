@@ -163,6 +163,11 @@ class ResidualStore:
         norms = [read(tensor).norm(dtype=torch.float32) for tensor in self._residuals()]
         return float(torch.stack(norms).norm()) if norms else 0.0
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all residuals of this rank."""
+        return sum(tensor.nbytes for tensor in self._residuals())
+
     def any_unsent(self) -> bool:
         """Return whether anything waits in the residuals of this rank or of its shards; it waits for the device."""
         return any(bool(read(tensor).any()) for tensor in self._residuals(self.worker.get("residual", {})))

@@ -52,11 +52,13 @@ class Caller(NamedTuple):
         name: the user's call.
         under: the wrapper whose own averaging it replaces; None: there must be no wrapper.
         freed: advice that says how its ownership ends.
+        sharded: further advice where the model is sharded.
     """
 
     name: str
     under: Literal["ddp", "fsdp"] | None = None
     freed: str = "give it another method with state.change(...), or close it first with state.close()"
+    sharded: str = ""
 
 
 class Owner(NamedTuple):
@@ -118,7 +120,7 @@ def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier
         if caller.under != "fsdp" and is_sharded(param):
             return (
                 f"{start}{name!r} of a sharded model: use gradwire.compress_fsdp for fully_shard, "
-                "gradwire.compress_fsdp1 for FullyShardedDataParallel"
+                f"gradwire.compress_fsdp1 for FullyShardedDataParallel{caller.sharded}"
             )
         for owner in owners_of(param):
             hooks = caller.under == owner.caller.under == "ddp"

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradwire.engine.exchange import Exchange
 
-__all__ = ["summary"]
+__all__ = ["in_words", "summary"]
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -39,8 +39,10 @@ def _lines(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> Iterato
     recent, counters = exchange.counters.recent(), exchange.counters
     steps, each = exchange.step - recent.step, "round" if "rounds" in figures else "step"
     if steps:
-        now = f"{_size(recent.bytes_sent / steps)} a {each} now, {figures['ratio']:.3g} times fewer than uncompressed"
-        whole = f"{_size(figures['bytes_sent'])} in all, {figures['total_ratio']:.3g} times fewer"
+        now = (
+            f"{in_words(recent.bytes_sent / steps)} a {each} now, {figures['ratio']:.3g} times fewer than uncompressed"
+        )
+        whole = f"{in_words(figures['bytes_sent'])} in all, {figures['total_ratio']:.3g} times fewer"
         yield f"  bytes     {now}; {whole}"
         made = exchange.step - counters.begun
         spent = [f"{name} {1e3 * seconds / made:.3g} ms" for name, seconds in counters.seconds.items()]
@@ -52,10 +54,10 @@ def _lines(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> Iterato
         yield f"  skipped   {figures['nonfinite_steps']} steps, whose gradients were not finite"
 
 
-def _size(nbytes: float) -> str:
+def in_words(nbytes: float) -> str:
     """A number of bytes in words.
 
-    >>> _size(1234567), _size(12)
+    >>> in_words(1234567), in_words(12)
     ('1.23 MB', '12 bytes')
     """
     for least, unit in UNITS:

@@ -18,10 +18,15 @@ class FlatParameters:
 
     Args:
         params: dense floating-point tensors on one device; their values are not copied.
+        offload: true: the slots are in the host's memory, wherever the parameters are.
     """
 
-    def __init__(self, params: Sequence[Tensor]) -> None:
-        self.data = torch.zeros(sum(param.numel() for param in params), dtype=torch.float32, device=params[0].device)
+    def __init__(self, params: Sequence[Tensor], offload: bool = False) -> None:
+        numel, device = sum(param.numel() for param in params), params[0].device
+        place = torch.device("cpu") if offload else device
+        # Pinned where they travel to a GPU, in whose memory they would not fit.
+        pinned = place.type == "cpu" and device.type == "cuda"
+        self.data = torch.zeros(numel, dtype=torch.float32, device=place, pin_memory=pinned)
         parts = torch.split(self.data, [param.numel() for param in params])
         self.views = [part.view(param.shape) for part, param in zip(parts, params, strict=True)]
 

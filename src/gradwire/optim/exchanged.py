@@ -63,6 +63,9 @@ class Exchanged(ShortTracebacks, Optimizer):
     ranges: ClassVar[Mapping[str, Range]] = {}
     """The parameters of its own, each with what it may be."""
 
+    sharded: ClassVar[str] = ""
+    """Further advice for a sharded model, as for ``Caller``."""
+
     steered: ClassVar[bool] = False
     """True: "auto" may be given in place of a compressor."""
 
@@ -83,7 +86,7 @@ class Exchanged(ShortTracebacks, Optimizer):
 
         def select() -> dict[str, nn.Parameter]:
             check()
-            found = named(self.param_groups)
+            found = self.on_rank(named(self.param_groups))
             check_dtypes(found)
             for name, param in found.items():
                 require(not float32 or param.dtype == torch.float32, f"dtype of {name}", "float32", param.dtype)
@@ -97,7 +100,8 @@ class Exchanged(ShortTracebacks, Optimizer):
         if self.frozen:
             # They are sent, so all must have the same.
             facts["frozen"] = [[name, list(each.shape), str(each.dtype)] for name, each in self.frozen.items()]
-        self._caller = caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
+        freed = "go on with that optimizer, or delete it first"
+        self._caller = caller = Caller(type(self).__name__, freed=freed, sharded=self.sharded)
         self._unchecked = True
         if not alone:
             # Of parameters alone nobody knows which belong to embeddings.
@@ -111,7 +115,7 @@ class Exchanged(ShortTracebacks, Optimizer):
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.facts = facts
         if self.exchange.channel.rank == 0 and (alone or self.exchange.channel.world > 1):
-            warn_of_statistics(type(self).__name__, modules_of(self.params))
+            warn_of_statistics(type(self).__name__, modules_of(named(self.param_groups).values()))
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
         # decision sent with another strategy has a message of its own, and must be undone with the others.
         several = bool(self.exchange.methods.policy.overrides) or self.exchange.pilot is not None
@@ -119,7 +123,11 @@ class Exchanged(ShortTracebacks, Optimizer):
         self._ranks: Ranks = frozenset()
         if not alone:
             self._ranks = frozenset(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
-            share_start([*self.params, *self.frozen.values()], group, self.exchange.device)
+            share_start([*self.params, *self.on_rank(self.frozen).values()], group, self.exchange.device)
+
+    def on_rank(self, params: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """The tensors that this rank exchanges of these parameters: here the parameters themselves."""
+        return params
 
     @classmethod
     def check_parameters(cls, given: Mapping[str, object]) -> None:

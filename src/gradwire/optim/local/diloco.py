@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,12 @@ from gradwire.modes import ordinary_modes
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import named
 from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
+from gradwire.optim.local._islands import THREAD
 from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.optim.local.meeting import Meeting
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["DiLoCo"]
 
@@ -67,6 +71,10 @@ class DiLoCo(LocalSteps):
         mix: share of a rank's own parameters when a fragment is merged, in [0, 1); None: by what was trained meanwhile.
         process_group: the ranks; None is the default group.
         meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
+        islands: mesh of one dimension over the ranks that hold the same shard, one in each island, such as
+            ``mesh["islands"]``, or their group; where each worker is several ranks, over which ``fully_shard`` has
+            sharded the model, with replicas or without. Each rank exchanges its own shard.
+        offload: keep the parameters of the last round and the outer momentum, 8 bytes an element, in the host's memory.
         options: further arguments, as for ``compress_ddp``. ``start_after`` and ``schedule`` count exchanges, of which
             there is one for each fragment.
 
@@ -120,6 +128,8 @@ class DiLoCo(LocalSteps):
         mix: float | None = None,
         process_group: dist.ProcessGroup | None = None,
         meeting: Meeting | None = None,
+        islands: DeviceMesh | dist.ProcessGroup | None = None,
+        offload: bool = False,
         **options: Any,
     ) -> None:
         streams = fragments is not None or delay != 0 or mix is not None
@@ -138,11 +148,12 @@ class DiLoCo(LocalSteps):
         facts: dict[str, Any] = {"lr": lr, "momentum": momentum}
         if streams:
             facts |= {"fragments": fragments, "layout": layout, "delay": delay, "mix": mix}
-        super().__init__(inner, compressor, every, options, process_group, meeting, facts, check)
+        shared = (inner, compressor, every, options, process_group, meeting, facts, check)
+        super().__init__(*shared, islands, offload, threads=2 if streams else 1)
         self.lr, self.momentum, self.mix = lr, momentum, mix
-        self.velocity = FlatParameters(self.params)
+        self.velocity = FlatParameters(self.params, offload)
         sizes = [len(numbers) for numbers in self._dealt]
-        self.streams = Fragments(self.agreed.views, sizes, every, delay) if streams else None
+        self.streams = Fragments(self.way.views, sizes, every, delay) if streams else None
         self.exchange.expect_apart(max(1, len(sizes)))
 
     @classmethod
@@ -207,7 +218,7 @@ class DiLoCo(LocalSteps):
 
     def _outer(self, mean: Tensor, span: slice) -> None:
         """Take Nesterov's step with a part of the elements."""
-        velocity = self.velocity.data[span]
+        velocity, mean = self.velocity.data[span], mean.to(self.velocity.data.device)
         velocity.mul_(self.momentum).add_(mean)
         mean.add_(velocity, alpha=self.momentum)
         self.agreed.data[span].add_(mean, alpha=-self.lr)
@@ -254,11 +265,12 @@ class DiLoCo(LocalSteps):
             self.streams.load(state_dict.get("streams", {}), names, self.since, self.exchange.step)
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse a state with other fragments under way.
+        """Refuse a state with other fragments under way, or of another shard.
 
         Raises:
             ConfigError
         """
+        super().check_state(state_dict)
         saved = state_dict.get("streams", {})
         if self.streams is not None:
             self.streams.check(saved, [name for name, _ in self.named])
@@ -271,6 +283,7 @@ class DiLoCo(LocalSteps):
         order = [number for numbers in self._dealt for number in numbers]
         if order:
             self.params, self.named = [self.params[i] for i in order], [self.named[i] for i in order]
+            self.trained = [self.trained[i] for i in order]
 
     def _exchange_due(self) -> None:
         if self.streams is None:
@@ -309,6 +322,7 @@ class DiLoCo(LocalSteps):
         except Exception as error:
             failed.append(error)
         way = self.way.data[fragment.span]
+        self._note_nonfinite(way, bool(failed))
         self.streams.send(fragment, partial(self._exchange_fragment, fragment, failed), way)
 
     def _exchange_fragment(self, fragment: Fragment, failed: list[Exception], flat: Tensor) -> bool:
@@ -319,9 +333,13 @@ class DiLoCo(LocalSteps):
                 raise failed[0]
 
         params = self.named[fragment.numbers]
-        self._begin_exchange()
-        self.exchange.open(check, [name for name, _ in params])
-        return self.exchanged(flat, params)
+
+        def exchange() -> bool:
+            self._begin_exchange()
+            self.exchange.open(check, [name for name, _ in params])
+            return self.exchanged(flat, params)
+
+        return exchange() if self.island is None else self.island.all_shards(exchange, THREAD)
 
     def _land(self, fragment: Fragment, mix: float | None) -> bool:
         """Apply the exchange of a fragment that is due; return whether the ranks have the same parameters in it, if
@@ -341,7 +359,8 @@ class DiLoCo(LocalSteps):
         else:
             trained.zero_()
         for number in range(fragment.numbers.start, fragment.numbers.stop):
-            param, agreed = self.params[number], self.agreed.views[number]
+            param = self.params[number]
+            agreed = self.agreed.views[number].to(param.device)
             if mix and mean is not None:
                 param.copy_(torch.lerp(agreed, param.float(), mix))
             else:

@@ -10,17 +10,20 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, Verbatim, require
+from gradwire.frontends.summary import in_words
 from gradwire.optim._flat import FlatParameters, any_nonfinite
-from gradwire.optim.exchanged import COUNT, Closure, Exchanged
+from gradwire.optim.exchanged import COUNT, FLAG, Closure, Exchanged, named
+from gradwire.optim.local._islands import Island, on_rank
 from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local.meeting import Meeting
 
@@ -40,9 +43,17 @@ class LocalSteps(Exchanged):
         meeting: meeting of workers that come and go; None: they are the ranks of the group.
         facts: other values that must be the same on all ranks.
         check: function that checks what else may be wrong with this rank's arguments.
+        islands: mesh or group of the ranks that hold the same shard of a sharded model; None: it is not sharded.
+        offload: true: tensors that are kept from round to round are in the host's memory.
+        threads: number of threads that exchange beside each other inside an island.
     """
 
-    ranges: ClassVar = {"every": COUNT}
+    ranges: ClassVar = {"every": COUNT, "offload": FLAG}
+
+    sharded: ClassVar = (
+        "; or, for local steps, give DiLoCo or local SGD islands=, the mesh of the ranks that hold the same shard of "
+        "fully_shard in the other islands"
+    )
 
     def __init__(
         self,
@@ -54,23 +65,43 @@ class LocalSteps(Exchanged):
         meeting: Meeting | None,
         facts: Mapping[str, Any],
         check: Callable[[], None] = lambda: None,
+        islands: Any = None,
+        offload: bool = False,
+        threads: int = 1,
     ) -> None:
         name = type(self).__name__
         require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
         require(meeting is None or group is None, "process_group", "None with a meeting", group)
+        alone = islands is None or (meeting is None and group is None)
+        require(alone, "islands", "None with a meeting or a process_group", Verbatim("both"))
+        self.island = None if islands is None else Island(islands)
 
         def check_all() -> None:
-            self.check_parameters(facts)
+            # First, because the island hears of other errors through its mesh.
+            if self.island is not None:
+                self.island.check({**named(self.param_groups), **self.frozen})
+            self.check_parameters({**facts, "offload": offload})
             check()
 
         facts = {"every": every, **facts}
+        if offload:
+            # A GPU rounds other than its host, and all must have the same bits.
+            facts["offload"] = offload
+        if self.island is not None:
+            group, facts["islands"] = self.island.group, self.island.facts
+
         # A scheduler looks for a parameter such as momentum in the defaults.
-        super().__init__(
-            inner.param_groups, inner.defaults, compressor, options, group, facts, check_all, alone=meeting is not None
-        )
+        given = (inner.param_groups, inner.defaults, compressor, options, group, facts, check_all)
+        make = partial(super().__init__, *given, alone=meeting is not None)
+
+        if self.island is None:
+            make()
+        else:
+            self.island.set_up(make, lambda: self.exchange, facts, options.get("timeout"), threads)
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
+        self.trained: list[Tensor] = list(named(self.param_groups).values())
         self._arrange()
-        self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
+        self.agreed, self.way = FlatParameters(self.params, offload), FlatParameters(self.params)
         self.agreed.gather(self.params)
         self.rounds = (
             None
@@ -85,7 +116,7 @@ class LocalSteps(Exchanged):
 
     def outer(self, mean: Tensor) -> None:
         """Move ``agreed`` by the mean change, whose tensor may be overwritten; here it is applied unchanged."""
-        self.agreed.data.sub_(mean)
+        self.agreed.data.sub_(mean.to(self.agreed.data.device))
 
     @property
     def round(self) -> int:
@@ -131,6 +162,7 @@ class LocalSteps(Exchanged):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._locate()
         if self.since == 0:
             self._refresh()
         self._step_alone()
@@ -141,10 +173,22 @@ class LocalSteps(Exchanged):
     @torch.no_grad()
     def exchange_ways(self) -> None:
         """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
+        self._locate()
         self._end_round()
 
+    def on_rank(self, params: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """The shards of the parameters that this rank holds, if it is one of an island."""
+        if self.island is None:
+            return params
+        return {name: cast("nn.Parameter", on_rank(param)) for name, param in params.items()}
+
+    def _locate(self) -> None:
+        """Find the memory of the shards, which FSDP may have changed."""
+        if self.island is not None:
+            self.params = [cast("nn.Parameter", on_rank(param)) for param in self.trained]
+
     def _arrange(self) -> None:
-        """Order ``params`` and ``named`` as their tensors are to be kept: here as they came."""
+        """Order ``params``, ``trained`` and ``named`` as their tensors are to be kept: here as they came."""
 
     def _exchange_due(self) -> None:
         """Exchange what is due after a step: here everything at the end of a round."""
@@ -179,16 +223,30 @@ class LocalSteps(Exchanged):
         """The value at which a parameter started this round: the rounded value for 16 bits, so that rounding is no
         change.
         """
-        return self.agreed.views[number].to(self.params[number].dtype)
+        return self.agreed.views[number].to(self.params[number])
 
     def _means(self) -> Iterator[Tensor]:
         """The mean changes of the rounds that are over: of this one, and at a meeting of those that were missed."""
         if self.rounds is not None:
             yield from self.rounds.means(self.way.data, self.kept())
             return
-        self._begin_exchange()
-        if self.exchanged(self.way.data):
+        self._note_nonfinite(self.way.data)
+
+        def exchange() -> bool:
+            self._begin_exchange()
+            return self.exchanged(self.way.data)
+
+        if exchange() if self.island is None else self.island.all_shards(exchange):
             yield self.way.data
+
+    def _note_nonfinite(self, way: Tensor, bad: bool = False) -> None:
+        """Spoil the change of this shard if that of another shard of the island is not finite.
+
+        Args:
+            bad: this rank has no change to send.
+        """
+        if self.island is not None and self.island.largest(bad or any_nonfinite([way])):
+            way[:1] = float("nan")
 
     def _begin_exchange(self) -> None:
         """Begin the step of the exchange in which the gathered changes of this round are sent."""
@@ -204,9 +262,12 @@ class LocalSteps(Exchanged):
         Within a round this rank's parameters are among them, because they are those of no other rank.
         """
         names = [name for name, _ in self.named]
+        self._locate()
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
         state = {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
         state |= {"made": self.made} | self.own_parameters(apart=self.since > 0)
+        if self.island is not None:
+            state["shard"] = self.island.shard
         return state if self.rounds is None else {**state, **self.rounds.state_dict()}
 
     def metrics(self) -> dict[str, Any]:
@@ -215,7 +276,20 @@ class LocalSteps(Exchanged):
         """
         told = super().metrics()
         own = {} if self.rounds is None else self.rounds.metrics()
-        return {**told, "rounds": told["steps"], **own, "steps": self.made}
+        kept = {"kept_bytes": sum(self.kept_bytes().values())}
+        return {**told, "rounds": told["steps"], **own, **kept, "steps": self.made}
+
+    def kept_bytes(self) -> dict[str, int]:
+        """Return the bytes that this rank keeps beside the model and its inner optimizer: the parameters of the last
+        round, what the outer step keeps, and the residual.
+        """
+        residuals = self.exchange.residuals.nbytes
+        return {**{key: flat.data.nbytes for key, flat in self.kept().items()}, "residual": residuals}
+
+    def __str__(self) -> str:
+        place = " (host)" if self.agreed.data.device != self.way.data.device else ""
+        kept = [f"{in_words(n)} {key}{place * (key != 'residual')}" for key, n in self.kept_bytes().items() if n]
+        return f"{super().__str__()}\n  kept      {', '.join(kept)}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
         """Continue bit for bit from a ``state_dict`` of this rank, whose parameters within a round it puts back.
@@ -230,13 +304,24 @@ class LocalSteps(Exchanged):
         """
         if set(state_dict.get("kept", {})) != set(self.kept()):
             raise ConfigError(f"state_dict must be one of {type(self).__name__}, got {sorted(state_dict)}")
+        self._locate()
+        since = state_dict["since"]
+        apart = since > 0 or bool(state_dict.get("apart")) or bool(state_dict.get("flight"))
+
+        def load() -> bool:
+            self.load_exchange(state_dict, on_resize, apart=apart)
+            return True
+
+        # First, because an error of one rank is raised on all, before any has taken over anything.
+        if self.island is None:
+            load()
+        else:
+            self.island.all_shards(load)
         self.inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.param_groups = self.inner.param_groups
         for key, flat in self.kept().items():
             flat.gather(state_dict["kept"][key][name] for name, _ in self.named)
-        self.since = state_dict["since"]
-        apart = self.since > 0 or bool(state_dict.get("apart")) or bool(state_dict.get("flight"))
-        self.load_exchange(state_dict, on_resize, apart=apart)
+        self.since = since
         # An earlier version counted rounds only.
         self.made = state_dict.get("made", self.exchange.step * self.every + self.since)
         # Last, because the exchange has been accepted on all ranks by now.
@@ -244,19 +329,32 @@ class LocalSteps(Exchanged):
         if self.rounds is not None:
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
 
+    def check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse the state of another shard.
+
+        Raises:
+            ConfigError
+        """
+        ours = None if self.island is None else self.island.shard
+        theirs = state_dict.get("shard")
+        require(theirs == ours, "state_dict", f"that of shard {ours}, None where nothing is sharded", theirs)
+
     def _refresh(self) -> None:
         """Take over parameters that were loaded or changed by hand since the last round."""
-        for agreed, param in zip(self.agreed.views, self.params, strict=True):
+        for agreed, whole in zip(self.agreed.views, self.params, strict=True):
+            param = whole.to(agreed.device)
             torch.where(agreed.to(param.dtype) == param, agreed, param.float(), out=agreed)
 
     def _step_alone(self) -> None:
         """Make the inner step, unless this rank's gradient is not finite, which the inner optimizer
         would never forget.
         """
-        grads = [param.grad for param in self.params if param.grad is not None]
+        grads = [on_rank(param.grad) for param in self.trained if param.grad is not None]
         scale = self.loss_scale()
         if scale is not None:
             # In place, as a GradScaler would do it before a step.
             torch._foreach_div_(grads, scale)
-        if not any_nonfinite(grads):
+        bad = any_nonfinite(grads)
+        # A step that one shard leaves out would be half a step of the model.
+        if not (bad if self.island is None else self.island.largest(bad)):
             self.inner.step()

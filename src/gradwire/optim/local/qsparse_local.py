@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -10,6 +10,9 @@ from torch.optim import Optimizer
 from gradwire.modes import ordinary_modes
 from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.optim.local.meeting import Meeting
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["QsparseLocal"]
 
@@ -33,6 +36,8 @@ class QsparseLocal(LocalSteps):
         every: H, local steps in a round, >= 1; 1 to 8 in the paper. More: fewer bytes, and ranks drift further apart.
         process_group: the ranks; None is the default group.
         meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
+        islands: mesh or group of the ranks that hold the same shard, for workers of several ranks, as for ``DiLoCo``.
+        offload: keep the parameters of the last round, 4 bytes an element, in the host's memory.
         options: further arguments, as for ``compress_ddp``.
 
     Raises:
@@ -67,6 +72,9 @@ class QsparseLocal(LocalSteps):
         every: int = 4,
         process_group: dist.ProcessGroup | None = None,
         meeting: Meeting | None = None,
+        islands: DeviceMesh | dist.ProcessGroup | None = None,
+        offload: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(inner, compressor, every, options, process_group, meeting, {})
+        shared = (inner, compressor, every, options, process_group, meeting)
+        super().__init__(*shared, facts={}, islands=islands, offload=offload)

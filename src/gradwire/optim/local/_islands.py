@@ -1,0 +1,187 @@
+"""Islands: several ranks that hold one copy of the model together, in shards of ``fully_shard``.
+
+Invariants:
+    * A rank exchanges its own shard with its peers: the ranks that hold the same shard in the other islands.
+    * The ranks of an island do the same with their shards: if the gradient, the change or the mean of one is not
+      finite, that of all counts as such, and if one fails, all of them raise. Its peers are one in each island, so what
+      an island decides of its own change all islands hear of through the shards.
+
+Failure modes:
+    Without the first of these rules a step that one shard leaves out would be half a step of the model. A rank that
+    fails sends nothing to the rest of its island, which would wait for it until its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.engine.exchange import Exchange
+from gradwire.errors import ConfigError, GroupError, Verbatim, require
+from gradwire.frontends.setup import kind_of, private_group
+from gradwire.metrics import Metrics
+from gradwire.transport.channel import Channel
+from gradwire.transport.handshake import agree
+
+__all__ = ["THREAD", "Island", "on_rank"]
+
+MAIN, THREAD = 0, 1
+"""Threads that send messages inside the island: the caller's and that of the exchange, each on its own channel."""
+
+
+def on_rank(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that this rank holds, in the memory of the tensor itself."""
+    # Asked for anew each time: FSDP gives a parameter other memory, as at its first forward pass.
+    return cast(Tensor, getattr(tensor, "_local_tensor", tensor))
+
+
+class Island:
+    """This rank's island, and its peers in the others.
+
+    Args:
+        islands: mesh of one dimension over the peers, or their process group.
+
+    Attributes:
+        group: the process group of the peers.
+        facts: values that must be the same on the peers, once the parameters were checked.
+
+    Raises:
+        ConfigError: the argument is neither, or lacks this rank.
+    """
+
+    def __init__(self, islands: Any) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        allowed = (
+            "a DeviceMesh of one dimension over the ranks that hold the same shard in the other islands, such as "
+            "mesh['islands'], or the group of these ranks"
+        )
+        mesh = isinstance(islands, DeviceMesh)
+        require(mesh or isinstance(islands, dist.ProcessGroup), "islands", allowed, Verbatim(kind_of(islands)))
+        if mesh:
+            require(islands.ndim == 1, "islands", allowed, Verbatim(f"one of {islands.ndim} dimensions"))
+        ranks = islands.mesh.tolist() if mesh else dist.get_process_group_ranks(islands)
+        require(dist.get_rank() in ranks, "islands", f"{allowed}, with this rank, {dist.get_rank()}", ranks)
+        self.group: dist.ProcessGroup = islands.get_group() if mesh else islands
+        self.ranks: list[int] = sorted(ranks)
+        self.facts: dict[str, Any] = {}
+        self._mesh: Any = None
+        self._device = torch.device("cpu")
+        self._lines: list[list[Channel]] = []
+
+    @property
+    def shard(self) -> dict[str, list[int]]:
+        """The place of this rank's shard, which its state belongs to."""
+        return {"at": list(self._mesh.get_coordinate()), "of": list(self._mesh.shape)}
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Refuse parameters that are not all shards of one mesh, or a mesh that has peers of this rank in it.
+
+        Raises:
+            ConfigError: the message names a parameter, or the ranks.
+        """
+        plain = [name for name, param in params.items() if not hasattr(param, "device_mesh")]
+        sharded = "DTensors with islands, all of them, as after fully_shard(model, mesh=mesh['shard'])"
+        require(not plain, "parameters", sharded, Verbatim(f"plain tensors: {', '.join(plain[:3])}"))
+        first = next(iter(params.values()))
+        mesh, self._device = first.device_mesh, on_rank(first).device
+        ours = mesh.mesh.flatten().tolist()
+        for name, param in params.items():
+            theirs = param.device_mesh.mesh
+            require(
+                torch.equal(theirs, mesh.mesh), f"mesh of {name}", f"that of all parameters, {ours}", theirs.tolist()
+            )
+            require(not param.is_meta, f"device of {name}", "one with memory: call to_empty first", "meta")
+        shared = sorted(set(self.ranks) & set(ours))
+        if shared != [dist.get_rank()]:
+            raise ConfigError(
+                f"islands must be a mesh without the other ranks of the model's mesh, got ranks {self.ranks} where the "
+                f"model lies on {ours}: with mesh = init_device_mesh(..., mesh_dim_names=('islands', 'shard')) shard "
+                "the model over mesh['shard'] alone, and give mesh['islands']"
+            )
+        self._mesh = mesh
+        cut = {name: [list(param.shape), [str(each) for each in param.placements]] for name, param in params.items()}
+        self.facts.update(shard=self.shard, cut=cut)
+
+    def set_up(
+        self,
+        make: Callable[[], None],
+        made: Callable[[], Exchange],
+        facts: Mapping[str, Any],
+        timeout: object,
+        threads: int,
+    ) -> None:
+        """Set up the exchange with the peers; an error there is raised on the whole island, and so on all islands.
+
+        Args:
+            make: makes the exchange, which ``made`` returns then.
+            facts: other values that must be the same on the ranks of an island.
+            timeout: seconds that a message may take, as an option gives it.
+            threads: 1; 2 if exchanges run on a thread of their own.
+
+        Raises:
+            ConfigError: an error of ``make`` here.
+            GroupError: an error on another rank of the island, or ranks of it differ.
+        """
+        failed = list[Exception]()
+        try:
+            make()
+        except Exception as error:
+            if self._mesh is None:
+                raise
+            failed.append(error)
+
+        def describe() -> str:
+            if failed:
+                raise failed[0]
+            exchange = made()
+            place = [exchange.channel.rank, exchange.channel.world]
+            same = {**facts, "islands": {**self.facts, "shard": None}, "this island, of": place}
+            return exchange.describe([], **same)
+
+        for _ in range(threads):
+            self._lines.append([self._line(dim, timeout) for dim in range(self._mesh.ndim)])
+        for line in self._lines[0]:
+            try:
+                agree(line, "set-up of an island", describe, self._device)
+            except Exception as error:
+                failed[:] = [*failed, error][:1]
+        if failed:
+            raise failed[0]
+
+    def _line(self, dim: int, timeout: object) -> Channel:
+        lent = private_group(self._mesh.get_group(dim), timeout, self._device)
+        channel = Channel(lent.group, Metrics())
+        lent.hold(channel)
+        return channel
+
+    def largest(self, number: int, thread: int = MAIN) -> int:
+        """The largest of the numbers, 0 to 255, that the ranks of the island give.
+
+        Args:
+            thread: the thread that asks.
+        """
+        found = torch.full((1,), number, dtype=torch.uint8, device=self._device)
+        for line in self._lines[thread]:
+            line.all_reduce(found, "max")
+        return int(found)
+
+    def all_shards(self, exchange: Callable[[], bool], thread: int = MAIN) -> bool:
+        """Exchange on all ranks of the island; return whether it was well on all of them.
+
+        Raises:
+            GroupError: the exchange of another shard of the island failed.
+        """
+        try:
+            well = exchange()
+        except Exception:
+            self.largest(2, thread)
+            raise
+        worst = self.largest(0 if well else 1, thread)
+        if worst > 1:
+            raise GroupError("the exchange of another shard of this island failed: its rank has the reason")
+        return worst == 0
