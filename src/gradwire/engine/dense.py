@@ -1,9 +1,18 @@
-"""Uncompressed means: of small tensors together, of excluded ones, and of everything during a dense warm-up."""
+"""The uncompressed mean: of small tensors together, of excluded ones, of all in a dense warm-up, of a sample.
+
+It travels in an all-reduce of its own, or in the messages of a strategy that every rank gets. Three others are apart:
+
+    Channel.begin_mean  averages what torch would average without a hook, in its own dtype and layout, sparse ones among
+                        them. It is posted before the ranks have been compared, and many may be under way, because DDP
+                        waits for a future of each bucket
+    HostLanes           adds up over the ranks of a host, where the backend knows sums over whole groups alone, and
+                        leaves each rank one lane of the sum
+    torch's own         reduces to their owners what FSDP scatters uncompressed (``Channel.run_scatter``)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import cast
 
 import torch
@@ -17,7 +26,7 @@ from gradwire.kernels.native import kernels as extension
 from gradwire.transport.channel import Channel
 from gradwire.vocabulary import State
 
-__all__ = ["CarriedDense", "DenseMean", "DenseSession", "is_carried", "joined"]
+__all__ = ["DenseSession", "is_carried", "joined"]
 
 CARRIED = 2**16
 """Elements up to which they travel with payloads: they wait for the encoding, and more better travel meanwhile."""
@@ -39,75 +48,16 @@ def is_carried(numel: int, world: int) -> bool:
 
 
 class DenseSession:
-    """A session of one all-reduce over ranges of a flat gradient; a single range is summed in place.
+    """The mean over the ranks of ranges of a flat gradient, in place, with that of the wishes of compressors.
+
+    A single range is summed where it lies. Each session of a bucket may ask for the mean; the first waits for it.
 
     Args:
         ranges: ranges of the flat gradient.
         advised: states with the wishes of this rank's compressors ("advice"); their mean over the ranks ("agreed")
             travels in the same message.
-    """
-
-    def __init__(
-        self, ranges: Sequence[tuple[int, int]], channel: Channel, device: torch.device, advised: Sequence[State] = ()
-    ) -> None:
-        self.ranges, self.channel, self.advised = joined(ranges), channel, advised
-        self.wishes = sum(state["advice"].numel() for state in advised)
-        packed = sum(hi - lo for lo, hi in self.ranges) if len(self.ranges) > 1 or self.wishes else 0
-        self.buffer = torch.zeros(packed + self.wishes, dtype=torch.float32, device=device)
-        # On a CPU one call takes all ranges; elsewhere torch's own operations on lists do.
-        self._at_once = device.type == "cpu" and extension is not None and bool(packed) and not self.wishes
-        self._sizes = [hi - lo for lo, hi in self.ranges]
-        self._places: Places | None = None
-        self._packed = Pieces.of(torch.split(self.buffer, self._sizes)) if self._at_once else None
-        self._nothing = DenseMean(torch.zeros(0, dtype=torch.float32, device=device), lambda: None)
-
-    def begin(self, flat: Tensor) -> DenseMean:
-        """Start to average the ranges over the ranks, in place. Meanwhile other ranges of ``flat`` may be worked on."""
-        if not self.ranges and not self.wishes:
-            return self._nothing
-        if self._at_once:
-            return self._begin_at_once(flat)
-        views = [flat[lo:hi] for lo, hi in self.ranges]
-        if not self.buffer.numel():
-            packed = views[0] if views else self.buffer
-            return DenseMean(packed, partial(self._finish, packed, [], self._begin(packed)))
-        torch.cat([*views, *(state["advice"] for state in self.advised)], out=self.buffer)
-        wait = self._begin(self.buffer)
-        return DenseMean(self.buffer[: len(self.buffer) - self.wishes], partial(self._finish, self.buffer, views, wait))
-
-    def _of(self, flat: Tensor) -> Tensor:
-        """Return the ranges of ``flat`` as pieces."""
-        if self._places is None or self._places.length != flat.numel():
-            self._places = Places(flat.numel(), [lo for lo, _ in self.ranges], self._sizes)
-        return cast(Tensor, Pieces(flat, self._places))
-
-    def _begin_at_once(self, flat: Tensor) -> DenseMean:
-        """Do ``begin`` with one call for all ranges."""
-        pieces, packed = self._of(flat), cast(Tensor, self._packed)
-        cast_encode(pieces, packed, 1.0 / self.channel.world)
-        wait = self.channel.begin_all_reduce(self.buffer)
-
-        def finish() -> None:
-            wait()
-            cast_encode(packed, pieces, 1.0)
-
-        return DenseMean(self.buffer, finish)
-
-    def _begin(self, packed: Tensor) -> Callable[[], None]:
-        return self.channel.begin_all_reduce(packed.mul_(1.0 / self.channel.world))
-
-    def _finish(self, packed: Tensor, views: list[Tensor], wait: Callable[[], None]) -> None:
-        wait()
-        if views or self.wishes:
-            targets = [*views, *(state["agreed"] for state in self.advised)]
-            torch._foreach_copy_(targets, list(torch.split(packed, [target.numel() for target in targets])))
-
-
-class CarriedDense(DenseSession):
-    """A session that carries the ranges in the messages of another one that every rank gets, without any of its own.
-
-    Args:
-        rows: room in those messages for all elements and wishes, float32 of shape (W, elements).
+        rows: room for all elements and wishes in messages that every rank gets, float32 of shape (W, elements). Then
+            nothing is sent here: the session whose messages they are asks for the mean when it has received them.
     """
 
     def __init__(
@@ -115,61 +65,94 @@ class CarriedDense(DenseSession):
         ranges: Sequence[tuple[int, int]],
         channel: Channel,
         device: torch.device,
-        advised: Sequence[State],
-        rows: Tensor,
+        advised: Sequence[State] = (),
+        rows: Tensor | None = None,
     ) -> None:
-        super().__init__(ranges, channel, device, advised)
-        self.rows, self.buffer = rows, torch.zeros(rows.size(1), dtype=torch.float32, device=device)
-        self._at_once = self._at_once or (device.type == "cpu" and extension is not None and not self.wishes)
-        if self._at_once:
-            self._packed = Pieces.of(torch.split(rows[channel.rank], self._sizes))
-            self._arrived = cast(Tensor, Pieces.of(torch.split(rows, self._sizes, dim=1)))
-
-    def _begin_at_once(self, flat: Tensor) -> DenseMean:
-        pieces = self._of(flat)
-        cast_encode(pieces, cast(Tensor, self._packed), 1.0 / self.channel.world)
-        return DenseMean(pieces, partial(cast_add_decoded, self._arrived, pieces, 1.0, fresh=True))
-
-    def _begin(self, packed: Tensor) -> Callable[[], None]:
-        torch.mul(packed, 1.0 / self.channel.world, out=self.rows[self.channel.rank])
-
-        # Nothing is waited for: the session that carries the rows calls this when it has received them.
-        def arrive() -> None:
-            # There are two rows, whose sum is the same in either order, so both ranks have the same bits.
-            torch.sum(self.rows, 0, out=packed)
-
-        return arrive
-
-
-class DenseMean:
-    """An uncompressed mean on its way: a call waits for it, and returns whether it has a value that is not finite.
-
-    Args:
-        packed: buffer in which the mean will be.
-        finish: waits for it, and puts it where it belongs.
-    """
-
-    def __init__(self, packed: Tensor, finish: Callable[[], None]) -> None:
-        self._packed, self._finish = packed, finish
+        self.ranges, self.channel, self.advised, self.rows = joined(ranges), channel, advised, rows
+        self._sizes = [hi - lo for lo, hi in self.ranges]
+        wishes = sum(state["advice"].numel() for state in advised)
+        self.numel, self._dense = sum(self._sizes) + wishes, sum(self._sizes)
+        self._in_place = rows is None and not wishes and len(self.ranges) == 1
+        self.buffer = torch.zeros(0 if self._in_place else self.numel, dtype=torch.float32, device=device)
+        # On a CPU one call takes all ranges; elsewhere torch's own operations on lists do.
+        self._at_once = device.type == "cpu" and extension is not None and not wishes and not self._in_place
+        self._places: Places | None = None
+        if self._at_once and self.numel:
+            sent = self.buffer if rows is None else rows[channel.rank]
+            self._packed = cast(Tensor, Pieces.of(torch.split(sent, self._sizes)))
+            self._arrived = cast(Tensor, self._packed if rows is None else Pieces.of(torch.split(rows, self._sizes, 1)))
+        self._mean = self.buffer
+        self._finish: Callable[[], None] | None = None
         self._bad: Tensor | None = None
-        self._arrived = False
 
-    def _arrive(self) -> None:
-        # Each session of a bucket asks, and the mean can be waited for only once.
-        if not self._arrived:
-            self._finish()
-            self._arrived = True
+    def begin(self, flat: Tensor) -> None:
+        """Start to average the ranges over the ranks, in place. Meanwhile other ranges of ``flat`` may be worked on."""
+        if self.numel:
+            self._bad = None
+            begin = self._begin_in_place if self._in_place else self._begin_at_once if self._at_once else self._begin
+            self._finish = begin(flat, 1.0 / self.channel.world)
 
-    def __call__(self) -> Tensor:
-        self._arrive()
-        self._bad = nonfinite(self._packed) if self._bad is None else self._bad
+    def arrive(self) -> None:
+        """Wait for the mean, unless that was done."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+    def bad(self) -> Tensor:
+        """Wait, and return whether a value is not finite, as a bool of one element."""
+        self.arrive()
+        if self._bad is None:
+            self._bad = nonfinite(self._mean)
         return self._bad
 
     def flag(self, status: Tensor) -> None:
         """Wait, and set bit 0 of ``status``, int32 of one element, if a value is not finite."""
-        self._arrive()
-        if self._packed.numel():
-            kernels.nonfinite(self._packed, status)
+        if self.numel:
+            self.arrive()
+            kernels.nonfinite(self._mean, status)
+
+    def end(self) -> None:
+        """Let go of the gradient, which may be freed before the next step."""
+        self._mean, self._bad = self.buffer, None
+
+    def _begin_in_place(self, flat: Tensor, share: float) -> Callable[[], None]:
+        self._mean = flat[self.ranges[0][0] : self.ranges[0][1]]
+        return self.channel.begin_all_reduce(self._mean.mul_(share))
+
+    def _begin_at_once(self, flat: Tensor, share: float) -> Callable[[], None]:
+        """Do ``begin`` with one call for all ranges."""
+        if self._places is None or self._places.length != flat.numel():
+            self._places = Places(flat.numel(), [lo for lo, _ in self.ranges], self._sizes)
+        pieces = cast(Tensor, Pieces(flat, self._places))
+        cast_encode(pieces, self._packed, share)
+        if self.rows is not None:
+            self._mean = pieces
+            return lambda: cast_add_decoded(self._arrived, pieces, 1.0, fresh=True)
+        wait = self.channel.begin_all_reduce(self.buffer)
+
+        def finish() -> None:
+            wait()
+            cast_encode(self._packed, pieces, 1.0)
+
+        return finish
+
+    def _begin(self, flat: Tensor, share: float) -> Callable[[], None]:
+        views = [flat[lo:hi] for lo, hi in self.ranges]
+        sent = self.buffer if self.rows is None else self.rows[self.channel.rank]
+        torch.cat([*views, *(state["advice"] for state in self.advised)], out=sent).mul_(share)
+        wait = self.channel.begin_all_reduce(sent) if self.rows is None else None
+        self._mean = self.buffer[: self._dense]
+
+        def finish() -> None:
+            if wait is not None:
+                wait()
+            else:
+                # There are two rows, whose sum is the same in either order, so both ranks have the same bits.
+                torch.sum(cast(Tensor, self.rows), 0, out=self.buffer)
+            targets = [*views, *(state["agreed"] for state in self.advised)]
+            torch._foreach_copy_(targets, list(torch.split(self.buffer, [target.numel() for target in targets])))
+
+        return finish
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -511,10 +511,11 @@ class Exchange:
         """
         self.open()
         if not extra:
-            self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.nbytes // self.channel.world
-        # Noted below like the flag of a message, because the step must not count where only uncompressed values are
-        # bad.
-        bad = DenseSession([(0, flat.numel())], self.channel, self.device).begin(flat)()
+            self.counters.dense_bytes += self.channel.summed(flat)
+        mean = DenseSession([(0, flat.numel())], self.channel, self.device)
+        mean.begin(flat)
+        bad = mean.bad()
+        # Noted like the flag of a message, because the step must not count where only uncompressed values are bad.
         self.rollback.note([bad])
         return bad
 

@@ -136,13 +136,16 @@ class Plan:
             # Before the mean, because a momentum is each rank's own and is averaged with the gradients.
             each.memory.compensate(each.of(flat), each.kept)
         # Started before anything is encoded, so that it travels meanwhile.
-        dense = (self.warm_up if self.warm else self.dense).begin(flat)
+        dense = self.warm_up if self.warm else self.dense
+        dense.begin(flat)
         told = [] if self.warm else [session.run(flat, key, dense) for session in self.sessions]
         for each in moving:
             # Only the mean says whether the step counts.
-            each.memory.update(each.of(flat), each.kept, dense())
+            each.memory.update(each.of(flat), each.kept, dense.bad())
         # The flag of a session covers the parameters that travel uncompressed.
-        return told or [dense()]
+        told = told or [dense.bad()]
+        dense.end()
+        return told
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ import torch
 
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.engine.dense import CarriedDense, DenseSession, is_carried
+from gradwire.engine.dense import DenseSession, is_carried
 from gradwire.engine.methods import Methods
 from gradwire.engine.part import Unit
 from gradwire.engine.plan import Moving, Named, Plan, grouped, joined, same_choices, try_retune
@@ -96,9 +96,7 @@ class Planner:
         numel = sum(hi - lo for lo, hi in ranges) + sum(state["advice"].numel() for state in advised)
         carried = len(sessions) == 1 and is_carried(numel, self.channel.world)
         rows = sessions[0].carry(numel) if carried else None
-        if rows is None:
-            return DenseSession(ranges, self.channel, self.device, advised)
-        return CarriedDense(ranges, self.channel, self.device, advised, rows)
+        return DenseSession(ranges, self.channel, self.device, advised, rows)
 
     def _moving(
         self, params: Sequence[Named], main: Compressor, methods: Methods, units: Sequence[Unit]

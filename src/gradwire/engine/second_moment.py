@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.engine.dense import DenseSession
 from gradwire.transport.channel import Channel
 
 __all__ = ["EVERY", "LEAST", "MOST", "SHARE", "SecondMoment"]
@@ -107,12 +108,13 @@ class SecondMoment:
         """
         least = LEAST if owned is None else LEAST // channel.world  # A tensor has a span for each owner.
         places = [_place(lo, hi, step, least) for lo, hi in spans]
-        sample = torch.cat([flat[lo:hi] for lo, hi in places]).div_(channel.world)
+        sample = torch.cat([flat[lo:hi] for lo, hi in places])
+        mean = DenseSession([(0, sample.numel())], channel, sample.device)
         # Started before the gradient is exchanged, so that both travel at the same time.
-        wait = channel.begin_all_reduce(sample)
+        mean.begin(sample)
 
         def compare(arrived: Tensor, start: int, multiplied: float) -> None:
-            wait()
+            mean.arrive()
             mine = slice(None) if owned is None else owned
             exact = torch.split(sample, [hi - lo for lo, hi in places])[mine]
             there = [arrived[lo - start : hi - start] for lo, hi in places[mine]]

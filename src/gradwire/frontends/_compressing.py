@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import right_on_average
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.settings import build_compressor
 from gradwire.engine.strategies.allgather import AllGather
@@ -99,7 +99,7 @@ class Carrier:
         self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
         self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
         self.step, self.seed = 0, tensor_id(name)
-        self.nothing = DenseMean(torch.zeros(0, dtype=torch.float32, device=device), lambda: None)
+        self.nothing = DenseSession([], channel, device)
         self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
     def start(self, device: torch.device, job: Callable[[], list[Tensor]]) -> dist.Work:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.contrib.strategies._sparse import PlacedValues, exchange, pack, unpack
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Piece, Unit, fill_nonfinite, nonfinite
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError, is_int, require
@@ -110,7 +110,7 @@ class OkTopkSession(Session):
         ages = {int(kept["age"]) for kept in self.kept}
         self.age = ages.pop() if len(ages) == 1 else 0
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         metrics = self.channel.metrics
         self._recall()
         with metrics.timed("encode"):
@@ -122,7 +122,7 @@ class OkTopkSession(Session):
         # Entries of several ranks may overflow in their sum.
         status |= torch.stack([nonfinite(each.values) for each in sums]).any()
         statuses, won = self._gather(pack(status, winners))
-        bad = statuses.any() | dense()
+        bad = statuses.any() | dense.bad()
         with metrics.timed("decode"):
             if bool(bad):
                 self.part.rollback(flat)

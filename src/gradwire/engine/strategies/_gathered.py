@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Unit
 from gradwire.engine.strategies._variable import VariableSession
 from gradwire.engine.strategies.base import Session, Site, Strategy, message_nbytes
@@ -100,7 +100,7 @@ class GatheredSession(Session):
         self._make(self.rows.buffer.device, align(end))
         return self.rows.buffer[:, packing.nbytes : end].view(torch.float32)
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)

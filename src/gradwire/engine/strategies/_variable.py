@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Unit
 from gradwire.engine.strategies.base import Session, Site
 from gradwire.vocabulary import Key
@@ -40,7 +40,7 @@ class VariableSession(Session):
         self.used = torch.zeros(shape, dtype=torch.int32, device=site.device)
         self.received = torch.zeros(0, dtype=torch.uint8, device=site.device)
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)
@@ -51,7 +51,7 @@ class VariableSession(Session):
         rows = self._exchange(message, sizes)
         with metrics.timed("decode"):
             # The status is the first word of each message, at the same place whatever the sizes of its payloads.
-            bad = torch.stack([row[:4].view(torch.int32)[0] for row in rows]).ne(0).any() | dense()
+            bad = torch.stack([row[:4].view(torch.int32)[0] for row in rows]).ne(0).any() | dense.bad()
             self.part.deliver(flat, bad, lambda: self._decode(rows, sizes, flat))
         return bad
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Batch, Part, Unit, nonfinite, pieces_of
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError
@@ -88,7 +88,7 @@ class SummedSession(Session):
         plain = [batch.compressor.tells_nonfinite and batch.memory.keeps_nothing for batch in self.part.batches]
         self.tells = all(plain)
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self._encode(flat, key)
@@ -99,12 +99,12 @@ class SummedSession(Session):
             self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells, own=True)
         return bad
 
-    def _is_bad(self, dense: DenseMean) -> Tensor:
+    def _is_bad(self, dense: DenseSession) -> Tensor:
         """Return whether the sums or the dense ranges have a value that is not finite; the status
         is this rank's own.
         """
         if self.sums.dtype not in _CHECKED:
-            return nonfinite(self.sums) | dense()
+            return nonfinite(self.sums) | dense.bad()
         self.status.zero_()
         kernels.nonfinite(self.sums, self.status)
         # Waited for last, so that the uncompressed sum and that of the payloads travel at the same time.
@@ -173,7 +173,7 @@ class RoundsSession(Session):
         self.payloads: list[Payload] = list(zip(*columns, strict=True))
         self.status, self.arrived = (torch.zeros(1, dtype=torch.int32, device=site.device) for _ in range(2))
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         metrics, pieces, batches = self.channel.metrics, self.part.pieces, self.part.batches
         xs = [piece.of(flat) for piece in pieces]
         self.status.zero_()

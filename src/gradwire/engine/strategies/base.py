@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Part, Piece, Unit, pack_states
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import shaped
@@ -107,7 +107,7 @@ class Session(ABC):
     """The messages and buffers of one bucket."""
 
     @abstractmethod
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         """Replace the units in ``flat`` by their mean over the ranks.
 
         Args:

@@ -25,7 +25,7 @@ from torch import Tensor
 from gradwire import kernels, registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.engine.dense import DenseMean, joined
+from gradwire.engine.dense import DenseSession, joined
 from gradwire.engine.part import Piece, Unit
 from gradwire.engine.shards import cut
 from gradwire.engine.strategies.base import Session, Site, Strategy, of_messages
@@ -175,7 +175,7 @@ class HierarchicalSession(Session):
             self.sessions.append(carrier.plan(group, lane))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         self.lanes.add_up(flat)
         if self.inside.world > 1:
             with self.metrics.timed("encode"):

@@ -76,14 +76,14 @@ class ScatterSession:
             and all memories are as they were.
         """
         # Every rank starts the same collectives in the same order: the wishes, then the payloads.
-        wait = self.wishes.begin(flat)
+        self.wishes.begin(flat)
         with self.channel.metrics.timed("encode"):
             self._encode(flat, key)
         # A rank sends itself nothing: the exchange leaves its own row alone.
         self.receives.buffer[self.channel.rank].copy_(self.sends[self.channel.rank].buffer)
         self.channel.exchange([send.buffer for send in self.sends], list(self.receives.buffer.unbind(0)))
         # Waited for after the payloads, so that both travel at the same time.
-        wait()
+        self.wishes.arrive()
         with self.channel.metrics.timed("decode"):
             bad = self.receives.status.ne(0).any()
             # Undone from the values in ``flat``, which nobody has overwritten: the mean goes to ``out``.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.engine.dense import DenseMean
+from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.shards import cut
 from gradwire.engine.strategies.base import Session, Site, Strategy, bare_pieces
@@ -91,7 +91,7 @@ class TwoPhaseSession(Session):
         self.means = [Message(part.packing, site.device) for part in self.mean_parts]
         self.share = 1.0 / world
 
-    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         with self.channel.metrics.timed("encode"):
             for part, message in zip(self.parts, self.sends, strict=True):
                 part.encode(flat, message, key)
@@ -99,7 +99,7 @@ class TwoPhaseSession(Session):
         self._compress_mean(key)
         self._from_owners()
         with self.channel.metrics.timed("decode"):
-            bad = torch.cat([message.status for message in self.means]).any() | dense()
+            bad = torch.cat([message.status for message in self.means]).any() | dense.bad()
             self._deliver(flat, bad)
         return bad
 
