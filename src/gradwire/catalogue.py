@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import default_strategy
 from gradwire.memory.base import Memory, default_memory
@@ -46,7 +47,7 @@ def describe(compressor: Compressor) -> dict[str, Any]:
         >>> row["nature"], row["memory"], row["state_bytes_per_element"], row["aggregation"]
         ('deterministic', 'residual', 4.0, ['allgather', 'two_phase'])
     """
-    declared, depends = compressor.properties(), not declares_traffic(compressor)
+    declared, depends = capabilities.properties(compressor), not declares_traffic(compressor)
     return declared | {
         "bits_per_element": _measured_bits(compressor) if depends else declared["bits_per_element"],
         "bits_depend_on_data": depends,
@@ -60,7 +61,7 @@ def describe(compressor: Compressor) -> dict[str, Any]:
 def declares_traffic(compressor: Compressor) -> bool:
     """Return whether configuration and shape alone determine how many bytes travel."""
     capacity = compressor.layout(_DECLARED_AT).nbytes
-    return compressor.fixed_size or compressor.traffic(_DECLARED_AT) != capacity
+    return compressor.fixed_size or capabilities.traffic(compressor, _DECLARED_AT) != capacity
 
 
 def state_bytes(compressor: Compressor, shape: tuple[int, ...], state: State | None = None) -> float:

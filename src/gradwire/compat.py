@@ -106,9 +106,10 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
     cls = _compressor_class("none" if name is None else name)
     memory_cls = None if memory_name is None else registry.find("memory", _MEMORIES.get(memory_name, memory_name))
     # A memory that depends on the parameters is a property, and chosen where the method is used.
-    if memory_name in (None, "none") and isinstance(cls.memory, str):
+    own = getattr(cls, "memory", None)
+    if memory_name in (None, "none") and isinstance(own, str):
         # A method that has its momentum in itself there has it in its memory here.
-        memory_cls = registry.find("memory", cls.memory)
+        memory_cls = registry.find("memory", own)
     known = [name for used in (cls, memory_cls) if used is not None for name in _parameters(used)]
     words = {key: key if key in known else _RENAMED.get(key, key) for key in [*rest, *_RENAMED]}
     if memory_cls is None or not memory_cls.beta_is_momentum:

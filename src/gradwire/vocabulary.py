@@ -8,19 +8,21 @@ A second, leading dimension on the buffer (one row for each rank) gives the same
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, lru_cache, wraps
-from typing import Any, ClassVar, TypeAlias
+from functools import cached_property, lru_cache, update_wrapper, wraps
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradwire._short_traceback import short_traceback
 from gradwire.errors import as_python
+from gradwire.notices import log
 
 __all__ = [
     "ALIGNMENT",
+    "Capability",
     "Configuration",
     "Field",
     "Key",
@@ -28,12 +30,17 @@ __all__ = [
     "Payload",
     "State",
     "align",
+    "capability",
     "overrides",
     "tensor_id",
 ]
 
 Payload: TypeAlias = tuple[Tensor, ...]
 State: TypeAlias = dict[str, Tensor]
+
+S = TypeVar("S")
+T = TypeVar("T")
+P = ParamSpec("P")
 
 ALIGNMENT = 8
 """Bytes to which a payload is padded inside a message: the largest item size a field may have."""
@@ -64,6 +71,68 @@ def overrides(cls: type, methods: Iterable[str], declared: str) -> bool:
         if wanted & vars(each).keys():
             return True
     return False
+
+
+class Capability(Generic[S, P, T]):
+    """A function that asks an object for what its class may declare, with a default for all others.
+
+    The answer is the attribute, the property or the method of the function's name. ``default`` is the function itself,
+    for a class that does something in its own way and leaves the rest to it.
+
+    Args:
+        default: answer where nothing is declared.
+        of: methods that the answer describes. It no longer holds for a class that writes one of these anew and does
+            not repeat the answer; the log says so, once for each class.
+    """
+
+    def __init__(self, default: Callable[Concatenate[S, P], T], of: Collection[str]) -> None:
+        self.default, self.of, self.name = default, frozenset(of), default.__name__
+        self._holds: dict[type, bool] = {}
+        update_wrapper(self, default)
+
+    def __call__(self, subject: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        own: Any = getattr(subject, self.name, self)
+        # An answer that other methods of a subclass have made wrong is the most dangerous one, so it is never used.
+        if own is self or (self.of and not self._holds_for(type(subject))):
+            return self.default(subject, *args, **kwargs)
+        answer: T = own(*args, **kwargs) if callable(own) else own
+        return answer
+
+    def declared(self, subject: S) -> bool:
+        """Return whether the object has an answer of its own."""
+        return hasattr(subject, self.name) and (not self.of or self._holds_for(type(subject)))
+
+    def _holds_for(self, cls: type) -> bool:
+        if cls not in self._holds:
+            self._holds[cls] = self._look_up(cls)
+        return self._holds[cls]
+
+    def _look_up(self, cls: type) -> bool:
+        for each in cls.__mro__:
+            if self.name in vars(each):
+                return True
+            if anew := self.of & vars(each).keys():
+                told = f"{each.__qualname__} has its own {min(anew)}, so {self.name!r} of its base does not hold for it"
+                log.info("%s: declare %s beside it if it does", told, self.name)
+                return False
+        return True
+
+
+def capability(*, of: Collection[str] = ()) -> Callable[[Callable[Concatenate[S, P], T]], Capability[S, P, T]]:
+    """Decorate a function whose first argument may answer itself: see ``Capability``.
+
+    >>> @capability(of=["encode"])
+    ... def fast(code):
+    ...     return False
+    >>> class Base:
+    ...     fast = True
+    ...     def encode(self): ...
+    >>> class Own(Base):
+    ...     def encode(self): ...
+    >>> fast(object()), fast(Base()), fast(Own())
+    (False, True, False)
+    """
+    return lambda default: Capability(default, of)
 
 
 class Configuration:

@@ -27,6 +27,7 @@ from gradwire.auto.controller import AutoPilot
 from gradwire.auto.probe import probe
 from gradwire.auto.recorder import LONGEST
 from gradwire.auto.step_record import BucketRun, StepRecord
+from gradwire.compressors import capabilities
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
 from gradwire.frontends.ddp import nothing
@@ -451,7 +452,7 @@ def with_embeddings(rank: int) -> dict[str, float]:
         optimizer.step()
     shape = (256, 256)
     return {
-        name: 8 * code.traffic(shape) / (256 * 256)
+        name: 8 * capabilities.traffic(code, shape) / (256 * 256)
         for name, (code, _) in state.exchange.methods.assigned.items()
         if name.endswith("weight")
     }

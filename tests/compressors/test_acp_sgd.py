@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.contrib.compressors.lowrank.acp_sgd import ACPSGD
 from gradwire.errors import ConfigError
@@ -44,7 +45,8 @@ def test_only_one_factor_is_reduced_in_a_step():
         payload = code.layout(x.shape).views(torch.zeros(code.layout(x.shape).nbytes, dtype=torch.uint8))
         rounds = code.rounds([x], [payload], [code.init_state(x.shape, Key())], [Key(step=step)])
         assert list(rounds) == [step % 2]
-    assert code.traffic((12, 9)) == 4 * 2 * (12 + 9) / 2 == PowerSGD(rank=2).traffic((12, 9)) / 2
+    both = capabilities.traffic(PowerSGD(rank=2), (12, 9))
+    assert capabilities.traffic(code, (12, 9)) == 4 * 2 * (12 + 9) / 2 == both / 2
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -61,7 +63,7 @@ def test_ranks_decode_the_projection_of_their_mean_and_keep_their_own_rest(step)
         projected = basis.mT @ basis @ x if step else x @ basis.mT @ basis
         torch.testing.assert_close(out, projected, rtol=1e-5, atol=1e-5)
     kept = xs[2][0].clone()
-    code.add_own(payloads[2][0], kept, -1.0)
+    capabilities.add_own(code, payloads[2][0], kept, -1.0)
     torch.testing.assert_close(kept, xs[2][0] - out)
 
 
@@ -93,10 +95,10 @@ def test_the_start_is_common_to_the_ranks():
 
 def test_what_pays():
     code = ACPSGD(rank=4)
-    assert code.pays_for((64, 3, 3))
-    assert not code.pays_for((1000,))
-    assert not code.pays_for((0, 5))
-    assert not code.pays_for((8, 8))
+    assert capabilities.pays_for(code, (64, 3, 3))
+    assert not capabilities.pays_for(code, (1000,))
+    assert not capabilities.pays_for(code, (0, 5))
+    assert not capabilities.pays_for(code, (8, 8))
 
 
 @together

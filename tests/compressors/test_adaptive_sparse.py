@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.sparse.adaptive_sparse import AdaptiveSparse
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
@@ -112,7 +113,7 @@ def test_feedback_is_legal_where_the_variance_is_small():
     assert AdaptiveSparse().feedback == "unsafe"
     assert AdaptiveSparse("closed", eps=1.0).feedback == "unsafe"
     assert AdaptiveSparse("closed", eps=0.5).feedback == "optional"
-    assert AdaptiveSparse("closed", eps=0.25).delta(10) == 0.75
+    assert capabilities.delta(AdaptiveSparse("closed", eps=0.25), 10) == 0.75
 
 
 @pytest.mark.parametrize("code", [AdaptiveSparse(), AdaptiveSparse("closed", eps=1e-6)], ids=lambda code: code.mode)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.casts.blockwise8 import Blockwise8
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
@@ -70,7 +71,7 @@ def test_the_linear_bound_on_what_is_lost_is_nearly_attained():
     code, x = Blockwise8(block=4096), torch.full((4096,), 0.5 / 127 * (1 - 1e-4))
     x[0] = 1.0
     lost = float((decoded(code, x) - x).double().square().sum() / x.double().square().sum())
-    assert (1 - code.delta(4096)) * 0.99 <= lost <= 1 - code.delta(4096)
+    assert (1 - capabilities.delta(code, 4096)) * 0.99 <= lost <= 1 - capabilities.delta(code, 4096)
 
 
 @pytest.mark.parametrize("kind", KINDS)

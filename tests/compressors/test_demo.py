@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.transforms.demo import DeMo
 from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.engine.exchange import Exchange
@@ -124,9 +125,9 @@ def test_the_sign_is_that_of_the_pieces_alone():
     x = pieces_of([(3, 4), (5,)])
     x.base[3], x.base[4] = math.nan, 1e-30
     before = x.base.clone()
-    DeMo(sign=False).settle(x)
+    capabilities.settle(DeMo(sign=False), x)
     assert torch.equal(x.base[4:], before[4:])
-    DeMo().settle(x)
+    capabilities.settle(DeMo(), x)
     for piece, was in zip(x.each(), Pieces(before, x.places).each(), strict=True):
         assert torch.equal(piece, was.sign())
     assert torch.equal(x.base[:3], before[:3])

@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
@@ -41,7 +42,7 @@ def test_a_tiny_tensor_sends_exactly_one_element(seed):
 def test_the_memory_is_its_own():
     assert DGC.memory == "dgc"
     assert DGC().feedback == "required"
-    assert DGC(0.25).delta(100) == 0.25
+    assert capabilities.delta(DGC(0.25), 100) == 0.25
 
 
 def test_counts_that_do_not_add_up_are_refused():

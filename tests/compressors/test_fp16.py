@@ -1,5 +1,6 @@
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.testing.inputs import gaussian
 from gradwire.vocabulary import Key
@@ -19,7 +20,7 @@ def test_the_scale_of_a_mean_goes_in_before_the_sum_can_overflow():
     ranks, x = 4, torch.full((5,), 40000.0)
     payloads = [torch.empty(5, dtype=torch.float16) for _ in range(ranks)]
     for payload in payloads:
-        FP16().encode_scaled(x.clone(), 1 / ranks, (payload,), {}, Key())
+        capabilities.encode_scaled(FP16(), x.clone(), 1 / ranks, (payload,), {}, Key())
     out = torch.zeros(5)
     FP16().add_decoded((torch.stack(payloads).sum(0, dtype=torch.float16),), out)
     assert torch.equal(out, x)

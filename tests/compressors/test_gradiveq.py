@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
@@ -66,8 +67,8 @@ def test_a_bucket_gives_what_each_tensor_gives_alone():
         xs = [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
         (payloads,) = mean_rounds(code, [xs], [together], [[replace(key, step=step) for key in keys]])
         found, own = torch.zeros_like(flat), torch.zeros_like(flat)
-        for out, add in ((found, code.add_decoded_each), (own, code.add_own_each)):
-            add(payloads, [part.view(x.shape) for part, x in zip(torch.split(out, sizes), xs, strict=True)], 1.0)
+        for out, add in ((found, capabilities.add_decoded_each), (own, capabilities.add_own_each)):
+            add(code, payloads, [part.view(x.shape) for part, x in zip(torch.split(out, sizes), xs, strict=True)], 1.0)
         expected = [decoded(code, x, state, step) for x, state in zip(xs, alone, strict=True)]
         torch.testing.assert_close(found, torch.cat([each.view(-1) for each in expected]), rtol=1e-3, atol=1e-3)
         assert torch.equal(own, found)
@@ -141,10 +142,10 @@ def test_extreme_gradients_leave_a_basis_that_can_be_used(x):
 def test_the_traffic():
     code = GradiVeQ(size=256, components=16, period=500, sampled=5)
     n = 256 * 1000
-    assert code.traffic((n,)) == pytest.approx(0.01 * (4 * n + 4 * 16 * 256) + 0.99 * 4 * 16 * 1000)
-    assert code.pays_for((n,))
-    assert not code.pays_for((256 * 255,))
-    assert not code.pays_for((0,))
+    assert capabilities.traffic(code, (n,)) == pytest.approx(0.01 * (4 * n + 4 * 16 * 256) + 0.99 * 4 * 16 * 1000)
+    assert capabilities.pays_for(code, (n,))
+    assert not capabilities.pays_for(code, (256 * 255,))
+    assert not capabilities.pays_for(code, (0,))
 
 
 @together

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.lowrank.acp_sgd import ACPSGD
 from gradwire.contrib.compressors.lowrank.gradzip import GradZip
 from gradwire.errors import ConfigError
@@ -60,9 +61,9 @@ def test_a_bucket_gives_what_each_matrix_gives_alone(code, rank, step):
     together, alone = copy.deepcopy(first), copy.deepcopy(first)
     (payloads,) = mean_rounds(code, [xs], [together], [keys])
     found, own = torch.zeros_like(flat), torch.zeros_like(flat)
-    for out, add in ((found, code.add_decoded_each), (own, code.add_own_each)):
+    for out, add in ((found, capabilities.add_decoded_each), (own, capabilities.add_own_each)):
         outs = torch.split(out, [x.numel() for x in xs])
-        add(payloads, [part.view(x.shape) for part, x in zip(outs, xs, strict=True)], 1.0)
+        add(code, payloads, [part.view(x.shape) for part, x in zip(outs, xs, strict=True)], 1.0)
     expected = [decoded(code, x, state, step) for x, state in zip(xs, alone, strict=True)]
     torch.testing.assert_close(found, torch.cat([each.view(-1) for each in expected]), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(own, found)

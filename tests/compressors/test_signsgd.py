@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
@@ -22,7 +23,7 @@ def vote(code: SignSGD, *votes: list[float]) -> list[float]:
     payloads = torch.stack([code.compress(torch.tensor(each)) for each in votes])
     mean = torch.zeros(len(votes[0]))
     code.add_decoded_many((payloads,), mean, 1 / len(votes))
-    code.settle(mean)
+    capabilities.settle(code, mean)
     return mean.tolist()
 
 
@@ -63,7 +64,7 @@ def test_a_tie_survives_the_rounding_of_one_over_w(ranks):
 def test_what_a_vote_leaves_is_what_the_code_can_say(ties):
     code = SignSGD(ties=ties)
     mean = torch.tensor([1.0, -1.0, 0.0, 1 / 3, -1 / 3])
-    code.settle(mean)
+    capabilities.settle(code, mean)
     assert decoded(code, mean.tolist()) == mean.tolist()
 
 

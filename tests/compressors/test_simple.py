@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.compressors._adapted import Adapted
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
@@ -187,7 +188,7 @@ def test_summable_payloads_hold_the_scaled_values():
     total = torch.zeros(30, dtype=torch.float16)
     for _ in range(4):
         payload = code.layout((30,)).views(torch.zeros(60, dtype=torch.uint8))
-        code.encode_scaled(x.clone(), 0.25, payload, {}, Key())
+        capabilities.encode_scaled(code, x.clone(), 0.25, payload, {}, Key())
         total += payload[0]
     out = torch.zeros(30)
     code.add_decoded((total,), out)
@@ -297,7 +298,7 @@ def test_a_declaration_that_cannot_be_kept(attributes, message):
 
 @pytest.mark.parametrize("fine", [True, False])
 def test_the_methods_word_that_it_is_fine_counts(fine):
-    assert make(lambda x: ([x], None), fine=fine).adapted().fine is fine
+    assert capabilities.fine(make(lambda x: ([x], None), fine=fine).adapted()) is fine
 
 
 def test_summable_needs_one_float_tensor():

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.sketches.sketched_sgd import SketchedSGD
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
@@ -65,7 +66,7 @@ def test_a_bucket_gives_the_bits_of_each_tensor_alone():
     for add in ("add_decoded", "add_own"):
         out = torch.ones(sum(sizes))
         outs = [part.view(shape) for part, shape in zip(torch.split(out, sizes), shapes, strict=True)]
-        getattr(code, f"{add}_each")(payloads[1], outs, -0.5)
+        getattr(capabilities, f"{add}_each")(code, payloads[1], outs, -0.5)
         for i, shape in enumerate(shapes):
             expected = torch.ones(shape)
             getattr(code, add)(alone[i][1][0], expected, -0.5)
@@ -86,7 +87,7 @@ def test_the_selection_is_that_of_the_mean():
     code.add_decoded(payloads[1][0], out)
     assert out.nonzero().view(-1).tolist() == [20, 30]
     for x, (payload,) in zip(xs, payloads, strict=True):
-        code.add_own(payload, x, -1.0)
+        capabilities.add_own(code, payload, x, -1.0)
     assert xs[1].nonzero().view(-1).tolist() == [10]
     assert float(xs[1][10]) == -100.0
 
@@ -124,9 +125,9 @@ def test_feedback_delivers_everything_in_the_end():
 
 def test_the_traffic():
     code = SketchedSGD(ratio=0.001, rows=5, width=16, candidates=4)
-    assert code.traffic((1_000_000,)) == 4 * 5 * 16_000 + 4 * 4000
-    assert code.pays_for((1_000_000,))
-    assert not code.pays_for((50,))
+    assert capabilities.traffic(code, (1_000_000,)) == 4 * 5 * 16_000 + 4 * 4000
+    assert capabilities.pays_for(code, (1_000_000,))
+    assert not capabilities.pays_for(code, (50,))
 
 
 def test_bad_indices_are_refused():

@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
 from gradwire.testing._expect import payload_for
@@ -98,7 +99,7 @@ def test_what_was_cut_off_arrives_later():
 
 
 def test_the_own_codes_do_not_travel():
-    assert THC().traffic((4096,)) == 4096 + 4 + 4 * 4
+    assert capabilities.traffic(THC(), (4096,)) == 4096 + 4 + 4 * 4
     assert THC().layout((4096,)).nbytes == 16 + 4 * 4 + 2 * (4096 + 4)
 
 
@@ -124,15 +125,15 @@ def test_too_many_ranks_for_the_sums_decode_to_nan():
 @pytest.mark.parametrize(("levels", "ranks"), [(15, 17), (255, 1), (1, 255), (13, 19)])
 def test_as_many_ranks_as_are_allowed_have_a_mean(levels, ranks):
     code = THC(levels=levels)
-    code.check_world(ranks)
+    capabilities.check_world(code, ranks)
     assert mean_of(code, [gaussian(64)] * ranks)[0].isfinite().all()
     with pytest.raises(ConfigError, match=re.escape(f"THC.levels must be at most 255 // {ranks + 1} = ")):
-        code.check_world(ranks + 1)
+        capabilities.check_world(code, ranks + 1)
 
 
 def test_more_ranks_than_any_levels_serve_are_sent_to_another_method():
     with pytest.raises(ConfigError, match="got 1: up to 255 workers fit, at levels=1: use a method that sums no codes"):
-        THC(levels=1).check_world(4096)
+        capabilities.check_world(THC(levels=1), 4096)
 
 
 @pytest.mark.parametrize("ranks", [1, 255])

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
@@ -98,9 +99,9 @@ def test_every_element_gets_its_turn_with_feedback():
 
 
 def test_it_does_not_pay_for_a_high_ratio_or_a_scalar():
-    assert TopK(0.6).pays_for((1000,))
-    assert not TopK(0.7).pays_for((1000,))
-    assert not TopK(0.01).pays_for(())
+    assert capabilities.pays_for(TopK(0.6), (1000,))
+    assert not capabilities.pays_for(TopK(0.7), (1000,))
+    assert not capabilities.pays_for(TopK(0.01), ())
 
 
 def tampered(change) -> tuple[TopK, torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.sparse.topk import TopK
@@ -71,7 +72,7 @@ def quickened(compressor: Compressor) -> Compressor:
         compressor = dataclasses.replace(compressor, inner=quickened(compressor.inner))  # type: ignore[attr-defined, type-var]
     ratios = RATIOS if "ratio" in names else ()
     quick = [dataclasses.replace(compressor, ratio=ratio) for ratio in ratios]  # type: ignore[type-var]
-    return next((each for each in quick if each.pays_for(MATRIX)), compressor)
+    return next((each for each in quick if capabilities.pays_for(each, MATRIX)), compressor)
 
 
 def on_ranks(memory: Memory) -> Iterator[tuple[Compressor, str, int]]:
@@ -79,7 +80,7 @@ def on_ranks(memory: Memory) -> Iterator[tuple[Compressor, str, int]]:
     world = itertools.cycle(WORLDS)
     for strategy in registry.names("strategies"):
         for compressor in THREADED:
-            if strategy != "broadcast" and not compressor.votes and goes(compressor, memory, strategy):
+            if strategy != "broadcast" and not capabilities.votes(compressor) and goes(compressor, memory, strategy):
                 yield quickened(compressor), strategy, next(world)
 
 
@@ -133,7 +134,9 @@ def test_on_several_ranks_what_waits_stops_growing_and_the_gradient_arrives(
 
 
 @pytest.mark.parametrize(
-    ("compressor", "strategy", "world"), [each for each in on_ranks(EF21Memory()) if each[0].contraction], ids=str
+    ("compressor", "strategy", "world"),
+    [each for each in on_ranks(EF21Memory()) if capabilities.contraction(each[0])],
+    ids=str,
 )
 def test_on_several_ranks_estimates_reach_a_gradient_that_does_not_change(
     compressor: Compressor, strategy: str, world: int
@@ -186,7 +189,7 @@ def built(text: str) -> Compressor:
 
 
 OFFERED = [
-    *(each for each in UNSAFE if each.memory is None),
+    *(each for each in UNSAFE if capabilities.memory(each) is None),
     QSGD(bits=2, block=4096, norm="l2"),
     RandomK(ratio=0.01, scaled=True),
     LpcSvrg(bits=2),
@@ -203,10 +206,11 @@ OFFERED = [
 
 @pytest.mark.parametrize("compressor", OFFERED, ids=str)
 def test_where_feedback_diverges_a_form_of_the_method_is_offered_with_which_it_does_not(compressor: Compressor) -> None:
-    offered = built(compressor.bounded)
+    offered = built(capabilities.bounded(compressor))
     assert compressor.feedback == "unsafe" != offered.feedback
     assert residual_rms(offered, steps=40) < BOUND
-    with pytest.raises(ConfigError, match=re.escape(f"with error feedback use {compressor.bounded}; or memory='none'")):
+    told = f"with error feedback use {capabilities.bounded(compressor)}; or memory='none'"
+    with pytest.raises(ConfigError, match=re.escape(told)):
         Exchange(compressor, memory="residual")
     Exchange(offered, memory="residual")
 

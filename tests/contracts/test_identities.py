@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.contrib.memory.demo import DeMoMemory
 from gradwire.contrib.memory.momentum import Momentum
@@ -242,11 +243,11 @@ def check_unit(case: Case, unit: Unit, step: int, at: Sequence[Step]) -> None:
     owned = sum((mine.owned - mine.owned_before)[place].double() for mine in at)
     arrived = at[0].out[place].double() + owned - moved[0].base
     settled = mean.float().view(unit.shape).clone()
-    code.settle(settled)
+    capabilities.settle(code, settled)
     if not torch.equal(settled.view(-1), mean.float()):  # It votes.
         if case.strategy == "hierarchical":  # One worker has one vote, so nothing is near a tie.
             settled = mean.sign().float().view(unit.shape)
-            code.settle(settled)
+            capabilities.settle(code, settled)
         # The sign of a sum that is all rounding is anybody's guess.
         mean = torch.where(mean.abs() > allowed, settled.view(-1).double(), arrived)
     torch.testing.assert_close(arrived, mean, rtol=0, atol=allowed)
@@ -267,7 +268,8 @@ def rounding(case: Case) -> float:
     codes = 1 / 127 if form.block else 0.0  # Half a step of a code, for each of two ranks or more.
     if case.compressor.summable and case.strategy == "allreduce":
         return max(codes, torch.finfo(types[0]).eps)
-    products = 2.0**-18 if not case.compressor.portable else 0.0  # An element is a sum of products that may cancel.
+    # An element is a sum of products that may cancel.
+    products = 2.0**-18 if not capabilities.portable(case.compressor) else 0.0
     return max(products, codes or 8 * torch.finfo(form.dtype).eps)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.part import Unit
@@ -46,7 +47,7 @@ PLACES = places()
 N = max(place.stop for place in PLACES.values())
 MATRIX = SHAPES[0][1]
 COMPRESSORS: list[Compressor] = [
-    next(each for each in golden.variants(FOLDER, name) if each.pays_for(MATRIX))
+    next(each for each in golden.variants(FOLDER, name) if capabilities.pays_for(each, MATRIX))
     for name in registry.names("compressors")
     if name != "none"
 ]

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors._adapted import Adapted
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.vocabulary import Configuration
 from tests.compressors.methods import Linear8, TopHalf
+from tests.strategies.methods import NonZero
 
 
-@pytest.mark.parametrize(
-    ("kind", "base"), [("compressors", Compressor), ("compressors", MultiRound), ("memory", Memory)]
-)
-def test_what_is_declared_is_what_is_defined(kind: str, base: type[Configuration]) -> None:
-    for name in registry.names(kind):
-        cls = registry.find(kind, name)
-        for declared, methods in base.declared_by.items() if issubclass(cls, base) else ():
-            own = any(getattr(cls, method) is not getattr(base, method) for method in methods)
+def test_what_is_declared_is_what_is_defined() -> None:
+    for name in registry.names("memory"):
+        cls = registry.find("memory", name)
+        for declared, methods in Memory.declared_by.items():
+            own = any(getattr(cls, method) is not getattr(Memory, method) for method in methods)
             assert bool(getattr(cls, declared)) == own, f"{name}.{declared}"
+
+
+class Halved(TopK):
+    """Writes one of the methods that facts of its base describe."""
+
+    def encode(self, x, payload, state, key):
+        super().encode(0.5 * x, payload, state, key)
+
+
+class Repeated(Halved):
+    """Says that they hold all the same."""
+
+    takes_pieces = True
+
+    def encode(self, x, payload, state, key):
+        super().encode(x, payload, state, key)
+
+
+def test_a_fact_does_not_outlive_what_it_describes_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    told = "Halved has its own encode, so 'takes_pieces' of its base does not hold for it: declare takes_pieces beside"
+    with caplog.at_level("INFO", "gradwire"):
+        assert capabilities.takes_pieces(TopK(0.1))
+        assert [capabilities.takes_pieces(Halved(0.1)) for _ in range(2)] == [False, False]
+        assert not capabilities.takes_pieces.declared(Halved(0.1))
+        assert capabilities.takes_pieces(Repeated(0.1))
+    assert [told in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_what_describes_no_method_outlives_all_of_them() -> None:
+    assert capabilities.contraction(Halved(0.1))
+    assert capabilities.delta(Halved(0.1), 100) == TopK(0.1).delta(100)
+
+
+def test_a_class_that_declares_nothing_has_the_defaults() -> None:
+    code = NonZero()
+    facts = "fine", "votes", "settles", "identity", "in_rounds", "takes_pieces", "tells_nonfinite", "contraction"
+    assert not any(getattr(capabilities, fact)(code) for fact in facts)
+    assert (capabilities.memory(code), capabilities.advice(code), capabilities.bounded(code)) == (None, 0, "")
+    assert (capabilities.delta(code, 10), capabilities.omega(code, 10)) == (0.0, math.inf)
+    assert (capabilities.average(code), capabilities.portable(code)) == (True, True)
+    assert capabilities.for_mean(code) is code
+    assert capabilities.traffic(code, (3,)) == code.layout((3,)).nbytes == 28
 
 
 def test_a_method_that_is_defined_anew_is_declared() -> None:
@@ -40,11 +81,11 @@ def test_a_method_that_is_defined_anew_is_declared() -> None:
 @pytest.mark.parametrize("name", registry.names("compressors"))
 def test_a_method_that_declares_plain_elements_sends_them(name: str) -> None:
     code, x = registry.find("compressors", name)(), torch.tensor([1.0, -0.1, 3e-9, 0.0])
-    assert code.plain_dtype is not None or not code.identity
-    if code.plain_dtype is not None:
-        (payload,) = code.compress(x).view(code.plain_dtype).split(4)
-        assert payload.tolist() == x.to(code.plain_dtype).tolist()
-        assert not code.identity or torch.equal(code.decompress(code.compress(x), (4,)), x)
+    assert capabilities.plain_dtype(code) is not None or not capabilities.identity(code)
+    if capabilities.plain_dtype(code) is not None:
+        (payload,) = code.compress(x).view(capabilities.plain_dtype(code)).split(4)
+        assert payload.tolist() == x.to(capabilities.plain_dtype(code)).tolist()
+        assert not capabilities.identity(code) or torch.equal(code.decompress(code.compress(x), (4,)), x)
 
 
 def test_the_strategies_of_each_way_are_declared() -> None:
@@ -76,11 +117,11 @@ def test_a_memory_that_declares_a_dtype_takes_one(name: str) -> None:
 
 def test_a_method_is_the_same_whatever_its_parameters() -> None:
     qsgd, other = registry.build("compressors", "qsgd", {"bits": 2}), registry.build("compressors", "topk")
-    assert qsgd.same_method(registry.build("compressors", "qsgd", {"bits": 4}))
-    assert not qsgd.same_method(other)
+    assert capabilities.same_method(qsgd, registry.build("compressors", "qsgd", {"bits": 4}))
+    assert not capabilities.same_method(qsgd, other)
 
 
 def test_two_simple_methods_are_two_although_one_class_adapts_them() -> None:
-    assert Adapted(Linear8()).same_method(Adapted(Linear8()))
-    assert not Adapted(Linear8()).same_method(Adapted(TopHalf()))
-    assert not Adapted(Linear8()).same_method(registry.build("compressors", "topk"))
+    assert capabilities.same_method(Adapted(Linear8()), Adapted(Linear8()))
+    assert not capabilities.same_method(Adapted(Linear8()), Adapted(TopHalf()))
+    assert not capabilities.same_method(Adapted(Linear8()), registry.build("compressors", "topk"))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gradwire import catalogue, registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 from tests.house import torch_settings
@@ -77,7 +78,7 @@ def methods_declared(family: str) -> Iterator[str]:
     yield "| method | parameters and their defaults | promises | cut at | source |"
     yield "|---|---|---|---|---|"
     for each in of_family(family):
-        row = each.properties()
+        row = capabilities.properties(each)
         declares = [flag for flag in catalogue.FLAGS if row[flag]] + ([] if row["fixed_size"] else ["variable size"])
         cells = [
             f"[`{each.name}`](#{each.name})",

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.frontends.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.testing.processes import RankFailedError, run_ranks
 from tests.integrations.jobs import batch, digest, loss_of, model_of, note, train_ddp, train_each, wait_for
@@ -408,7 +409,7 @@ KEEP_A_LIST = {
 def allocations() -> list[dict[str, list[float]]]:
     """The memory of each rank, by method; those that decompose a gradient take room of its size."""
     methods = [registry.build("compressors", name) for name in registry.names("compressors")]
-    return run_ranks(2, _all_allocations, [method.name for method in methods if not method.factorises])
+    return run_ranks(2, _all_allocations, [method.name for method in methods if not capabilities.factorises(method)])
 
 
 @pytest.mark.parametrize("compressor", registry.names("compressors"))

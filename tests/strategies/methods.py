@@ -54,7 +54,6 @@ class Vote(Compressor):
     """One int8 for each sign; the optimizer gets the sign of the sum."""
 
     name = "vote"
-    settles = True
     reference = "none"
 
     def layout(self, shape):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.engine.part import Batch, Message, Part, Piece, Unit, nonfinite
 from gradwire.kernels.stored import shaped
@@ -42,7 +43,7 @@ def methods() -> list[Compressor]:
     """Every method of one round that says so, with a memory that serves it."""
     found = [registry.build("compressors", name) for name in registry.names("compressors")]
     found += [registry.from_config("compressors", form) for form in FORMS]
-    return [code for code in found if code.takes_pieces and not isinstance(code, MultiRound)]
+    return [code for code in found if capabilities.takes_pieces(code) and not isinstance(code, MultiRound)]
 
 
 def scale_of(code: Compressor) -> float:
@@ -104,7 +105,7 @@ def test_pieces_together_have_the_bits_of_pieces_alone(code: Compressor, undo: s
 @pytest.mark.parametrize("name", ["qsgd", "topk", "demo", "onebit"])
 def test_a_factor_that_a_method_does_not_take_itself_is_taken_tensor_by_tensor(name: str) -> None:
     code = registry.build("compressors", name)
-    memory = registry.build("memory", "residual" if code.memory is None else code.memory)
+    memory = registry.build("memory", capabilities.memory(code) or "residual")
     together, alone = (part_of(code, memory, together=joined, scale=0.5) for joined in (True, False))
     assert len(together.batches) == len(SIZES)
     for one, two in zip(steps(together, "branch"), steps(alone, "branch"), strict=True):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.eden import EDEN
@@ -124,7 +125,7 @@ def noise(ranks: int, steps: int, strategy: str) -> float:
 def test_a_mean_is_encoded_with_more_bits_than_the_gradients_whose_noise_is_averaged() -> None:
     """Encoded in an eighth of a bit again, the mean would have 7.2 times its square and that of its noise added."""
     ranks = 6
-    fewest, more = (EDEN(bits=bits, block=64).omega(N) for bits in (0.125, 0.5))
+    fewest, more = (capabilities.omega(EDEN(bits=bits, block=64), N) for bits in (0.125, 0.5))
     gathered, again = (noise(ranks, 30, strategy) for strategy in ("allgather", "two_phase"))
     assert gathered == pytest.approx(fewest / ranks, rel=0.15)
     assert again == pytest.approx(gathered + more * (1 / ranks + gathered), rel=0.15)
@@ -152,8 +153,8 @@ def test_all_ranks_decode_the_same_mean_and_a_bad_step_leaves_nothing_behind(mem
 def test_the_code_of_means_is_that_of_gradients_where_its_noise_is_small() -> None:
     for label in ("eden:bits=0.5", "eden", "eden:bits=0.125,scaled=true", "qsgd:bits=2", "twobit"):
         compressor = registry.build("compressors", label)
-        assert compressor.for_mean is compressor
-    assert EDEN(fraction=0.1, block=256).for_mean == EDEN(bits=0.5, block=256)
+        assert capabilities.for_mean(compressor) is compressor
+    assert capabilities.for_mean(EDEN(fraction=0.1, block=256)) == EDEN(bits=0.5, block=256)
 
 
 KEYS: list[Key] = []

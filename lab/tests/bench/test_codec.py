@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
@@ -45,7 +46,9 @@ def test_fewest_bytes_of_several_rounds_and_of_sparse_payloads():
 
 
 OWN = [
-    name for name in registry.names("compressors") if registry.find("compressors", name).memory not in (None, "none")
+    name
+    for name in registry.names("compressors")
+    if capabilities.memory(registry.find("compressors", name)) not in (None, "none")
 ]
 
 
@@ -74,7 +77,7 @@ def test_rows_cover_every_operation_and_their_figures_fit_together():
     assert [(row["size"], row["op"]) for row in rows] == [(n, name) for n in (N, 1000) for name in STEP]
     for row in rows:
         assert row["method"] == "twobit"
-        assert row["params"] == TwoBit(0.25).properties()["params"]
+        assert row["params"] == capabilities.properties(TwoBit(0.25))["params"]
         assert 0 < row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         assert math.isclose(row["triad_ratio"], row["triad_seconds"] / row["seconds"])
         assert row["wire_bits_per_element"] == 8 * TwoBit().layout((row["size"],)).nbytes / row["size"]
@@ -167,5 +170,5 @@ def test_payloads_of_a_method_of_rounds_are_not_decoded_together():
 
 
 def test_a_method_is_named_as_on_the_command_line():
-    assert codec.label({"method": "qsgd", "params": QSGD(bits=8).properties()["params"]}) == "qsgd:bits=8"
-    assert codec.label({"method": "qsgd", "params": QSGD().properties()["params"]}) == "qsgd"
+    assert codec.label({"method": "qsgd", "params": capabilities.properties(QSGD(bits=8))["params"]}) == "qsgd:bits=8"
+    assert codec.label({"method": "qsgd", "params": capabilities.properties(QSGD())["params"]}) == "qsgd"

@@ -1,6 +1,7 @@
 import pytest
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit import OneBit
@@ -13,7 +14,7 @@ from gradwire_lab.bench.steps import STEPS
 
 
 def row(compressor, op="encode", size=1000, ratio=1.0, each=1.0):
-    described = compressor.properties()
+    described = capabilities.properties(compressor)
     figures = {"triad_ratio": ratio, "seconds": each * size * 1e-9}
     return {"method": compressor.name, "params": described["params"], "op": op, "size": size, **figures}
 

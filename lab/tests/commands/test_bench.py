@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -202,7 +203,8 @@ def test_a_run_that_is_killed_leaves_its_rows(tmp_path):
 
 def test_an_interrupted_run_writes_json_to_standard_output_all_the_same(gradwire, monkeypatch):
     def interrupted(*arguments):
-        yield {"method": "twobit", "params": TwoBit().properties()["params"], "size": 8, "op": "encode", "skipped": "?"}
+        params = capabilities.properties(TwoBit())["params"]
+        yield {"method": "twobit", "params": params, "size": 8, "op": "encode", "skipped": "?"}
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gradwire_lab.bench.codec.rows", interrupted)

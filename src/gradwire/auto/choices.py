@@ -24,7 +24,8 @@ from typing import Any
 from gradwire import registry
 from gradwire._once import once
 from gradwire.auto.traffic import shared, traffic
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors import capabilities
+from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import Named, carries
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, nearest
@@ -143,7 +144,7 @@ class Choice:
     @property
     def dense(self) -> bool:
         """Return whether nothing is compressed."""
-        return self.compressor.identity
+        return capabilities.identity(self.compressor)
 
     @property
     def on_hosts(self) -> bool:
@@ -279,7 +280,7 @@ def candidates_on_hosts(budget: ErrorBudget) -> list[Choice]:
 
 def _serves(choice: Choice, workers: int) -> bool:
     """Return whether no other strategy is at least as good in every respect, for so many workers."""
-    if isinstance(choice.compressor, MultiRound):
+    if capabilities.in_rounds(choice.compressor):
         return True
     if choice.compressor.summable:
         # Sums in 16 bits lose what is small beside them, the more the more workers there are.
@@ -300,7 +301,7 @@ def finer(choice: Choice) -> Compressor:
     >>> finer(from_config_of("powersgd:rank=4", "allreduce")).name
     'bf16'
     """
-    few = not choice.dense and 8 * choice.compressor.traffic(_SHAPE) / math.prod(_SHAPE) < EDGE_BITS
+    few = not choice.dense and 8 * capabilities.traffic(choice.compressor, _SHAPE) / math.prod(_SHAPE) < EDGE_BITS
     if not few:
         return choice.compressor
     fine = [from_config_of(each, choice.strategy.name) for each in FINE]

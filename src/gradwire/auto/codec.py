@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.auto.profile import BucketProfile
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.policy import Policy
@@ -270,7 +271,7 @@ def measure(
         A measurement for each bucket; or why there is none.
     """
     try:
-        compressor.check_world(workers)
+        capabilities.check_world(compressor, workers)
     except ConfigError as error:
         # No error of the caller: of the many methods that are tried some cannot work in such a world.
         return str(error)

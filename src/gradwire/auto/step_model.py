@@ -45,6 +45,7 @@ from gradwire.auto.recorder import StepRecorder
 from gradwire.auto.shared_link import GatheredWeights
 from gradwire.auto.step_record import StepWindow, reduced
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named, carries
@@ -469,7 +470,7 @@ class StepModel:
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
             plain = itemsize if choice.dense else 4
-            sent += plain * math.prod(shape) if own is None else own.traffic(shape)
+            sent += plain * math.prod(shape) if own is None else capabilities.traffic(own, shape)
         size = self.link.size if choice.on_hosts else 1
         return PredictedTraffic((), rounds_to_owners(sent, channel.world, 4 * numel, size))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import is_carried
 from gradwire.engine.part import Unit
@@ -85,7 +86,7 @@ def shared(
     if not isinstance(strategy, Strategy):
         strategy = cast(Strategy, registry.build("strategies", strategy or default_strategy(compressor, workers)))
     strategy.check(compressor)
-    wishes = sum(each.compressor.advice for each in units)
+    wishes = sum(capabilities.advice(each.compressor) for each in units)
     return DividedBucket(units, sum(hi - lo for lo, hi in dense) + wishes, numel, strategy, used)
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch.optim import Optimizer
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 from gradwire.notices import log
@@ -190,13 +191,13 @@ def is_adaptive_class(optimizer: type[Optimizer]) -> bool:
 
 def keeps_much(compressor: Compressor, memory: Memory) -> str | None:
     """Describe in words why a method sends much of a gradient later; None if it does not."""
-    late = memory.late and not compressor.fine
+    late = memory.late and not capabilities.fine(compressor)
     return f"{compressor.name!r} with memory {memory.name!r}" if late else None
 
 
 def right_on_average(compressor: Compressor) -> bool:
     """Return whether the errors of a method average out over the steps, or are small."""
-    return compressor.unbiased or compressor.fine or compressor.identity
+    return compressor.unbiased or capabilities.fine(compressor) or capabilities.identity(compressor)
 
 
 def noise_only(compressor: Compressor, memory: Memory) -> bool:
@@ -218,5 +219,5 @@ def trouble_of(compressor: Compressor, memory: Memory) -> Trouble | None:
         return Trouble("late", kept)
     method = repr(compressor.name)
     if not right_on_average(compressor):
-        return Trouble("votes" if compressor.votes else "biased", method)
-    return None if compressor.fine or compressor.identity else Trouble("noisy", method)
+        return Trouble("votes" if capabilities.votes(compressor) else "biased", method)
+    return None if capabilities.fine(compressor) or capabilities.identity(compressor) else Trouble("noisy", method)

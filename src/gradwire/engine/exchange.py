@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire._short_traceback import short_traceback
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine import checkpoint
 from gradwire.engine.dense import DenseSession
@@ -256,7 +257,7 @@ class Exchange:
         self.second_moment: SecondMoment | None = None
         self.pilot: Pilot | None = None
         self._patience, self._buckets_apart = 0, 1
-        if self.device.type == "cpu" and not compressor.identity:
+        if self.device.type == "cpu" and not capabilities.identity(compressor):
             warn_without_kernels()
 
     @property

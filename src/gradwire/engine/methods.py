@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import Named, carries, default_strategy
 from gradwire.engine.policy import Policy
@@ -86,7 +87,7 @@ class Methods:
         )
         for each in self.named():
             self.check(each, self.strategy_for(each))
-            each.check_world(world)
+            capabilities.check_world(each, world)
         self.compressor = self._as_kept(compressor)
         overrides = {pattern: self._as_kept(each) for pattern, each in policy.overrides.items()}
         self.policy = dataclasses.replace(policy, overrides=overrides)
@@ -165,7 +166,7 @@ class Methods:
                 cannot serve the method.
         """
         # The memory that was given is the main method's; an override that is defined with a memory keeps that.
-        own = compressor.memory is not None and not compressor.same_method(self.compressor)
+        own = capabilities.memory(compressor) is not None and not capabilities.same_method(compressor, self.compressor)
         asked = None if own else self.memory
         memory = asked or self._named_memory(default_memory(compressor))
         check_memory(compressor, memory, force=self.force)
@@ -173,7 +174,7 @@ class Methods:
 
     def strategy_for(self, compressor: Compressor) -> Strategy:
         """The strategy of a compressor: the chosen one, except for an override that it cannot carry."""
-        main = compressor.same_method(self.compressor)
+        main = capabilities.same_method(compressor, self.compressor)
         if self.strategy is not None and (main or carries(self.strategy, compressor)):
             return self.strategy
         built: Strategy = registry.build("strategies", default_strategy(compressor, self.world))
@@ -192,7 +193,7 @@ class Methods:
 
     def sends_as_it_is(self, dtype: torch.dtype) -> bool:
         """Return whether a bucket of this dtype is summed as it is, and nothing is kept of it."""
-        return self.sums_whole and self.compressor.sums_in(dtype)
+        return self.sums_whole and capabilities.sums_in(self.compressor, dtype)
 
     def describe(self, params: Sequence[Named], **facts: Any) -> str:
         """Describe configuration and parameters as JSON, with any other ``facts``: all ranks must agree on them."""
@@ -233,7 +234,7 @@ class Methods:
 
     def _as_kept(self, compressor: Compressor) -> Compressor:
         """The form of a compressor whose residual is as narrow as its memory keeps it."""
-        return compressor if self.memory_for(compressor).form == FLOAT32 else compressor.in_16_bits()
+        return compressor if self.memory_for(compressor).form == FLOAT32 else capabilities.in_16_bits(compressor)
 
     def _named_memory(self, name: str) -> Memory:
         takes_dtype = registry.find("memory", registry.named_of(name)["name"]).takes_dtype

@@ -11,6 +11,7 @@ from itertools import chain
 
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
@@ -50,7 +51,11 @@ class OwnerPlan:
     def __post_init__(self) -> None:
         self.names = [each.name for each in self.shards]
         parts = [
-            [(piece.lo, piece.lo + piece.numel) for piece in part.pieces if not piece.unit.compressor.identity]
+            [
+                (piece.lo, piece.lo + piece.numel)
+                for piece in part.pieces
+                if not capabilities.identity(piece.unit.compressor)
+            ]
             for part in self.session.parts
         ]
         self.measured = list(chain.from_iterable(parts)) if self.measures else []
@@ -116,7 +121,7 @@ def make_owner_plan(
     """
     methods = exchange.methods
     chosen = [choice_of(each, main, methods) for each in shards]
-    plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
+    plain = all(capabilities.identity(code) and memory.keeps_nothing for code, memory in chosen)
     left = exchange.leftovers.of(each.name for each in shards)
     # A value that is not finite reaches one owner alone then, and all ranks would have to undo the step.
     if plain and own and not left and not exchange.rollback.skips_steps:
@@ -139,7 +144,7 @@ def choice_of(each: Sharded, main: Compressor | None, methods: Methods) -> tuple
     """The compressor and the memory of a parameter."""
     main = None if main is None else methods.main_of(each.name, main)
     code = methods.policy.choose(each.name, each.shape, main) if main is not None else None
-    if code is None or code.identity:
+    if code is None or capabilities.identity(code):
         meant = methods.policy.meant(each.name, main or methods.compressor)
         return Identity(), methods.memory_for(meant).dense or NoMemory()
     return code, methods.memory_for(code)
@@ -196,8 +201,8 @@ def check_method(methods: Methods, compressor: Compressor) -> None:
     Raises:
         ConfigError
     """
-    if compressor.in_rounds or not compressor.fixed_size:
-        why = "is averaged in rounds" if compressor.in_rounds else "has a variable size"
+    if capabilities.in_rounds(compressor) or not compressor.fixed_size:
+        why = "is averaged in rounds" if capabilities.in_rounds(compressor) else "has a variable size"
         raise ConfigError(
             f"compressor must be of one message and fixed size for a reduce-scatter, got {compressor.name!r}, which "
             f"{why}; with hybrid sharding and replicate= every method can be used"

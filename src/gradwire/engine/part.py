@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import WireError
 from gradwire.kernels import Each, Pieces, Places
@@ -250,7 +251,8 @@ class Batch:
         What is decoded must only be added, for NaN stays NaN then; nothing else may look at the sum.
         """
         code, memory = self.compressor, self.memory
-        return code.only_adds and not code.settles and not memory.keeps_mean and memory.takes_pieces(1.0)
+        only_adds = not capabilities.decode_many.declared(code) and not capabilities.settles(code)
+        return only_adds and not memory.keeps_mean and memory.takes_pieces(1.0)
 
     def begin_or_undo(self, flat: Tensor, bad: Tensor) -> None:
         """Undo ``encode`` if ``bad``, without waiting for the device, and begin the sum that ``deliver`` adds to."""
@@ -287,16 +289,16 @@ class Batch:
             self.add_decoded(payloads, flat, scale)
         else:
             # It overwrites the pieces, which saves the pass that would write zeros.
-            self.compressor.decode_many(payloads, self.of(flat), scale)
+            capabilities.decode_many(self.compressor, payloads, self.of(flat), scale)
 
     def settle(self, flat: Tensor) -> None:
         """Let the method convert the mean to the optimizer's gradient."""
         compressor = self.compressor
-        if compressor.settles and self.several and compressor.takes_pieces:
-            compressor.settle(self.of(flat))
-        elif compressor.settles:
+        if capabilities.settles(compressor) and self.several and capabilities.takes_pieces(compressor):
+            capabilities.settle(compressor, self.of(flat))
+        elif capabilities.settles(compressor):
             for piece in self.pieces:
-                piece.unit.compressor.settle(piece.of(flat))
+                capabilities.settle(piece.unit.compressor, piece.of(flat))
 
     def finish(self, flat: Tensor, bad: Tensor) -> None:
         """Let the memory see the result in the pieces."""
@@ -328,9 +330,9 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
         first = pieces[group[0]]
         code = first.unit.compressor
         # A method of several rounds takes all tensors at once anyway; here only its memory matters.
-        joined = code.in_rounds or (code.takes_pieces and code.fixed_size)
+        joined = capabilities.in_rounds(code) or (capabilities.takes_pieces(code) and code.fixed_size)
         # Only summable methods multiply while they encode, without a second tensor.
-        joined = joined and (scale == 1.0 or code.summable or code.in_rounds)
+        joined = joined and (scale == 1.0 or code.summable or capabilities.in_rounds(code))
         joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
         if batch is not None and batch.whole:
@@ -556,7 +558,7 @@ class Part:
                 raise WireError(f"a message of {row.numel()} bytes claims at least {start + nbytes}")
             code, used = piece.unit.compressor, nbytes - layout.offsets[-1]
             payload = (layout if code.fixed_size else layout.cut(used)).views(row[start : start + nbytes])
-            if sizes is not None and code.used_on_host:
+            if sizes is not None and capabilities.used_on_host(code):
                 payload = (torch.tensor([used], dtype=torch.int32, device="cpu"), *payload[1:])
             yield payload
             start = align(start + nbytes)

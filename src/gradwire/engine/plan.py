@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Unit
@@ -173,7 +174,7 @@ def default_strategy(compressor: Compressor, world: int) -> str:
     """The default strategy: ``allreduce`` if payloads can be summed, else ``allgather``, or with many workers
     ``two_phase``.
     """
-    if compressor.summable or compressor.in_rounds:
+    if compressor.summable or capabilities.in_rounds(compressor):
         return "allreduce"
     return of_messages(compressor, world)
 
@@ -195,7 +196,7 @@ def grouped(
     for name, shape in params:
         numel = torch.Size(shape).numel()
         compressor = policy.choose(name, shape, main(name))
-        if compressor is None or compressor.identity:
+        if compressor is None or capabilities.identity(compressor):
             dense.append((lo, lo + numel))
         elif not (units and try_extend(units[-1], compressor, name, numel, lo)):
             units.append(Unit(((name, numel),), tuple(shape), lo, compressor, memory_for(compressor)))

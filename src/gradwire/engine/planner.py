@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.dense import DenseSession, is_carried
@@ -67,7 +68,8 @@ class Planner:
         self._plans = {}
 
     def _built(self, params: Sequence[Named], main: Compressor, methods: Methods) -> Plan:
-        main.check_world(self.channel.world)  # A schedule may have passed what fits, in a step that was not tried.
+        # A schedule may have passed what fits, in a step that was not tried.
+        capabilities.check_world(main, self.channel.world)
         units, dense, numel = grouped(params, partial(methods.main_of, main=main), methods.policy, methods.memory_for)
         site = Site(self.channel, self.device, self.residuals)
         groups: dict[object, list[Unit]] = {}
@@ -77,7 +79,7 @@ class Planner:
             groups.setdefault((strategy.name, alone), []).append(unit)
         firsts = [(methods.strategy_of(group[0].name, group[0].compressor), group) for group in groups.values()]
         sessions = [strategy.plan(group, site) for strategy, group in firsts]
-        advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]
+        advised = [self.residuals.states[unit.name] for unit in units if capabilities.advice(unit.compressor)]
         return Plan(
             params=tuple(params),
             main=main,

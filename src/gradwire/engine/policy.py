@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.vocabulary import Configuration
@@ -80,7 +81,7 @@ class Policy(Configuration):
                 raise ConfigError(f"schedule: {compressor.name!r} has no parameter {name!r}: {nearest(name, known)}")
         for step in SAMPLED if self.schedule else ():
             try:
-                self.at(self.start_after + step, compressor).check_world(world)
+                capabilities.check_world(self.at(self.start_after + step, compressor), world)
             except Exception as error:
                 # A schedule is the user's function, and may raise anything.
                 raise ConfigError(f"schedule must give valid values, at step {step} it gave: {error}") from error
@@ -89,9 +90,9 @@ class Policy(Configuration):
         """The compressor of a parameter; None if it travels dense."""
         for pattern, compressor in self.overrides.items():
             if matches(name, pattern):
-                return compressor if compressor.pays_for(shape) else None
+                return compressor if capabilities.pays_for(compressor, shape) else None
         small = math.prod(shape) < self.min_numel
-        if small or any(matches(name, pattern) for pattern in self.exclude) or not main.pays_for(shape):
+        if small or any(matches(name, pattern) for pattern in self.exclude) or not capabilities.pays_for(main, shape):
             return None
         return main
 
@@ -99,15 +100,15 @@ class Policy(Configuration):
         """The compressor of a parameter by the policy, even if it travels dense."""
         matching = (compressor for pattern, compressor in self.overrides.items() if matches(name, pattern))
         found = next(matching, main)
-        return main if found.identity else found
+        return main if capabilities.identity(found) else found
 
     def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
         """Return whether a parameter travels dense only because its payload would not be smaller."""
         for pattern, compressor in self.overrides.items():
             if matches(name, pattern):
-                return not compressor.pays_for(shape)
+                return not capabilities.pays_for(compressor, shape)
         left = math.prod(shape) < self.min_numel or any(matches(name, pattern) for pattern in self.exclude)
-        return not left and not main.pays_for(shape)
+        return not left and not capabilities.pays_for(main, shape)
 
     def at(self, step: int, main: Compressor) -> Compressor:
         """The main compressor with the schedule's values for this step."""

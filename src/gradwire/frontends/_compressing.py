@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import right_on_average
 from gradwire.engine.dense import DenseSession
@@ -376,7 +377,7 @@ def codes_of(compressor: Any, all_gather: Any, min_numel: object) -> tuple[Compr
 
 def travels_as_it_is(code: Compressor, world: int) -> torch.dtype | None:
     """The dtype of tensors that two ranks add up as exactly without a method, in as many bytes; None: of none."""
-    return torch.bfloat16 if code.plain_dtype is torch.bfloat16 and world == 2 else None
+    return torch.bfloat16 if capabilities.plain_dtype(code) is torch.bfloat16 and world == 2 else None
 
 
 def described(code: Compressor, gathered: Compressor | None, min_numel: int, default: bool) -> str:
@@ -401,7 +402,7 @@ def code_of(given: Any, name: str) -> Compressor:
     """
     code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
     TwoPhase().check(code)
-    safe = right_on_average(code) and code.advice == 0
+    safe = right_on_average(code) and capabilities.advice(code) == 0
     stateless = safe and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
     require(stateless, name, "a method that needs no memory: one that is fine or right on average", code.name)
     return code

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.auto.shared_link import Gathers, LinkUse, link_use
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.fp16 import FP16
@@ -70,10 +71,11 @@ def weight_code(weights: Any) -> Compressor | None:
     # then all ranks compute with weights that lack it, so it must be little.
     kept = (
         isinstance(code, EF21)
-        and code.inner.fine
+        and capabilities.fine(code.inner)
         and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
     )
-    same = (kept or (code.fine and code.feedback != "required")) and not code.random and code.advice == 0
+    small = kept or (capabilities.fine(code) and code.feedback != "required")
+    same = small and not code.random and capabilities.advice(code) == 0
     allowed = (
         "a method whose error is small and that is not random, such as 'blockwise8', 'fp8' or 'bf16', or "
         "'ef21:inner=loco' for differences"

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire._once import once
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import (
     TORCH,
@@ -134,7 +135,7 @@ class AdaptiveWatch:
             name, shape, exchange.methods.main_of(name, exchange.methods.compressor)
         )
         kept_small = method is None or isinstance(exchange.methods.memory_for(method), Preconditioned)
-        return method if method is not None and method.spreads and not kept_small else None
+        return method if method is not None and capabilities.spreads(method) and not kept_small else None
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Check an optimizer, which may be of these parameters, at its step."""

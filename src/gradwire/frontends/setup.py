@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from gradwire import registry
 from gradwire.auto.controller import AutoPilot
+from gradwire.compressors import capabilities
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
@@ -497,7 +498,7 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         return
     # Workers of a meeting have no group.
     alone = exchange.channel.world == 1 and exchange.channel.group is not None
-    if alone and (exchange.pilot is not None or exchange.methods.compressor.identity):
+    if alone and (exchange.pilot is not None or capabilities.identity(exchange.methods.compressor)):
         tell("the group has one rank: training goes on as without gradwire", quiet=exchange.quiet)
         return
     if alone:
@@ -510,7 +511,7 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         numel = torch.Size(shape).numel()
         total += numel
         chosen = exchange.methods.policy.choose(name, shape, main)
-        compressed += numel if chosen is not None and not chosen.identity else 0
+        compressed += numel if chosen is not None and not capabilities.identity(chosen) else 0
         if exchange.methods.policy.would_grow(name, shape, main):
             dense[name] = numel
     log.info(
@@ -520,13 +521,13 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         compressed,
         total,
     )
-    if compressed == 0 and not main.identity:
+    if compressed == 0 and not capabilities.identity(main):
         log.warning(
             "%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
             main,
             exchange.methods.policy.min_numel,
         )
-    if sum(dense.values()) > MUCH * total and not main.identity:
+    if sum(dense.values()) > MUCH * total and not capabilities.identity(main):
         by_size = sorted(dense, key=lambda each: -dense[each])
         more = f" and {len(by_size) - 3} more" if len(by_size) > 3 else ""
         remedy = ", or reshape them into matrices" if main.family == "low rank" else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import MultiRound, reduce_fields
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.protocol.compression import Compression
@@ -106,8 +107,9 @@ class LocalStore(KVStore):
         return add_dense(grads, entry.value.shape, entry.value.device)
 
     def _compressed_sum(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> Tensor:
-        if isinstance(self.compression.push, MultiRound):
-            self.compression.push.check_world(len(grads))
+        push = self.compression.push
+        assert push is not None
+        capabilities.check_world(push, len(grads))
         senders = self._senders(entry, key, grads)
         if any(grad.is_sparse for grad in grads):
             rows = [
@@ -116,8 +118,8 @@ class LocalStore(KVStore):
             grads = [each if each.is_sparse else all_rows(each) for each in grads]
             payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
             return entry.merger.merge_rows(self.compression, payloads, rows)
-        if isinstance(self.compression.push, MultiRound):
-            return averaged(self.compression.push, senders, grads).mul_(len(senders)).to(entry.value.device)
+        if isinstance(push, MultiRound):
+            return averaged(push, senders, grads).mul_(len(senders)).to(entry.value.device)
         payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
         return entry.merger.merge(self.compression, payloads)
 
@@ -194,5 +196,5 @@ def averaged(compressor: MultiRound, senders: Sequence[Sender], grads: Sequence[
         reduce_fields([theirs[field] for theirs, field, _ in told], how)
     mean = torch.zeros(senders[0].shape, dtype=torch.float32, device=senders[0].device)
     compressor.add_decoded(payload, mean)
-    compressor.settle(mean)
+    capabilities.settle(compressor, mean)
     return mean

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kernels.stored import StoredForm
@@ -81,7 +82,7 @@ class AveragedError(Memory):
         # By the number of the step, so that all ranks, and a resumed run, forget in the same one.
         forgets = self.reset > 0 and key.step % self.reset == 0
         weights = (0.0, 0.0) if forgets else (self.beta, 1.0 - self.beta)
-        compressor.encode_averaged(grad, kept["residual"], *weights, payload, state, key, status, scale)
+        capabilities.encode_averaged(compressor, grad, kept["residual"], *weights, payload, state, key, status, scale)
 
     def takes_pieces(self, scale: float) -> bool:
         return scale == 1.0

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gradwire import kernels, registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import FLOAT32, StoredForm
@@ -31,8 +32,8 @@ __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
 
 def default_memory(compressor: Compressor) -> str:
     """The default memory: the method's own; else ``residual`` if it needs or contains error feedback, else ``none``."""
-    if compressor.memory is not None:
-        return compressor.memory
+    if (own := capabilities.memory(compressor)) is not None:
+        return own
     return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
@@ -42,7 +43,7 @@ def check_rounds(memory: Memory, compressor: Compressor) -> None:
     Raises:
         ConfigError: the memory needs the payload; the message names the memory to use.
     """
-    if memory.one_round and compressor.in_rounds:
+    if memory.one_round and capabilities.in_rounds(compressor):
         raise ConfigError(
             f"memory {memory.name!r} serves methods of one round, because it reads from one payload what was sent, but "
             f"{compressor.name!r} is averaged in rounds between the workers: use memory='residual'"
@@ -176,7 +177,7 @@ class Memory(Configuration, ABC):
         if scale == 1.0:
             compressor.encode(x, payload, state, key)
         else:
-            compressor.encode_scaled(x, scale, payload, state, key)
+            capabilities.encode_scaled(compressor, x, scale, payload, state, key)
 
     @abstractmethod
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
@@ -246,19 +247,19 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
         ConfigError: the memory does not suit the method; the message names the remedy.
     """
     check_rounds(memory, compressor)
-    own = compressor.memory
+    own = capabilities.memory(compressor)
     alike = own in (None, memory.name) or (memory.forgets and registry.find("memory", str(own)).forgets)
     if not alike and not force:
         raise ConfigError(
             f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
-            f"{compressor.memory!r}: leave memory out, or say force=True"
+            f"{own!r}: leave memory out, or say force=True"
         )
-    if compressor.votes and memory.keeps_mean:
+    if capabilities.votes(compressor) and memory.keeps_mean:
         raise ConfigError(
             f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
             "method, or a form of this one, that does not"
         )
-    refused = memory.forgets and compressor.memory != memory.name
+    refused = memory.forgets and own != memory.name
     if compressor.feedback == "built-in" and refused:
         raise ConfigError(
             f"memory {memory.name!r} loses gradients: the residual is part of {compressor.name!r}; use "
@@ -269,8 +270,8 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} loses for good what {compressor!r} does not send, and the method needs error "
             "feedback: leave memory out, or say force=True"
         )
-    if compressor.feedback == "unsafe" and not memory.forgets and compressor.memory != memory.name and not force:
+    if compressor.feedback == "unsafe" and not memory.forgets and own != memory.name and not force:
         raise ConfigError(
             f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
-            f"signal: with error feedback use {compressor.bounded}; or memory='none', or force=True"
+            f"signal: with error feedback use {capabilities.bounded(compressor)}; or memory='none', or force=True"
         )

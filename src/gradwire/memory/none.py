@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Payload, State
@@ -42,7 +43,7 @@ class NoMemory(Memory):
         scale: float = 1.0,
     ) -> None:
         # The code may overflow where the gradient does not, and no remainder tells of it.
-        kernels.nonfinite(grad.view(-1), status, compressor.headroom)
+        kernels.nonfinite(grad.view(-1), status, capabilities.headroom(compressor))
         self.encoded(compressor, grad, payload, state, key, scale)
 
     def takes_pieces(self, scale: float) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.kernels.stored import FLOAT32, StoredForm, accumulate_into, keep_unless, read, swap_with, write
@@ -97,9 +98,9 @@ class Residual(Memory):
         if compressor.summable and self.takes_pieces(scale):
             # The old residual is left in the gradient.
             kernels.accumulate(grad.view(-1), residual.view(-1), status)
-            compressor.encode_scaled(residual, scale, payload, state, key)
+            capabilities.encode_scaled(compressor, residual, scale, payload, state, key)
             compressor.add_decoded(payload, residual, -1.0 / scale)
-            if compressor.overflows:
+            if capabilities.overflows(compressor):
                 # The remainder is not finite where the code overflowed.
                 kernels.nonfinite(residual.view(-1), status)
             return

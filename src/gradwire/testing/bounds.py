@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import decode, encode, expect
 from gradwire.vocabulary import Key
@@ -37,16 +38,16 @@ def check_unbiased(compressor: Compressor, x: Tensor) -> None:
 
 def check_omega(compressor: Compressor, x: Tensor) -> None:
     """Check that E|C(x) - x|^2 <= omega |x|^2."""
-    omega = compressor.omega(x.numel())
+    omega = capabilities.omega(compressor, x.numel())
     if compressor.unbiased and math.isfinite(omega):
         _check_error(compressor, x, omega, "omega")
 
 
 def check_contraction(compressor: Compressor, x: Tensor) -> None:
     """Check that E|C(x) - x|^2 <= (1 - delta) |x|^2."""
-    if compressor.contraction:
-        expect(compressor.delta(x.numel()) > 0, compressor, "a contraction needs delta > 0")
-        _check_error(compressor, x, 1 - compressor.delta(x.numel()), "1 - delta")
+    if capabilities.contraction(compressor):
+        expect(capabilities.delta(compressor, x.numel()) > 0, compressor, "a contraction needs delta > 0")
+        _check_error(compressor, x, 1 - capabilities.delta(compressor, x.numel()), "1 - delta")
 
 
 def _check_error(compressor: Compressor, x: Tensor, factor: float, what: str) -> None:

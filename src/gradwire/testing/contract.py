@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import bounds, feedback, ranks
@@ -65,12 +66,12 @@ def check_config(compressor: Compressor, _x: Tensor) -> None:
 
 def check_properties(compressor: Compressor, x: Tensor) -> None:
     """Check that the declared properties are consistent."""
-    json.dumps(compressor.properties())
-    n, delta = x.numel(), compressor.delta(x.numel())
+    json.dumps(capabilities.properties(compressor))
+    n, delta = x.numel(), capabilities.delta(compressor, x.numel())
     expect(0 <= delta <= 1, compressor, f"delta({n}) must be in [0, 1], got {delta}")
-    expect(compressor.omega(n) >= 0, compressor, f"omega({n}) must be >= 0")
+    expect(capabilities.omega(compressor, n) >= 0, compressor, f"omega({n}) must be >= 0")
     expect(compressor.alignment >= 0, compressor, "alignment must be >= 0")
-    if compressor.contraction:
+    if capabilities.contraction(compressor):
         expect(compressor.feedback != "unsafe", compressor, "feedback is safe with a contraction")
     if compressor.summable:
         dtypes = {field.dtype for field in compressor.layout(x.shape).fields}
@@ -92,9 +93,9 @@ def check_sums(compressor: MultiRound, x: Tensor, reductions: Sequence[str]) -> 
     summed = zip(compressor.layout(x.shape).fields, reductions, strict=True)
     if all(how != "sum" or field.dtype.is_floating_point for field, how in summed):
         return
-    compressor.check_world(1)
+    capabilities.check_world(compressor, 1)
     try:
-        compressor.check_world(2**32)
+        capabilities.check_world(compressor, 2**32)
     except ConfigError:
         return
     expect(False, compressor, "sums integers, so check_world must refuse more ranks than fit")
@@ -128,9 +129,9 @@ def check_determinism(compressor: Compressor, x: Tensor) -> None:
         word: [not same(encode(compressor, x, Key(**{"step": 1, word: value}))[0], first) for value in range(2, 5)]
         for word in ("step", "rank", "phase")
     }
-    if not compressor.random and not compressor.in_rounds:
+    if not compressor.random and not capabilities.in_rounds(compressor):
         expect(not any(map(any, differing.values())), compressor, "is not declared random but depends on the key")
-    elif compressor.random and _is_generic(x) and not (compressor.factorises and _is_low_rank(x)):
+    elif compressor.random and _is_generic(x) and not (capabilities.factorises(compressor) and _is_low_rank(x)):
         if compressor.summable:
             same_on_ranks = not any(differing.pop("rank"))
             expect(same_on_ranks, compressor, "payloads of two ranks cannot be summed: they depend on the rank")
@@ -163,7 +164,7 @@ def check_many(compressor: Compressor, x: Tensor) -> None:
     expect(same(looped, at_once), compressor, "add_decoded_many differs from the loop")
     added, anew = torch.zeros_like(at_once), torch.full_like(at_once, math.nan)
     compressor.add_decoded_many(payloads, added, 1 / 3)
-    compressor.decode_many(payloads, anew, 1 / 3)
+    capabilities.decode_many(compressor, payloads, anew, 1 / 3)
     expect(same(added, anew), compressor, "decode_many differs from add_decoded_many to zeros")
 
 
@@ -193,7 +194,7 @@ def check_summable(compressor: Compressor, x: Tensor) -> None:
         return
     buffer, payload = payload_for(compressor, x)
     given = x.clone()
-    compressor.encode_scaled(given, 0.25, payload, compressor.init_state(x.shape, Key(), x.device), Key())
+    capabilities.encode_scaled(compressor, given, 0.25, payload, compressor.init_state(x.shape, Key(), x.device), Key())
     expect(same(given, x), compressor, "encode_scaled changes the gradient")
     expect(same(buffer, encode(compressor, x * 0.25)[0]), compressor, "encode_scaled differs from encode(scale * x)")
     other = encode(compressor, x * -0.125)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import decode, encode, expect, payload_for, same
 from gradwire.vocabulary import Key
@@ -28,7 +29,7 @@ def check_feedback(compressor: Compressor, x: Tensor) -> None:
     if bool(residual.isfinite().all()):
         decoded = decode(compressor, payload, x)
         size = decoded.abs() + total.abs()
-        if not compressor.portable and x.numel():
+        if not capabilities.portable(compressor) and x.numel():
             # An element is a sum of products that may cancel: those of factors without signs do not.
             unsigned = tuple(field.abs() if field.is_floating_point() else field for field in payload)
             size = (size + decode(compressor, unsigned, x).abs()).amax()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import decode, encode, expect, same
 from gradwire.vocabulary import Key
@@ -50,7 +51,7 @@ def check_case(case: Case) -> None:
     frozen = torch.frombuffer(bytearray.fromhex(case["payload"]) or bytearray(8), dtype=torch.uint8)
     frozen_payload = compressor.layout(x.shape).views(frozen[: buffer.numel()])
     decoded, expected = decode(compressor, frozen_payload, x), _elements(case["decoded"], case["shape"])
-    if not compressor.portable:
+    if not capabilities.portable(compressor):
         # Bytes may be numbers inside; what they decode to tells.
         fields = [pair for pair in zip(payload, frozen_payload, strict=True) if pair[0].dtype != torch.uint8]
         for now, then in [*fields, (decoded, expected), (decode(compressor, payload, x), expected)]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.testing._expect import expect, payload_for
 from gradwire.vocabulary import Key
@@ -32,7 +33,7 @@ def check_memory(compressor: Compressor, x: Tensor) -> None:
 
     Nor are methods asked that decompose the gradient, which takes room of its size.
     """
-    if compressor.factorises:
+    if capabilities.factorises(compressor):
         return
     grad, residual, payload = x.clone(), torch.zeros_like(x), payload_for(compressor, x)[1]
     state, status = compressor.init_state(x.shape, Key()), torch.zeros(1, dtype=torch.int32)

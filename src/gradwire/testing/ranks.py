@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound, reduce_fields
 from gradwire.testing._expect import decode, expect, payload_for, same
 from gradwire.vocabulary import Key, Payload, State
@@ -102,7 +103,7 @@ def _check_states_wait(
     before = [{name: value.clone() for name, value in state.items()} for state in states]
     payloads = [payload_for(compressor, x)[1] for x in xs]
     rounds = compressor.rounds(xs, payloads, states, keys)
-    for _ in range(compressor.rounds_needed):
+    for _ in range(capabilities.rounds_needed(compressor)):
         next(rounds)
         for old, state in zip(before, states, strict=True):
             _check_same_state(compressor, old, state, "a state changed before the last round was over")

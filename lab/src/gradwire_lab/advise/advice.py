@@ -18,6 +18,7 @@ from typing import Any
 from gradwire import registry
 from gradwire.auto.codec import Codec
 from gradwire.auto.profile import Profile
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import default_strategy
 from gradwire.engine.strategies.base import Strategy
@@ -227,7 +228,7 @@ def reachable(profile: Profile, cluster: Cluster, each: Candidate) -> float:
     if each.refusal:
         return 0.0
     try:
-        each.compressor.check_world(cluster.meeting)
+        capabilities.check_world(each.compressor, cluster.meeting)
     except ConfigError:
         return 0.0
     codec = Codec.at_rate(profile.buckets, 0.0, 0.0)
@@ -254,10 +255,10 @@ def _best(rows: Sequence[AdviceRow]) -> AdviceRow | None:
 def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str, dense: PipelineStep) -> AdviceRow:
     strategy = each.strategy_for(cluster.meeting)
     compressor = each.compressor
-    told = (each.label, compressor.properties()["params"], strategy, default_memory(compressor))
+    told = (each.label, capabilities.properties(compressor)["params"], strategy, default_memory(compressor))
     known = (quality(each.label), drop_in(each.label), setup_of(each.label).reason)
     try:
-        compressor.check_world(cluster.meeting)
+        capabilities.check_world(compressor, cluster.meeting)
     except ConfigError as error:
         return AdviceRow(*told, None, 0.0, 0.0, *known, skipped=str(error))
     reach = reachable(profile, cluster, each)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import is_adaptive, keeps_much
 from gradwire.errors import require
@@ -72,7 +73,8 @@ class RunOptimizer:
         """
         memory = registry.build("memory", default_memory(compressor))
         kept = keeps_much(compressor, memory) is not None
-        if not self.adaptive or compressor.fine or (not kept and compressor.omega(NUMEL) <= MOST_NOISE):
+        quiet = not kept and capabilities.omega(compressor, NUMEL) <= MOST_NOISE
+        if not self.adaptive or capabilities.fine(compressor) or quiet:
             return ""
         why = "training ends worse with what a residual sends late" if kept else "it is not known how training ends"
         return f"{why} under {self.name} ({self.source}; docs/adaptive.md); --optimizer sgd counts them"

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
 from gradwire_lab.bench.steps import Step
@@ -66,6 +67,7 @@ def available_bytes() -> float:
 
 def _needed_bytes(step: Step, compressor: Compressor, n: int) -> int:
     """The bytes of two workloads that exist at once, and of the noise that both are made of."""
-    memory: Memory | None = None if compressor.memory is None else registry.build("memory", compressor.memory)
+    own = capabilities.memory(compressor)
+    memory: Memory | None = None if own is None else registry.build("memory", own)
     kept = 0 if memory is None else len(memory.buffers) * memory.form.nbytes(n)
     return 2 * (12 * n + kept + step.ranks * compressor.layout((n,)).nbytes) + 4 * n

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gradwire import catalogue, registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire_lab.bench.budget import Budget
@@ -45,7 +46,7 @@ def registered() -> list[Compressor]:
 
 def label(row: Row) -> str:
     """The method as it would be written on the command line; parameters at their defaults are left out."""
-    defaults = registry.build("compressors", row["method"]).properties()["params"]
+    defaults = capabilities.properties(registry.build("compressors", row["method"]))["params"]
     changed = ",".join(f"{name}={value}" for name, value in row["params"].items() if value != defaults[name])
     return f"{row['method']}:{changed}" if changed else str(row["method"])
 
@@ -89,7 +90,8 @@ def _row(
     check: Checks,
     neighbours: Neighbours,
 ) -> Row:
-    named = {"method": compressor.name, "params": compressor.properties()["params"], "size": n, "op": step.name}
+    params = capabilities.properties(compressor)["params"]
+    named = {"method": compressor.name, "params": params, "size": n, "op": step.name}
     reason = step.refusal(compressor) or budget.refusal(step, compressor, n)
     if reason is not None:
         return named | {"skipped": reason}

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
@@ -168,7 +169,7 @@ def exchange_rows(plan: ExchangePlan, rivals: Sequence[Rival], *, host: bool = F
             "buckets": len(plan.buckets()),
             "busy": plan.busy,
             "method": rival.label,
-            "params": rival.compressor and rival.compressor.properties()["params"],
+            "params": rival.compressor and capabilities.properties(rival.compressor)["params"],
         }
         try:
             row |= measure(plan, rival)
@@ -401,7 +402,7 @@ def _error(
         plain = rival.hook is None or rival.hook["name"] != "powersgd"
         return ("rounding" if plain else "near"), float(off.square().sum()), limit**2 * size
     code, memory = exchange.methods.compressor, exchange.methods.memory_for(exchange.methods.compressor)
-    if not code.average or code.settles or code.votes or not memory.plain:
+    if not capabilities.average(code) or capabilities.settles(code) or capabilities.votes(code) or not memory.plain:
         return "bits", 0.0, 0.0
     if not memory.keeps_nothing:
         off = off + _waiting(exchange, params, world)
@@ -410,10 +411,11 @@ def _error(
     policy = exchange.methods.policy
     units = [math.prod(shape) for name, shape in params if policy.choose(name, shape, code) is not None]
     largest = max(units, default=1)
-    if code.unbiased and math.isfinite(omega := max(code.omega(each) for each in (1, largest, numel))):
+    if code.unbiased and math.isfinite(omega := max(capabilities.omega(code, each) for each in (1, largest, numel))):
         # The bound is that of all ranks together, and once more where an owner compresses the mean.
         return "bound", float(off.square().sum()), (_SLACK * omega * (2 + omega) / world + ROUNDING**2) * size
-    if code.contraction and (delta := min(code.delta(each) for each in (largest, numel))) > 0:
+    delta = min(capabilities.delta(code, each) for each in (largest, numel))
+    if capabilities.contraction(code) and delta > 0:
         return "bound", float(off.square().sum()), (1 - delta + ROUNDING**2) * size
     return "bits", 0.0, 0.0
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire_lab.bench.steps import STEPS
 
@@ -78,7 +79,7 @@ def least_ratio(compressor: Compressor) -> float:
     if compressor.family == "sparsification" or layout.count("indices", "counts"):
         return NAMED
     one_number = any(field.count == 1 and field.dtype is torch.float32 for field in layout.fields)
-    whole = compressor.alignment == 0 or compressor.rounds_needed > 1 or not compressor.fixed_size
+    whole = compressor.alignment == 0 or capabilities.rounds_needed(compressor) > 1 or not compressor.fixed_size
     return TWO_PASSES if one_number or whole else ONE_PASS
 
 
@@ -86,6 +87,6 @@ def _reasons(row: Row) -> list[str]:
     compressor = registry.build("compressors", row["method"], row["params"])
     ratio, goal = row["triad_ratio"], least_ratio(compressor)
     each = nanoseconds(row) / _PAYLOADS[row["op"]]
-    slow = each > NANOSECONDS and not compressor.factorises
+    slow = each > NANOSECONDS and not capabilities.factorises(compressor)
     far = [f"{ratio:.2f} of the triad, goal {goal:.2f}"] if ratio < goal else []
     return far + ([f"{each:.1f} ns an element, goal {NANOSECONDS:g}"] if slow else [])

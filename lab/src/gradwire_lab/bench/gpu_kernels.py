@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.kernels.base import Op, find
@@ -194,7 +195,7 @@ def method_rows(device: str, sizes: Sequence[int], compressors: Sequence[Compres
 
 
 def _compared(step: Step, compressor: Compressor, n: int, device: str, known: dict[str, Op[Any]]) -> Row:
-    params = compressor.properties()["params"]
+    params = capabilities.properties(compressor)["params"]
     row: Row = {"method": compressor.name, "params": params, "size": n, "step": step.name}
     place = "cpu" if device == INTERPRETED else device
     # A byte that is not written differs.
@@ -207,7 +208,7 @@ def _compared(step: Step, compressor: Compressor, n: int, device: str, known: di
     with Reference():
         step.run(want)
     found, wanted = dict(_cpu(work)), dict(_cpu(want))
-    said = _differences(found, wanted, portable=compressor.portable)
+    said = _differences(found, wanted, portable=capabilities.portable(compressor))
     return row | {"kernels": sorted(mode.names & set(known)), "difference": said}
 
 

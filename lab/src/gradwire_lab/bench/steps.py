@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors import capabilities
+from gradwire.compressors.base import Compressor
 from gradwire_lab.bench.workload import Workload, filled
 
 __all__ = ["STEPS", "Step"]
@@ -50,7 +51,7 @@ class Step:
         """The reason why there is no such operation; None if there is one. Several payloads of a method of rounds are
         never decoded together.
         """
-        if self.ranks > 1 and isinstance(compressor, MultiRound):
+        if self.ranks > 1 and capabilities.in_rounds(compressor):
             return "the payload is the mean over all ranks already"
         return None
 
@@ -77,7 +78,7 @@ def _encode(work: Workload) -> None:
 
 
 def _encode_bytes(work: Workload) -> int:
-    return 4 * work.n * work.compressor.rounds_needed + round(work.sent)
+    return 4 * work.n * capabilities.rounds_needed(work.compressor) + round(work.sent)
 
 
 def _feedback(work: Workload) -> None:
@@ -102,7 +103,7 @@ def _plain_feedback(work: Workload) -> None:
 def _feedback_bytes(work: Workload) -> int:
     if work.memory is not None:
         return 4 * work.n + work.changed() * (2 * work.memory.form.nbytes(work.n) + 4 * work.n) + round(work.sent)
-    rounds = work.compressor.rounds_needed
+    rounds = capabilities.rounds_needed(work.compressor)
     later = 0 if rounds == 1 else 4 * (rounds - 1) + 8
     return (12 + later) * work.n + round(work.sent)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.kernels.stored import FLOAT32, shaped, stored_like, write
 from gradwire.memory.base import Memory
@@ -52,7 +53,8 @@ class Workload:
         self.residual = _gradient(n, 1).mul(0.5).to(self.device)
         self.out = _gradient(n, 2).to(self.device, copy=True)
         self.status = torch.zeros(1, dtype=torch.int32, device=self.device)
-        own: Memory | None = registry.build("memory", compressor.memory) if compressor.memory is not None else None
+        named = capabilities.memory(compressor)
+        own: Memory | None = None if named is None else registry.build("memory", named)
         self.memory = None if own is None or own.plain else own
         """The one that the method is defined with, where it is another than a plain residual."""
         form, buffers = (FLOAT32, ()) if self.memory is None else (self.memory.form, self.memory.buffers)
@@ -77,7 +79,7 @@ class Workload:
     def sent(self) -> float:
         """The bytes of the first rank's payload that travel: for a variable size, those that it declares in use."""
         if self.compressor.fixed_size:
-            return self.compressor.traffic(self.shape)
+            return capabilities.traffic(self.compressor, self.shape)
         return sent_nbytes(self.compressor, self.layout, self.rows[0])
 
     @property

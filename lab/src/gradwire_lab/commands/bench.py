@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from gradwire.cli.command_group import METHOD, METHOD_FORMS, CommandGroup, Integer, Number
 from gradwire.cli.output import json_option
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire_lab.bench import codec, peers
 from gradwire_lab.bench.steps import STEPS
@@ -190,7 +191,7 @@ class _Run:
 
 def _width(chosen: Sequence[Compressor]) -> int:
     """The length of the longest name of a method in the table."""
-    return max(len(codec.label({"method": code.name, **code.properties()})) for code in chosen)
+    return max(len(codec.label({"method": code.name, **capabilities.properties(code)})) for code in chosen)
 
 
 def _bar(total: int) -> Progress:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.compressors import capabilities
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.testing.processes import RankFailedError, run_ranks
@@ -124,7 +125,7 @@ def _check(rival: Rival, ours: DistributedDataParallel, plain: DistributedDataPa
     dist.all_gather_object(found, digest)
     if len(set(found)) > 1:
         raise WrongMeanError(f"{rival.label}: the ranks have different bits")
-    identity = rival.compressor is not None and rival.compressor.identity
+    identity = rival.compressor is not None and capabilities.identity(rival.compressor)
     if identity and not all(torch.allclose(*pair, rtol=1e-5, atol=1e-8) for pair in zip(means, wanted, strict=True)):
         raise WrongMeanError(f"{rival.label}: it is not the mean that DDP gives")
 

@@ -44,6 +44,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import registry
 from gradwire._files import replace_text
+from gradwire.compressors import capabilities
 from gradwire.errors import ConfigError, GradwireError, require
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.kernels.native import reference_forced
@@ -327,7 +328,7 @@ def _apart(name: str, found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[np
     """Describe where the steps of a method differ; None if they are equal, or differ by rounding for a method that uses
     a BLAS.
     """
-    portable = registry.build("compressors", name).portable
+    portable = capabilities.portable(registry.build("compressors", name))
     for number, (got, want) in enumerate(zip(found, wanted, strict=True), 1):
         if np.array_equal(got.view(np.uint32), want.view(np.uint32)):
             continue

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.frontends.ddp import GradwireState, compress_ddp
@@ -211,7 +212,7 @@ def params_of(compressor: Compressor | str | None) -> Mapping[str, Any] | None:
     """The parameters of a method, or of "auto"; None for a hook of torch's."""
     if isinstance(compressor, str):
         return {name: value for name, value in named_of(compressor).items() if name != "name"}
-    return None if compressor is None else compressor.properties()["params"]
+    return None if compressor is None else capabilities.properties(compressor)["params"]
 
 
 def _figures(results: Sequence[Result]) -> Row:

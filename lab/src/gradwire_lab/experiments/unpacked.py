@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors import capabilities
+from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named, grouped
 from gradwire.vocabulary import Layout, align
@@ -42,8 +43,8 @@ def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None
         (1000, 64)
     """
     layout = compressor.layout(shape)
-    if isinstance(compressor, MultiRound):
-        sent = [field for field in layout.fields if field.name not in compressor.rounds_only]
+    if capabilities.in_rounds(compressor):
+        sent = [field for field in layout.fields if field.name not in capabilities.rounds_only(compressor)]
         return layout.nbytes if all(field.dtype.is_floating_point for field in sent) else None
     return _apart(layout, math.prod(shape)) if compressor.fixed_size else None
 

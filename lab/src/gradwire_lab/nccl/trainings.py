@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import default_strategy
 from gradwire.errors import ConfigError
@@ -254,7 +255,7 @@ def _of_method(name: str, strategy: str) -> Training:
     told = "hierarchical:ranks_per_host=2" if strategy == "hierarchical" else strategy
     ranks = (4,) if strategy == "hierarchical" else (2, 4)
     options = {**SMALL.get(name, {}), "strategy": told}
-    exact = registry.build("compressors", name).portable
+    exact = capabilities.portable(registry.build("compressors", name))
     return Training(f"ddp {name}, {strategy}", "ddp", name, options, exact=exact, ranks=ranks)
 
 

@@ -24,7 +24,6 @@ class Identity(Cast):
     """
 
     name = "none"
-    identity = True
     plain_dtype = torch.float32
     fine = True
     family = "cast"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
@@ -106,7 +107,7 @@ class LoCo(Compressor):
         scale: float = 1.0,
     ) -> None:
         if scale != 1.0 or form_of(error) != StoredForm(torch.uint8, self.block):
-            super().encode_averaged(grad, error, weight, share, payload, state, key, status, scale)
+            capabilities.encode_averaged.default(self, grad, error, weight, share, payload, state, key, status, scale)
             return
         norms, codes = payload
         ops.loco_encode_averaged(grad.view(-1), error.view(-1), norms, codes, self.block, weight, share, status)

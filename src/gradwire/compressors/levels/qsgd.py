@@ -11,6 +11,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.rounding import Grid, linf_omega, times, uniform_omega
@@ -103,7 +104,7 @@ class QSGD(Compressor):
         return not self.scaled
 
     @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
+    def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded, as they can in bits."""
         return self.packing == "bits"
 
@@ -216,7 +217,7 @@ class QSGD(Compressor):
         if self.packing == "bits":
             self._add(payloads, out, scale, fresh=True)
         else:
-            super().decode_many(payloads, out, scale)
+            capabilities.decode_many.default(self, payloads, out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse bytes that are not five ternary digits.

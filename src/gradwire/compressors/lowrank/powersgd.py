@@ -79,7 +79,6 @@ class PowerSGD(MultiRound):
     family = "low rank"
     reference = "T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019"
     rounds_only = ("own",)
-    own_share = True
 
     def __post_init__(self) -> None:
         require(is_int(self.rank, 1), "PowerSGD.rank", "an integer >= 1", self.rank)
@@ -89,7 +88,7 @@ class PowerSGD(MultiRound):
         require(self.error in ("global", "local"), "PowerSGD.error", "'global' or 'local'", self.error)
 
     @property
-    def rounds_needed(self) -> int:  # type: ignore[override]
+    def rounds_needed(self) -> int:
         return 2 * self.iterations
 
     @property

@@ -32,7 +32,6 @@ class SignCode(Compressor):
 
     elementwise = True
     votes = True
-    settles = True
     takes_pieces = True
 
     def __post_init__(self) -> None:

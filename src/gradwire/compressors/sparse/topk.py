@@ -69,7 +69,7 @@ class TopK(Sparsifier):
         require(self.indices in forms, "TopK.indices", f"one of {', '.join(forms)}", self.indices)
 
     @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
+    def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded: unchanged values, and indices as they lie in memory."""
         return self.values == "float32" and self.indices == "block"
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
@@ -75,7 +76,7 @@ class TernGrad(Compressor):
         return self.clip == 0
 
     @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
+    def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded, as they can in bits."""
         return self.packing == "bits"
 
@@ -133,7 +134,7 @@ class TernGrad(Compressor):
         if self.packing == "bits":
             self._grid.add_decoded(payloads, out, scale, fresh=True)
         else:
-            super().decode_many(payloads, out, scale)
+            capabilities.decode_many.default(self, payloads, out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse bytes that are not five ternary digits.

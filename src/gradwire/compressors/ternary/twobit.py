@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import auto_threshold
+from gradwire.compressors import auto_threshold, capabilities
 from gradwire.compressors.auto_threshold import AUTO
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.ternary import ops
@@ -87,7 +87,7 @@ class TwoBit(Compressor):
         return self.threshold != AUTO
 
     @property
-    def advice(self) -> int:  # type: ignore[override]
+    def advice(self) -> int:
         return auto_threshold.WISHES if self.threshold == AUTO else 0
 
     @property
@@ -96,7 +96,7 @@ class TwoBit(Compressor):
         return self.wire == "dense"
 
     @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
+    def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded, as with the dense wire."""
         return self.wire == "dense"
 
@@ -147,7 +147,7 @@ class TwoBit(Compressor):
         if self.fixed_size:
             self._add(payloads, out, scale, fresh=True)
         else:
-            super().decode_many(payloads, out, scale)
+            capabilities.decode_many.default(self, payloads, out, scale)
 
     def _add(self, payloads: Payload, out: Tensor, scale: float, fresh: bool = False) -> None:
         threshold, steps = auto_threshold.steps_of(self.threshold, payloads)

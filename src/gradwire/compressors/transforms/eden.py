@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.transforms import ops
 from gradwire.compressors.transforms._eden import SMALLEST, STEP, blocks_of, code_bytes, kept, parts
@@ -175,7 +176,7 @@ class EDEN(Compressor):
         >>> EDEN(bits=0.125).for_mean.bits, EDEN(bits=2).for_mean.bits
         (0.5, 2)
         """
-        coarse = not self.scaled and self.omega(self.block) > EDEN(0.5, self.block).omega(self.block)
+        coarse = not self.scaled and self.omega(self.block) > capabilities.omega(EDEN(0.5, self.block), self.block)
         return EDEN(0.5, self.block) if coarse else self
 
     def _noise(self, n: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 
 __all__ = ["declare_as", "groups"]
@@ -30,7 +31,8 @@ def declare_as(inner: Compressor, code: Compressor, *names: str) -> None:
     Args:
         inner: the method inside.
         code: around it.
-        names: names of class attributes of ``Compressor``.
+        names: names of facts that every class declares, or of functions in ``capabilities``.
     """
     for name in names:
-        object.__setattr__(code, name, getattr(inner, name))
+        asked = getattr(capabilities, name, None)
+        object.__setattr__(code, name, getattr(inner, name) if asked is None else asked(inner))

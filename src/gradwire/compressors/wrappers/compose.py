@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire._short_traceback import short_traceback
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors.wrappers.around import declare_as, groups
@@ -66,13 +67,14 @@ class Compose(Compressor):
     def __post_init__(self) -> None:
         apart = isinstance(self.outer, Sparsifier)
         require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
-        alone = isinstance(self.inner, Compressor) and not self.inner.in_rounds
-        require(alone and self.inner.advice == 0, "Compose.inner", "a compressor of one round", self.inner)
+        inner = self.inner
+        alone = isinstance(inner, Compressor) and not capabilities.in_rounds(inner)
+        require(alone and capabilities.advice(inner) == 0, "Compose.inner", "a compressor of one round", inner)
         allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
-        require(not self.inner.votes, "Compose.inner", allowed, self.inner)
-        require(self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
-        require(self.inner.average, "Compose.inner", "a method whose payloads are averaged one by one", self.inner)
-        declare_as(self.inner, self, "fixed_size", "portable", "factorises", "headroom")
+        require(not capabilities.votes(inner), "Compose.inner", allowed, inner)
+        require(capabilities.memory(inner) is None, "Compose.inner", "a compressor of one round", inner)
+        require(capabilities.average(inner), "Compose.inner", "a method whose payloads are averaged one by one", inner)
+        declare_as(inner, self, "fixed_size", "portable", "factorises", "headroom")
 
     @property
     def _outer(self) -> Sparsifier:
@@ -80,11 +82,11 @@ class Compose(Compressor):
         return self.outer
 
     @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
+    def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded, as they can by both methods where the inner one draws nothing in
         common.
         """
-        both = self.outer.takes_pieces and self.inner.takes_pieces
+        both = capabilities.takes_pieces(self.outer) and capabilities.takes_pieces(self.inner)
         return both and self.fixed_size and not draws_in_common(self.inner)
 
     @property
@@ -105,18 +107,21 @@ class Compose(Compressor):
 
     @property
     def bounded(self) -> str:
-        outer, inner = (each.bounded if each.feedback == "unsafe" else repr(each) for each in (self.outer, self.inner))
+        unsafe = {each: each.feedback == "unsafe" for each in (self.outer, self.inner)}
+        outer, inner = (capabilities.bounded(each) if unsafe[each] else repr(each) for each in (self.outer, self.inner))
         return f"compose({outer}, {inner})"
 
     @property
     def contraction(self) -> bool:
-        return self.outer.contraction and self.inner.contraction
+        return capabilities.contraction(self.outer) and capabilities.contraction(self.inner)
 
     def delta(self, n: int) -> float:
-        return self.outer.delta(n) * self.inner.delta(self._outer.slots(n)) if self.contraction else 0.0
+        if not self.contraction:
+            return 0.0
+        return capabilities.delta(self.outer, n) * capabilities.delta(self.inner, self._outer.slots(n))
 
     def omega(self, n: int) -> float:
-        return (1 + self.outer.omega(n)) * (1 + self.inner.omega(self._outer.slots(n))) - 1
+        return (1 + capabilities.omega(self.outer, n)) * (1 + capabilities.omega(self.inner, self._outer.slots(n))) - 1
 
     @property
     def alignment(self) -> int:
@@ -150,7 +155,7 @@ class Compose(Compressor):
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         coded, places = self._apart(payload, out.numel())
         values = self._values(out)
-        self.inner.decode_many(rows_of(coded), values, 1.0)
+        capabilities.decode_many(self.inner, rows_of(coded), values, 1.0)
         self._outer.scatter(values.unsqueeze(0), rows_of(places), out.view(-1), scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:

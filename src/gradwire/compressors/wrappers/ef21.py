@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.wrappers.around import declare_as
 from gradwire.errors import require
@@ -52,9 +53,9 @@ class EF21(Compressor):
 
     def __post_init__(self) -> None:
         inner = self.inner
-        ok = isinstance(inner, Compressor) and inner.contraction and not inner.in_rounds
+        ok = isinstance(inner, Compressor) and capabilities.contraction(inner) and not capabilities.in_rounds(inner)
         require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
-        require(not inner.votes, "EF21.inner", "a method that hands out the mean and not its sign", inner)
+        require(not capabilities.votes(inner), "EF21.inner", "a method that hands out the mean and not its sign", inner)
         declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises", "headroom")
 
     @property
@@ -62,32 +63,32 @@ class EF21(Compressor):
         return "required"
 
     @property
-    def takes_pieces(self) -> bool:  # type: ignore[override]
+    def takes_pieces(self) -> bool:
         """Return whether the inner method takes pieces."""
-        return self.inner.takes_pieces
+        return capabilities.takes_pieces(self.inner)
 
     @property
     def contraction(self) -> bool:
         return True
 
     def delta(self, n: int) -> float:
-        return self.inner.delta(n)
+        return capabilities.delta(self.inner, n)
 
     def omega(self, n: int) -> float:
-        return self.inner.omega(n)
+        return capabilities.omega(self.inner, n)
 
     @property
     def alignment(self) -> int:
         return self.inner.alignment
 
     def pays_for(self, shape: Sequence[int]) -> bool:
-        return self.inner.pays_for(shape)
+        return capabilities.pays_for(self.inner, shape)
 
     def layout(self, shape: Sequence[int]) -> Layout:
         return self.inner.layout(shape)
 
     def traffic(self, shape: Sequence[int]) -> float:
-        return self.inner.traffic(shape)
+        return capabilities.traffic(self.inner, shape)
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         return self.inner.init_state(shape, key, device)
@@ -96,7 +97,7 @@ class EF21(Compressor):
         self.inner.encode(x, payload, state, key)
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
-        self.inner.encode_scaled(x, scale, payload, state, key)
+        capabilities.encode_scaled(self.inner, x, scale, payload, state, key)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None

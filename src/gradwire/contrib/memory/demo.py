@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
@@ -70,7 +71,7 @@ class DeMoMemory(Memory):
         compressor.add_decoded(payload, grad, -1.0)
         if scale != 1.0:
             grad.mul_(1.0 / scale)
-        if compressor.overflows:
+        if capabilities.overflows(compressor):
             # The remainder is not finite where the code overflowed.
             kernels.nonfinite(grad.view(-1), status)
         kernels.swap(grad.view(-1), kept["residual"].view(-1))

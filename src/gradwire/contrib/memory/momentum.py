@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
@@ -60,9 +61,9 @@ class Momentum(Memory):
         scale: float = 1.0,
     ) -> None:
         momentum = kept["momentum"]
-        compressor.encode_momentum(grad, momentum, self.beta, payload, state, key, status)
+        capabilities.encode_momentum(compressor, grad, momentum, self.beta, payload, state, key, status)
         if scale != 1.0:
-            compressor.encode_scaled(momentum, scale, payload, state, key)
+            capabilities.encode_scaled(compressor, momentum, scale, payload, state, key)
 
     def takes_pieces(self, scale: float) -> bool:
         """Only where the mean itself is encoded."""

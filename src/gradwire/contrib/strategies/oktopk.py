@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.contrib.strategies._sparse import PlacedValues, exchange, pack, unpack
 from gradwire.engine.dense import DenseSession
@@ -65,7 +66,7 @@ class OkTopkStrategy(Strategy):
         require(is_int(self.period, 1), "OkTopkStrategy.period", "an integer >= 1", self.period)
 
     def check(self, compressor: Compressor) -> None:
-        if not compressor.exact_entries:
+        if not capabilities.exact_entries(compressor):
             raise ConfigError(
                 f"strategy 'oktopk' sums entries of top-k in float32, which {compressor.name!r} does not send: "
                 f"use compressor='oktopk'"

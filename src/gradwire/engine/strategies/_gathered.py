@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Unit
@@ -57,7 +58,7 @@ class GatheringStrategy(Strategy):
         if not varying:
             return (to_all(message_nbytes(units), workers, self.kind),)
         if used is None:
-            used = align(4) + sum(align(math.ceil(unit.compressor.traffic(unit.shape))) for unit in units)
+            used = align(4) + sum(align(math.ceil(capabilities.traffic(unit.compressor, unit.shape))) for unit in units)
         return to_all(4 * varying, workers), to_all(used, workers)
 
     def coded(self, compressor: Compressor, workers: int) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Batch, Part, Unit, nonfinite, pieces_of
@@ -42,22 +43,23 @@ class AllReduce(Strategy):
     sums = True
 
     def check(self, compressor: Compressor) -> None:
-        if not compressor.summable and not compressor.in_rounds:
+        if not compressor.summable and not capabilities.in_rounds(compressor):
             raise ConfigError(
                 f"strategy 'allreduce' adds payloads, but payloads of {compressor.name!r} cannot be summed: "
                 f"use strategy='allgather' or 'two_phase'"
             )
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
-        if units[0].compressor.in_rounds:
+        if capabilities.in_rounds(units[0].compressor):
             return RoundsSession(units, site)
         return SummedSession(units, site)
 
     def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
-        if units[0].compressor.in_rounds:
-            count = units[0].compressor.rounds_needed
+        if capabilities.in_rounds(units[0].compressor):
+            count = capabilities.rounds_needed(units[0].compressor)
             # What is declared is the mean over steps, which may differ.
-            return (ring(sum(unit.compressor.traffic(unit.shape) for unit in units) / count, workers),) * count
+            nbytes = sum(capabilities.traffic(unit.compressor, unit.shape) for unit in units) / count
+            return (ring(nbytes, workers),) * count
         fields = (field for unit in units for field in unit.compressor.layout(unit.shape).fields)
         return (ring(sum(field.nbytes for field in fields), workers),)
 
@@ -71,7 +73,7 @@ class SummedSession(Session):
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel = site.channel
         compressor = units[0].compressor
-        self.scale = 1.0 / self.channel.world if compressor.average else 1.0
+        self.scale = 1.0 / self.channel.world if capabilities.average(compressor) else 1.0
         self.part = Part(site.pieces(units), self.scale)
         dtypes = {field.dtype for layout in self.part.packing.layouts for field in layout.fields}
         (dtype,) = dtypes
@@ -85,7 +87,8 @@ class SummedSession(Session):
         self.rows = [together(batch, rows) for batch in self.part.batches]
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
         # The sums tell of what is not finite, where nothing was kept that needs another sign to be undone.
-        plain = [batch.compressor.tells_nonfinite and batch.memory.keeps_nothing for batch in self.part.batches]
+        batches = self.part.batches
+        plain = [capabilities.tells_nonfinite(each.compressor) and each.memory.keeps_nothing for each in batches]
         self.tells = all(plain)
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
@@ -180,7 +183,7 @@ class RoundsSession(Session):
         for batch in batches:
             batch.remember()
             batch.memory.compensate_each([xs[i] for i in batch.numbers], [pieces[i].kept for i in batch.numbers])
-            kernels.nonfinite(batch.of(flat).view(-1), self.status, batch.compressor.headroom)
+            kernels.nonfinite(batch.of(flat).view(-1), self.status, capabilities.headroom(batch.compressor))
         keys = [key.of(piece.id) for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)
         pauses = compressor.pauses(xs, self.payloads, [piece.state for piece in pieces], keys)
@@ -227,11 +230,11 @@ class RoundsSession(Session):
         for batch in batches:
             batch.restore_states(bad)
         kept = [i for i, piece in enumerate(self.part.pieces) if piece.kept]
-        compressor.add_own_each([self.payloads[i] for i in kept], [xs[i] for i in kept], -1.0)
+        capabilities.add_own_each(compressor, [self.payloads[i] for i in kept], [xs[i] for i in kept], -1.0)
         for batch in batches:
             if batch.kept:
                 batch.keep(flat, bad)
             batch.begin(flat)
-        compressor.add_decoded_each(self.payloads, xs, 1.0)
+        capabilities.add_decoded_each(compressor, self.payloads, xs, 1.0)
         self.part.settle(flat)
         self.part.finish(flat, bad)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Part, Piece, Unit, pack_states
@@ -92,7 +93,7 @@ class Site:
         states = [self.kept.remember(unit) for unit in units]
         groups: dict[object, list[State]] = {}
         for unit, state in zip(units, states, strict=True):
-            if unit.compressor.takes_pieces or unit.compressor.in_rounds:
+            if capabilities.takes_pieces(unit.compressor) or capabilities.in_rounds(unit.compressor):
                 groups.setdefault((id(unit.compressor), *state), []).append(state)
         for group in groups.values():
             pack_states(group, list(group[0]))
@@ -219,10 +220,10 @@ class Strategy(Configuration, ABC):
         return registry.to_config(self)
 
     def refuse_rounds(self, compressor: Compressor) -> None:
-        if compressor.in_rounds:
+        if capabilities.in_rounds(compressor):
             raise ConfigError(
                 f"strategy {self.name!r} sends messages, but {compressor.name!r} is averaged in "
-                f"{compressor.rounds_needed} rounds: use strategy='allreduce'"
+                f"{capabilities.rounds_needed(compressor)} rounds: use strategy='allreduce'"
             )
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels, registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.dense import DenseSession, joined
@@ -75,15 +76,15 @@ class Hierarchical(Strategy):
 
     def check(self, compressor: Compressor) -> None:
         self.refuse_rounds(compressor)
-        if compressor.advice:
+        if capabilities.advice(compressor):
             raise ConfigError(
                 f"strategy 'hierarchical' lets a rank encode a part of each gradient, but {compressor!r} asks every "
                 "rank for a wish: use strategy='two_phase' or 'allgather'"
             )
         if self.between is not None:
             registry.build("strategies", self.between).check(compressor)
-        if compressor.memory is not None:
-            self.check_memory(registry.build("memory", compressor.memory))
+        if (own := capabilities.memory(compressor)) is not None:
+            self.check_memory(registry.build("memory", own))
 
     def check_memory(self, memory: Memory) -> None:
         if memory.keeps_mean or memory.squared or memory.dense is not None:
@@ -285,7 +286,7 @@ def rounds_inside(lane: float, size: int) -> tuple[Round, Round]:
 
 def plainly(unit: Unit) -> Unit:
     """The unit on a single host: uncompressed, unless the method is more than a code of the mean."""
-    more = unit.compressor.settles or unit.compressor.memory is not None
+    more = capabilities.settles(unit.compressor) or capabilities.memory(unit.compressor) is not None
     return unit if more else replace(unit, compressor=Identity())
 
 

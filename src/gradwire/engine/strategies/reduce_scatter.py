@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.engine.dense import DenseSession, joined
 from gradwire.engine.part import Message, Part, Piece
 from gradwire.engine.strategies.base import Site
@@ -61,7 +62,7 @@ class ScatterSession:
         # ``out`` is the own part alone: places in it count from the beginning of the part.
         start = own.pieces[0].lo
         self.owned = Part([replace(piece, lo=piece.lo - start) for piece in own.pieces])
-        advised = [piece.state for pieces in shards for piece in pieces if piece.unit.compressor.advice]
+        advised = [piece.state for pieces in shards for piece in pieces if capabilities.advice(piece.unit.compressor)]
         self.wishes = DenseSession([], self.channel, site.device, advised)
 
     def run(self, flat: Tensor, out: Tensor, key: Key, scale: float) -> Tensor:

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Piece, Unit
@@ -141,7 +142,7 @@ def parts_of_means(parts: Sequence[Part]) -> list[Part]:
     def of_mean(piece: Piece) -> Piece:
         own = piece.unit.compressor
         if id(own) not in codes:
-            codes[id(own)] = own.for_mean
+            codes[id(own)] = capabilities.for_mean(own)
         code = codes[id(own)]
         return piece if code is own else replace(piece, unit=replace(piece.unit, compressor=code))
 
@@ -171,7 +172,7 @@ def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
     for piece, memory, flats in zip(shard, memories, tensors, strict=True):
         state = piece.unit.compressor.init_state(piece.shape, Key(tensor=piece.id, phase=1), site.device)
         # Agreed values hold for the mean too; only the wishes are the workers' own.
-        common = piece.unit.compressor.advice > 0
+        common = capabilities.advice(piece.unit.compressor) > 0
         state |= {name: tensor for name, tensor in piece.state.items() if common and name != "advice"}
         kept = {name: flat.view(piece.shape) for name, flat in flats.items()}
         owned.append(Piece(piece.unit, memory, piece.shape, lo, piece.start, state, kept))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.kernels.stored import FLOAT32
@@ -103,7 +104,7 @@ def parse(params: Any) -> Compression:
     require(isinstance(force, bool), "compression_params['force']", "True or False", force)
     check_memory(push, built, force=force)
     if built.form != FLOAT32:
-        push = push.in_16_bits()
+        push = capabilities.in_16_bits(push)
     return Compression(push, built, pull)
 
 
@@ -125,7 +126,7 @@ def _check_pull(pull: Compressor | None) -> None:
     if pull is not None and pull.feedback == "unsafe":
         raise ConfigError(
             f"{PULL} must be safe with error feedback, which {pull!r} is not, because its noise is larger than its "
-            f"signal: use {pull.bounded or 'another method'}"
+            f"signal: use {capabilities.bounded(pull) or 'another method'}"
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.kernels.stored import shaped
 from gradwire.kvstore.protocol.buffers import lease, lease_zeros
@@ -61,7 +62,7 @@ class Merger:
         memory.begin(out, self.kept)
         compressor.add_decoded_many(stacked, out, 1.0 / len(payloads))
         memory.finish(out, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
-        compressor.settle(out)
+        capabilities.settle(compressor, out)
         return out.mul_(len(payloads))
 
     def merge_rows(self, compression: Compression, payloads: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
@@ -85,7 +86,7 @@ class Merger:
 
 def sums(compressor: Compressor, memory: Memory) -> bool:
     """Return whether the result of a method is the plain sum of its decoded payloads."""
-    return not memory.keeps_mean and not compressor.settles
+    return not memory.keeps_mean and not capabilities.settles(compressor)
 
 
 def add_dense(grads: Sequence[Tensor], shape: torch.Size, device: torch.device | str) -> Tensor:

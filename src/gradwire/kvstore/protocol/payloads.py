@@ -17,7 +17,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors import capabilities
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.vocabulary import Layout, Payload
 from gradwire.wire import sent_nbytes
@@ -37,7 +38,7 @@ def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
     (['p', 'q', 'own'], ['p', 'q'])
     """
     layout = layout_of(compressor, tuple(shape))
-    left_out = compressor.rounds_only if isinstance(compressor, MultiRound) else ()
+    left_out = capabilities.rounds_only(compressor)
     return Layout(tuple(field for field in layout.fields if field.name not in left_out)) if left_out else layout
 
 
@@ -105,7 +106,8 @@ def require_alone(compressor: Compressor | None) -> None:
     Raises:
         ConfigError: the method's payload is not smaller than the gradient.
     """
-    if compressor is not None and compressor.in_rounds and sizes(compressor, TRIED).start >= 4 * TRIED[0] * TRIED[1]:
+    rounds = compressor is not None and capabilities.in_rounds(compressor)
+    if compressor is not None and rounds and sizes(compressor, TRIED).start >= 4 * TRIED[0] * TRIED[1]:
         raise ConfigError(
             f"{compressor.name!r} needs rounds between the workers, which a server does not make: alone a worker would "
             "send as much as the gradient; use it with compress_ddp or in a 'device' store, or another method here"

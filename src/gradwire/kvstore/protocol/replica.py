@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.compression import Compression
@@ -48,7 +49,7 @@ WHOLE, CHANGE, VALUE, SAME = range(4)
 
 def follows(compressor: Compressor | None, shape: Sequence[int], dtype: torch.dtype) -> bool:
     """Return whether answers of a value are compressed: it must be floating-point, and the payload smaller."""
-    return compressor is not None and dtype.is_floating_point and compressor.pays_for(tuple(shape))
+    return compressor is not None and dtype.is_floating_point and capabilities.pays_for(compressor, tuple(shape))
 
 
 class Replica:

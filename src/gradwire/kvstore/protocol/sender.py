@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import copy_into, shaped
@@ -115,7 +116,7 @@ class Sender:
         payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
         for field, how in compressor.pauses([x], [payload], [self.state], [self._next()]):
             yield payload, field, how
-        compressor.add_own(payload, x, -1.0)
+        capabilities.add_own(compressor, payload, x, -1.0)
         memory.update(x, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
 
     def _encode(self, x: Tensor, kept: Mapping[str, Tensor], state: State) -> Tensor:
@@ -142,7 +143,7 @@ class Sender:
         assert compressor is not None
         memory = self.compression.memory
         blocks = memory is not None and memory.form.block > 0
-        if self.state or blocks or compressor.in_rounds:
+        if self.state or blocks or capabilities.in_rounds(compressor):
             keeps = (
                 f"memory {memory.name!r} keeps blocks" if memory and blocks else f"{compressor.name!r} keeps a state"
             )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.dense import joined
@@ -404,8 +405,9 @@ def check_methods(exchange: Exchange) -> None:
     """
     require(exchange.methods.strategy is None, "strategy", "left out with a meeting", exchange.methods.strategy)
     for each in (exchange.methods.compressor, *exchange.methods.policy.overrides.values()):
-        alone = not each.in_rounds
+        alone = not capabilities.in_rounds(each)
         require(alone, "compressor", "a method of one message with a meeting, not one averaged in rounds", each.name)
-        require(each.average, "compressor", "a method whose payloads are averaged one by one with a meeting", each)
+        allowed = "a method whose payloads are averaged one by one with a meeting"
+        require(capabilities.average(each), "compressor", allowed, each)
         memory = exchange.methods.memory_for(each)
         require(not memory.keeps_mean, "memory", "one that keeps nothing of the mean with a meeting", memory.name)

@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.compat import from_params
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.peer_venv import PeerError
@@ -162,7 +163,7 @@ class _Ours:
 
     def __call__(self) -> Tensor:
         self.encode()
-        self.compressor.decode_many(self.payloads, self.out)
+        capabilities.decode_many(self.compressor, self.payloads, self.out)
         return self.out
 
 
@@ -182,7 +183,7 @@ def _rows(method: _Method, compressor: Any, size: int, repeats: int) -> Iterator
         seconds = summaries[name]
         yield {
             "method": code.name,
-            "params": code.properties()["params"],
+            "params": capabilities.properties(code)["params"],
             "size": size,
             "op": "encode+decode",
             "implementation": name,

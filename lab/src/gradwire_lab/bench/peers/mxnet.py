@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
@@ -179,7 +180,7 @@ def _rows(mxnet: MXNet, size: int, repeats: int) -> Iterator[Row]:
         nbytes, wire = _fewest_bytes(code, size), code.layout((size,)).nbytes
         yield {
             "method": code.name,
-            "params": code.properties()["params"],
+            "params": capabilities.properties(code)["params"],
             "size": size,
             "op": f"push{SENDERS}",
             "implementation": implementation or theirs,
@@ -225,7 +226,7 @@ def _fewest_bytes(code: Compressor, size: int) -> int:
     """The fewest bytes to move: a sender reads its gradient and, if it compresses, updates its residual and writes a
     payload; then come those of the sum.
     """
-    if code.identity:
+    if capabilities.identity(code):
         return (SENDERS + 1) * 4 * size
     wire = code.layout((size,)).nbytes
     return SENDERS * (12 * size + wire) + SENDERS * wire + 4 * size

@@ -69,7 +69,6 @@ class GlobalQSGD(MultiRound):
     rounds_needed = 2
     reductions = ("max", "sum", "sum")
     rounds_only = ("own",)
-    own_share = True
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 127), "GlobalQSGD.levels", "an integer in [1, 127]", self.levels)

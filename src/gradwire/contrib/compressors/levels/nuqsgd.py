@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
@@ -78,7 +79,7 @@ class NUQSGD(Compressor):
     @property
     def bounded(self) -> str:
         smaller = replace(self, block=16)
-        return repr(smaller) if smaller.contraction else f"QSGD(bits={self.bits}, scaled=True)"
+        return repr(smaller) if capabilities.contraction(smaller) else f"QSGD(bits={self.bits}, scaled=True)"
 
     @property
     def contraction(self) -> bool:

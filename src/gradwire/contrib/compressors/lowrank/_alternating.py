@@ -41,7 +41,6 @@ class Alternating(MultiRound):
     min_compression: float
 
     rounds_only = ("own_p", "own_q")
-    own_share = True
 
     @property
     def feedback(self) -> Feedback:

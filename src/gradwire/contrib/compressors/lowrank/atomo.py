@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compressors.base import MOST_USED, Compressor, Feedback
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.capabilities import MOST_USED
 from gradwire.compressors.lowrank.products import add_product
 from gradwire.contrib.compressors import _entries
 from gradwire.errors import WireError, is_float32, require

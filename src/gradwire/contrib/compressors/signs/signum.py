@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.signs.votes import SignCode
 from gradwire.contrib.compressors.signs import ops
 from gradwire.vocabulary import Key, Payload, State
@@ -55,6 +56,6 @@ class Signum(SignCode):
         status: Tensor | None = None,
     ) -> None:
         if self.ties == "zero":
-            super().encode_momentum(grad, momentum, beta, payload, state, key, status)
+            capabilities.encode_momentum.default(self, grad, momentum, beta, payload, state, key, status)
         else:
             ops.signum_encode(grad, momentum, payload[0], beta, status)

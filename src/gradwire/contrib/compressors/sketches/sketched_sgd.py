@@ -77,7 +77,6 @@ class SketchedSGD(MultiRound):
     rounds_needed = 2
     reductions = ("mean",) * 5
     rounds_only = ("sketch", "looked_at", "own")
-    own_share = True
     portable = True
     factorises = True
 

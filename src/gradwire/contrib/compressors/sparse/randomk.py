@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Feedback
 from gradwire.compressors.sparsifier import Sparsifier
 from gradwire.contrib.compressors.sparse import ops
@@ -100,7 +101,7 @@ class RandomK(Sparsifier):
         return 0.0 if self.scaled else 1 / longest(n, self.draws(n), self.run)
 
     def omega(self, n: int) -> float:
-        return longest(n, self.draws(n), self.run) - 1.0 if self.scaled else super().omega(n)
+        return longest(n, self.draws(n), self.run) - 1.0 if self.scaled else capabilities.omega.default(self, n)
 
     def draws(self, n: int) -> int:
         """The number of runs chosen of ``n`` elements.

@@ -90,7 +90,7 @@ class SparseLoCo(Compressor):
         require(fits, "SparseLoCo.places", allowed, self.places)
 
     @property
-    def average(self) -> bool:  # type: ignore[override]
+    def average(self) -> bool:
         """Return whether the payloads are averaged one by one: not if each depends on the others."""
         return self.aggregate == "workers" and not self.clip
 

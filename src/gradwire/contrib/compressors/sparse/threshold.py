@@ -69,7 +69,7 @@ class Threshold(Compressor):
         return self.v != AUTO
 
     @property
-    def advice(self) -> int:  # type: ignore[override]
+    def advice(self) -> int:
         return auto_threshold.WISHES if self.v == AUTO else 0
 
     @property

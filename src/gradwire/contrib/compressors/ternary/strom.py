@@ -79,7 +79,7 @@ class Strom(Compressor):
         return self.threshold != AUTO
 
     @property
-    def advice(self) -> int:  # type: ignore[override]
+    def advice(self) -> int:
         return auto_threshold.WISHES if self.threshold == AUTO else 0
 
     @property

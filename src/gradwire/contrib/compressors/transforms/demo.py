@@ -72,7 +72,6 @@ class DeMo(Compressor):
     family = "sparsification"
     reference = "B. Peng, J. Quesnelle, D. P. Kingma, DeMo, arXiv:2411.19870, 2024"
     portable = False
-    settles = True
     takes_pieces = True
 
     def __post_init__(self) -> None:
@@ -81,12 +80,12 @@ class DeMo(Compressor):
         require(isinstance(self.sign, bool), "DeMo.sign", "True or False", self.sign)
 
     @property
-    def votes(self) -> bool:  # type: ignore[override]
+    def votes(self) -> bool:
         """Return whether the mean is replaced by its sign, as it is with ``sign``."""
         return self.sign
 
     @property
-    def memory(self) -> str | None:  # type: ignore[override]
+    def memory(self) -> str | None:
         """The memory of the method: ``demo`` with ``sign``; the transform alone works with any."""
         return "demo" if self.sign else None
 

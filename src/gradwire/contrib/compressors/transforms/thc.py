@@ -73,7 +73,6 @@ class THC(MultiRound):
     rounds_needed = 2
     reductions = ("max", "max", "sum", "sum")
     rounds_only = ("own",)
-    own_share = True
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 255), "THC.levels", "an integer in [1, 255]", self.levels)

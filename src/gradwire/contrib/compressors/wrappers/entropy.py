@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.contrib.compressors.wrappers._coders import CODERS, read_section, write_section
@@ -59,13 +60,12 @@ class Entropy(Compressor):
     family = "wrapper"
     reference = "J. Duda, 2013; R. R. Gajjala et al., DistributedML 2020; P. Elias, 1975"
     fixed_size = False
-    settles = True
 
     def __post_init__(self) -> None:
         inner = self.inner
-        ok = isinstance(inner, Compressor) and inner.fixed_size and not inner.in_rounds
+        ok = isinstance(inner, Compressor) and inner.fixed_size and not capabilities.in_rounds(inner)
         require(ok, "Entropy.inner", "a method of one round and fixed size", inner)
-        require(inner.average, "Entropy.inner", "a method whose payloads are averaged one by one", inner)
+        require(capabilities.average(inner), "Entropy.inner", "a method whose payloads are averaged one by one", inner)
         known = isinstance(self.coder, str) and self.coder in CODERS
         require(known, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
         own = "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes", "settles"
@@ -77,21 +77,21 @@ class Entropy(Compressor):
 
     @property
     def bounded(self) -> str:
-        return f"Entropy(inner={self.inner.bounded}, coder={self.coder!r})"
+        return f"Entropy(inner={capabilities.bounded(self.inner)}, coder={self.coder!r})"
 
     @property
     def contraction(self) -> bool:
-        return self.inner.contraction
+        return capabilities.contraction(self.inner)
 
     @property
     def fine(self) -> bool:
-        return self.inner.fine
+        return capabilities.fine(self.inner)
 
     def delta(self, n: int) -> float:
-        return self.inner.delta(n)
+        return capabilities.delta(self.inner, n)
 
     def omega(self, n: int) -> float:
-        return self.inner.omega(n)
+        return capabilities.omega(self.inner, n)
 
     @property
     def alignment(self) -> int:
@@ -135,7 +135,7 @@ class Entropy(Compressor):
             self.inner.add_decoded_many(layout.views(rows[:, : layout.nbytes]), out, scale)
 
     def settle(self, mean: Tensor) -> None:
-        self.inner.settle(mean)
+        capabilities.settle(self.inner, mean)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse a stream that does not decode to a payload of the inner method.
