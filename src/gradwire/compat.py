@@ -19,6 +19,7 @@ from gradwire._short_traceback import short_traceback
 from gradwire.compressors.base import Compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, is_int, nearest, require
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 
 __all__ = ["MethodChoice", "from_params"]
@@ -112,7 +113,7 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
         memory_cls = registry.find("memory", own)
     known = [name for used in (cls, memory_cls) if used is not None for name in _parameters(used)]
     words = {key: key if key in known else _RENAMED.get(key, key) for key in [*rest, *_RENAMED]}
-    if memory_cls is None or not memory_cls.beta_is_momentum:
+    if memory_cls is None or not facts.beta_is_momentum(memory_cls):
         words["momentum"] = "momentum"  # Another memory's beta is not a momentum.
     given = _translate({**_defaults(cls.name, rest), **rest}, words)
     compressor: Compressor = cls(**_take(given, cls))
@@ -122,7 +123,7 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
     if communicator is not None:
         strategy = registry.build("strategies", _COMMUNICATORS.get(communicator, communicator))
         strategy.check(compressor)
-    lossy = memory is not None and memory.keeps_nothing and compressor.feedback == "required"
+    lossy = memory is not None and facts.keeps_nothing(memory) and compressor.feedback == "required"
     if lossy:
         # Somebody's written experiment, and not a slip: it runs as it would there.
         warnings.warn(

@@ -8,10 +8,10 @@ A second, leading dimension on the buffer (one row for each rank) gives the same
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, lru_cache, update_wrapper, wraps
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ __all__ = [
     "State",
     "align",
     "capability",
-    "overrides",
     "tensor_id",
 ]
 
@@ -49,28 +48,6 @@ ALIGNMENT = 8
 def align(offset: int, to: int = ALIGNMENT) -> int:
     """The smallest multiple of ``to`` that is not below ``offset``."""
     return -(-offset // to) * to
-
-
-def overrides(cls: type, methods: Iterable[str], declared: str) -> bool:
-    """Return whether a class overrides one of these methods closer than ``declared``, which then describes other
-    methods.
-
-    >>> class Base:
-    ...     fast = True
-    ...     def encode(self): ...
-    >>> class Own:
-    ...     def encode(self): ...
-    >>> class Mixed(Own, Base): ...
-    >>> overrides(Base, ["encode"], "fast"), overrides(Mixed, ["encode"], "fast")
-    (False, True)
-    """
-    wanted = set(methods)
-    for each in cls.__mro__:
-        if declared in vars(each):
-            return False
-        if wanted & vars(each).keys():
-            return True
-    return False
 
 
 class Capability(Generic[S, P, T]):
@@ -142,16 +119,8 @@ class Configuration:
     class's own ``__post_init__``, which checks the values.
     """
 
-    declared_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Declarations that a class must make where it defines one of these methods anew: who chooses asks for the
-    declaration."""
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for declared, methods in () if "declared_by" in vars(cls) else cls.declared_by.items():
-            own = [method for method in methods if method in vars(cls)]
-            if own and getattr(cls, declared) is False:
-                raise TypeError(f"{cls.__name__} defines {own[0]}(), so it must declare {declared} = True")
         if "__post_init__" in vars(cls):
             setattr(cls, "__post_init__", _converted_first(vars(cls)["__post_init__"]))  # noqa: B010
 

@@ -12,19 +12,41 @@ from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors._adapted import Adapted
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.memory.base import Memory
+from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from tests.compressors.methods import Linear8, TopHalf
 from tests.strategies.methods import NonZero
 
 
-def test_what_is_declared_is_what_is_defined() -> None:
+@dataclass(frozen=True)
+class Looks(NoMemory):
+    """Sees what arrives."""
+
+    def finish(self, out, kept, bad):
+        return
+
+
+@dataclass(frozen=True)
+class Returns(NoMemory):
+    """Keeps again what nobody received."""
+
+    def returned(self, grad, kept, places, values):
+        return
+
+
+def test_what_a_memory_defines_need_not_be_declared() -> None:
     for name in registry.names("memory"):
-        cls = registry.find("memory", name)
-        for declared, methods in Memory.declared_by.items():
-            own = any(getattr(cls, method) is not getattr(Memory, method) for method in methods)
-            assert bool(getattr(cls, declared)) == own, f"{name}.{declared}"
+        memory = registry.build("memory", name)
+        assert facts.keeps_mean(memory) == (name in ("ef21", "preconditioned")), name
+    assert [facts.keeps_mean(each) for each in (NoMemory(), Looks(), Returns())] == [False, True, False]
+    assert [facts.takes_back(each) for each in (NoMemory(), Looks(), Returns())] == [False, False, True]
+
+
+def test_what_a_method_defines_need_not_be_declared() -> None:
+    codes = [registry.build("compressors", name) for name in registry.names("compressors")]
+    settling = {code.name for code in codes if capabilities.settles(code)}
+    assert settling == {"demo", "signsgd", "signum"}
 
 
 class Halved(TopK):
@@ -69,15 +91,6 @@ def test_a_class_that_declares_nothing_has_the_defaults() -> None:
     assert capabilities.traffic(code, (3,)) == code.layout((3,)).nbytes == 28
 
 
-def test_a_method_that_is_defined_anew_is_declared() -> None:
-    with pytest.raises(TypeError, match=r"^Looks defines finish\(\), so it must declare keeps_mean = True$"):
-
-        @dataclass(frozen=True)
-        class Looks(NoMemory):
-            def finish(self, out, kept, bad):
-                return
-
-
 @pytest.mark.parametrize("name", registry.names("compressors"))
 def test_a_method_that_declares_plain_elements_sends_them(name: str) -> None:
     code, x = registry.find("compressors", name)(), torch.tensor([1.0, -0.1, 3e-9, 0.0])
@@ -105,14 +118,14 @@ def test_a_memory_that_does_something_in_its_own_way_is_not_plain() -> None:
     class Renamed(Residual):
         pass
 
-    assert (Residual.plain, Renamed.plain, Fades.plain) == (True, True, False)
+    assert [facts.plain(each()) for each in (Residual, Renamed, Fades)] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", registry.names("memory"))
 def test_a_memory_that_declares_a_dtype_takes_one(name: str) -> None:
     cls = registry.find("memory", name)
-    assert cls.takes_dtype == ("dtype" in cls.__dataclass_fields__)
-    assert not cls.beta_is_momentum or "beta" in cls.__dataclass_fields__
+    assert facts.takes_dtype(cls) == ("dtype" in cls.__dataclass_fields__)
+    assert not facts.beta_is_momentum(cls) or "beta" in cls.__dataclass_fields__
 
 
 def test_a_method_is_the_same_whatever_its_parameters() -> None:

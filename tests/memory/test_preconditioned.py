@@ -16,6 +16,7 @@ from gradwire.compressors.transforms.eden import EDEN
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
+from gradwire.memory import facts
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.testing.processes import run_ranks
@@ -32,31 +33,31 @@ def roundtrip(memory: Preconditioned, code: gradwire.Compressor, grad: Tensor, s
     payload = code.layout((N,)).views(torch.zeros(code.layout((N,)).nbytes, dtype=torch.uint8))
     memory.encode(code, out, {"scale": scale}, payload, {}, key, status)
     assert status.item() == 0
-    memory.begin(out, {"scale": scale})
+    facts.begin(memory, out, {"scale": scale})
     code.add_decoded(payload, out)
-    memory.finish(out, {"scale": scale}, FINE)
+    facts.finish(memory, out, {"scale": scale}, FINE)
     return out
 
 
 def test_the_scale_begins_flat_and_moves_to_the_size_of_each_element() -> None:
     memory, scale = Preconditioned(beta=0.5, floor=0.1), torch.zeros(3)
     first = torch.tensor([1.0, -2.0, 6.0])
-    memory.finish(first, {"scale": scale}, FINE)
+    facts.finish(memory, first, {"scale": scale}, FINE)
     assert first.tolist() == [1.0, -2.0, 6.0]
     assert scale.tolist() == [3.0, 3.0, 3.0]
     out = torch.tensor([0.0, 1.0, -2.0])
-    memory.finish(out, {"scale": scale}, FINE)
+    facts.finish(memory, out, {"scale": scale}, FINE)
     assert out.tolist() == [0.0, 3.0, -6.0]
     torch.testing.assert_close(scale, torch.tensor([math.sqrt(4.5), math.sqrt(9.0), math.sqrt(4.5 + 18)]))
     for _ in range(40):
-        memory.finish(torch.tensor([0.0, 0.0, 1.0]), {"scale": scale}, FINE)
+        facts.finish(memory, torch.tensor([0.0, 0.0, 1.0]), {"scale": scale}, FINE)
     assert 0.09 < float(scale[0] / scale.square().mean().sqrt()) < 0.11, "the floor"
 
 
 def test_scales_grow_together_where_all_gradients_have_grown() -> None:
     """One step says how much larger they are, but not how large each element is."""
     memory, scale = Preconditioned(beta=0.75, floor=0.0), torch.tensor([3.0, 4.0])
-    memory.finish(torch.tensor([10.0, 0.0]), {"scale": scale}, FINE)
+    facts.finish(memory, torch.tensor([10.0, 0.0]), {"scale": scale}, FINE)
     grown = 30 / 5
     torch.testing.assert_close(scale, torch.tensor([math.sqrt(0.75 * (3 * grown) ** 2 + 225), math.sqrt(0.75) * 24]))
 
@@ -79,7 +80,7 @@ def test_the_unit_of_the_gradients_makes_no_difference(size: float) -> None:
 
 def test_nothing_of_a_step_that_is_not_finite_is_remembered() -> None:
     memory, scale = Preconditioned(), torch.tensor([1.0, 2.0])
-    memory.finish(torch.tensor([math.nan, math.nan]), {"scale": scale}, torch.tensor(True))
+    facts.finish(memory, torch.tensor([math.nan, math.nan]), {"scale": scale}, torch.tensor(True))
     memory.rollback(torch.ones(2), {"scale": scale})
     assert scale.tolist() == [1.0, 2.0]
 
@@ -88,7 +89,7 @@ def test_after_steps_of_zeros_gradients_come_back() -> None:
     memory, scale = Preconditioned(), torch.ones(N)
     grad = torch.randn(N, generator=torch.Generator().manual_seed(0))
     for _ in range(5000):
-        memory.finish(torch.zeros(N), {"scale": scale}, FINE)
+        facts.finish(memory, torch.zeros(N), {"scale": scale}, FINE)
     arrived = [roundtrip(memory, EDEN(bits=4), grad, scale, Key(step=step)) for step in range(3)]
     assert all(0.7 < float(each @ grad / (grad @ grad)) < 1.3 for each in arrived)
 

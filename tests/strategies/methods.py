@@ -134,7 +134,6 @@ class Tracks(Memory):
     """Sends what the gradient lacks against an estimate, and hands out the mean of the estimates."""
 
     name = "tracks"
-    keeps_mean = True
     buffers = ("local", "mean")
 
     def encode(self, compressor, grad, kept, payload, state, key, status, scale=1.0):

@@ -16,6 +16,7 @@ from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.engine.part import Batch, Message, Part, Piece, Unit, nonfinite
 from gradwire.kernels.stored import shaped
+from gradwire.memory import facts
 from gradwire.memory.base import Memory, default_memory
 from gradwire.memory.residual import Residual
 from gradwire.vocabulary import Key
@@ -96,7 +97,7 @@ def steps(part: Part, undo: str) -> list[Tensor]:
 def test_pieces_together_have_the_bits_of_pieces_alone(code: Compressor, undo: str) -> None:
     memory = registry.build("memory", default_memory(code))
     together, alone = (part_of(code, memory, together=joined) for joined in (True, False))
-    assert len(together.batches) == (1 if memory.takes_pieces(scale_of(code)) else len(SIZES))
+    assert len(together.batches) == (1 if facts.takes_pieces(memory, scale_of(code)) else len(SIZES))
     assert len(alone.batches) == len(SIZES)
     for one, two in zip(steps(together, undo), steps(alone, undo), strict=True):
         assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))

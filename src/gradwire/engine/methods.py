@@ -23,6 +23,7 @@ from gradwire.engine.policy import Policy
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import as_python, require
 from gradwire.kernels.stored import FLOAT32
+from gradwire.memory import facts
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.transport.channel import Channel
 
@@ -93,7 +94,7 @@ class Methods:
         self.policy = dataclasses.replace(policy, overrides=overrides)
         main = self.memory_for(self.compressor)
         same = self.strategy_for(self.compressor).sums and not overrides and not policy.schedule
-        self.sums_whole = same and main.keeps_nothing and main.dense is None
+        self.sums_whole = same and facts.keeps_nothing(main) and facts.dense(main) is None
         """True where every bucket is one sum of the main compressor's, of which nothing is kept."""
 
     def changed(
@@ -237,7 +238,7 @@ class Methods:
         return compressor if self.memory_for(compressor).form == FLOAT32 else capabilities.in_16_bits(compressor)
 
     def _named_memory(self, name: str) -> Memory:
-        takes_dtype = registry.find("memory", registry.named_of(name)["name"]).takes_dtype
+        takes_dtype = facts.takes_dtype(registry.find("memory", registry.named_of(name)["name"]))
         params = {"dtype": self.residual_dtype} if takes_dtype and self.residual_dtype != "float32" else {}
         memory: Memory = registry.build("memory", name, params)
         return memory

@@ -23,6 +23,7 @@ from gradwire.engine.strategies.base import Site
 from gradwire.engine.strategies.reduce_scatter import HostScatterSession, ScatterSession
 from gradwire.errors import ConfigError, require
 from gradwire.kernels.stored import part_of, shaped
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.transport.channel import Channel
@@ -121,7 +122,7 @@ def make_owner_plan(
     """
     methods = exchange.methods
     chosen = [choice_of(each, main, methods) for each in shards]
-    plain = all(capabilities.identity(code) and memory.keeps_nothing for code, memory in chosen)
+    plain = all(capabilities.identity(code) and facts.keeps_nothing(memory) for code, memory in chosen)
     left = exchange.leftovers.of(each.name for each in shards)
     # A value that is not finite reaches one owner alone then, and all ranks would have to undo the step.
     if plain and own and not left and not exchange.rollback.skips_steps:
@@ -131,7 +132,7 @@ def make_owner_plan(
     together = all(is_of_hosts(methods, each.name) for each in shards)
     session: ScatterSession | HostScatterSession
     # A rank encodes only its own part of a host's sum, so a residual of the whole has no place there.
-    if together and all(memory.keeps_nothing for _, memory in chosen):
+    if together and all(facts.keeps_nothing(memory) for _, memory in chosen):
         # The hosts are found out by messages on the channel, on which only one thread may be at work.
         quiet()
         session = HostScatterSession(pieces, site, hosts_of(channel, exchange.device))
@@ -146,7 +147,7 @@ def choice_of(each: Sharded, main: Compressor | None, methods: Methods) -> tuple
     code = methods.policy.choose(each.name, each.shape, main) if main is not None else None
     if code is None or capabilities.identity(code):
         meant = methods.policy.meant(each.name, main or methods.compressor)
-        return Identity(), methods.memory_for(meant).dense or NoMemory()
+        return Identity(), facts.dense(methods.memory_for(meant)) or NoMemory()
     return code, methods.memory_for(code)
 
 
@@ -209,4 +210,4 @@ def check_method(methods: Methods, compressor: Compressor) -> None:
         )
     memory = methods.memory_for(compressor)
     allowed = "one that keeps nothing of the mean for a reduce-scatter; with replicate= every memory can be used"
-    require(not memory.keeps_mean, "memory", allowed, memory.name)
+    require(not facts.keeps_mean(memory), "memory", allowed, memory.name)

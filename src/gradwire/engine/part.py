@@ -25,6 +25,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import WireError
 from gradwire.kernels import Each, Pieces, Places
 from gradwire.kernels.stored import form_of
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import ALIGNMENT, Key, Payload, State, align, tensor_id
 from gradwire.wire import Packing, nbytes_in_use, sent_nbytes, used_of
@@ -165,6 +166,7 @@ class Batch:
     def __init__(self, pieces: Sequence[Piece], numbers: tuple[int, ...]) -> None:
         self.pieces, self.numbers = pieces, numbers
         self.memory = pieces[0].memory
+        self.keeps_mean = facts.keeps_mean(self.memory)
         self.several = len(pieces) > 1
         self._places: Places | None = None
         if self.several:
@@ -233,7 +235,7 @@ class Batch:
 
     def restore(self, flat: Tensor, bad: Tensor) -> None:
         """Undo ``encode`` if ``bad``, without waiting for the device."""
-        if self.memory.takes_pieces(1.0):
+        if facts.takes_pieces(self.memory, 1.0):
             self.memory.rollback(self.of(flat), self.kept, bad.view(1))  # type: ignore[call-arg]
         else:
             # This memory cannot roll back on a condition, and to read the flag would wait for the device: roll back in
@@ -252,11 +254,11 @@ class Batch:
         """
         code, memory = self.compressor, self.memory
         only_adds = not capabilities.decode_many.declared(code) and not capabilities.settles(code)
-        return only_adds and not memory.keeps_mean and memory.takes_pieces(1.0)
+        return only_adds and not self.keeps_mean and facts.takes_pieces(memory, 1.0)
 
     def begin_or_undo(self, flat: Tensor, bad: Tensor) -> None:
         """Undo ``encode`` if ``bad``, without waiting for the device, and begin the sum that ``deliver`` adds to."""
-        self.memory.begin_or_undo(self.of(flat), self.kept, bad.view(1))
+        facts.begin_or_undo(self.memory, self.of(flat), self.kept, bad.view(1))
         self.restore_states(bad)
         self._begun = True
 
@@ -273,7 +275,7 @@ class Batch:
 
     def begin(self, flat: Tensor) -> None:
         """Let the memory prepare the pieces for the sum."""
-        self.memory.begin(self.of(flat), self.kept)
+        facts.begin(self.memory, self.of(flat), self.kept)
 
     def add_decoded(self, payloads: Payload, flat: Tensor, scale: float) -> None:
         """Add the payloads to the pieces of ``flat``, one row of each field for each rank."""
@@ -284,7 +286,7 @@ class Batch:
         if self._begun:
             self._begun = False
             self.add_decoded(payloads, flat, scale)
-        elif self.memory.keeps_mean:
+        elif self.keeps_mean:
             self.begin(flat)
             self.add_decoded(payloads, flat, scale)
         else:
@@ -302,8 +304,8 @@ class Batch:
 
     def finish(self, flat: Tensor, bad: Tensor) -> None:
         """Let the memory see the result in the pieces."""
-        if self.memory.keeps_mean:
-            self.memory.finish(self.of(flat), self.kept, bad)
+        if self.keeps_mean:
+            facts.finish(self.memory, self.of(flat), self.kept, bad)
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:
         """Write NaN everywhere if ``bad``, without waiting for the device."""
@@ -333,7 +335,7 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
         joined = capabilities.in_rounds(code) or (capabilities.takes_pieces(code) and code.fixed_size)
         # Only summable methods multiply while they encode, without a second tensor.
         joined = joined and (scale == 1.0 or code.summable or capabilities.in_rounds(code))
-        joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
+        joined = joined and facts.takes_pieces(first.memory, scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
         if batch is not None and batch.whole:
             batches.append(batch)

@@ -21,6 +21,7 @@ from gradwire.engine.strategies.base import Session, Strategy, of_messages
 from gradwire.errors import ConfigError
 from gradwire.kernels import Pieces, Places
 from gradwire.kernels.stored import read
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key
 
@@ -72,7 +73,7 @@ def joined(moving: Sequence[Moving]) -> Iterator[Moving]:
     for (memory, always), group in groups.items():
         kept = {name: Pieces.of([each.kept[name] for each in group]) for name in memory.buffers}
         sizes = [size for each in group for size in each.places.sizes]
-        if len(group) == 1 or None in kept.values() or 0 in sizes or not memory.takes_pieces(1.0):
+        if len(group) == 1 or None in kept.values() or 0 in sizes or not facts.takes_pieces(memory, 1.0):
             yield from group
         else:
             lows = [lo for each in group for lo in each.places.offsets]
@@ -216,7 +217,7 @@ def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: in
     """Join a parameter to the unit before it, if no code depends on where a tensor starts."""
     # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
     joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
-    joinable = joinable and not unit.memory.tensorwise
+    joinable = joinable and not facts.tensorwise(unit.memory)
     # The blocks of codes begin at each parameter's first element, so what is before it must be whole blocks.
     whole = unit.numel % unit.memory.form.grain == 0
     if not joinable or not whole or unit.lo + unit.numel != lo:

@@ -17,6 +17,7 @@ from gradwire.engine.plan import Moving, Named, Plan, grouped, joined, same_choi
 from gradwire.engine.residual_store import ResidualStore
 from gradwire.engine.strategies.base import Session, Site
 from gradwire.kernels import Places
+from gradwire.memory import facts
 from gradwire.transport.channel import Channel
 from gradwire.vocabulary import State
 
@@ -108,7 +109,7 @@ class Planner:
         length, moving, alone = sum(torch.Size(shape).numel() for _, shape in params), [], []
         for name, shape in params:
             meant, numel = methods.policy.meant(name, methods.main_of(name, main)), torch.Size(shape).numel()
-            memory = methods.memory_for(meant).dense
+            memory = facts.dense(methods.memory_for(meant))
             if memory is not None and name in compressed:
                 kept = {buffer: self.residuals.worker[buffer][name] for buffer in memory.buffers}
                 moving.append(Moving(memory, kept, Places(length, [lo], [numel]), always=False))

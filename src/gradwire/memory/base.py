@@ -4,6 +4,7 @@ Invariants:
     * In the words of the GRACE survey, phi compensates the gradient, and psi keeps what its payload does not contain.
       ``encode`` does both in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and
       ``update`` are the halves.
+    * What few memories need to say is in ``facts``: a class answers there by an attribute or a method of that name.
     * A memory is configuration only. The tensors that it keeps for each element are named by ``buffers``, have the
       layout of the parameter, and are stored as ``form`` says. The caller owns them, keyed by parameter name, and
       passes views.
@@ -15,17 +16,18 @@ Invariants:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from gradwire import kernels, registry
+from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import FLOAT32, StoredForm
-from gradwire.vocabulary import Configuration, Key, Payload, State, overrides
+from gradwire.memory import facts
+from gradwire.vocabulary import Configuration, Key, Payload, State
 
 __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
 
@@ -43,15 +45,11 @@ def check_rounds(memory: Memory, compressor: Compressor) -> None:
     Raises:
         ConfigError: the memory needs the payload; the message names the memory to use.
     """
-    if memory.one_round and capabilities.in_rounds(compressor):
+    if facts.one_round(memory) and capabilities.in_rounds(compressor):
         raise ConfigError(
             f"memory {memory.name!r} serves methods of one round, because it reads from one payload what was sent, but "
             f"{compressor.name!r} is averaged in rounds between the workers: use memory='residual'"
         )
-
-
-_METHODS = ("encode", "encoded", "rollback", "compensate", "update", "begin", "finish", "returned")
-"""Methods that a memory may implement in its own way."""
 
 
 class Memory(Configuration, ABC):
@@ -78,76 +76,10 @@ class Memory(Configuration, ABC):
     forgets: ClassVar[bool] = False
     """True: what was not sent is lost, which only methods that are right on average, or nearly exact, can have."""
 
-    follows_mean: ClassVar[bool] = False
-    """True: what is compressed depends on the mean that arrived before: every worker must hear it, and all of it."""
-
-    tensorwise: ClassVar[bool] = False
-    """True: what becomes of an element depends on the others of its parameter, by a mean or a norm: then parameters are
-    not joined, or it would depend on the buckets."""
-
-    keeps_mean: ClassVar[bool] = False
-    """Something is kept of the mean that arrives: ``begin`` or ``finish`` is its own."""
-
-    takes_back: ClassVar[bool] = False
-    """Entries that were sent in vain are kept again: ``returned`` is its own."""
-
-    declared_by: ClassVar = {"keeps_mean": ("begin", "finish"), "takes_back": ("returned",)}
-
-    keeps_nothing: ClassVar[bool] = False
-    """True: the gradient itself is encoded."""
-
-    plain: ClassVar[bool] = False
-    """True: what is not sent is added to the next gradient, or lost, element by element, and nothing else is done: the
-    memory of several tensors side by side is that of one."""
-
-    takes_dtype: ClassVar[bool] = False
-    """True: the memory has a parameter ``dtype``, in which it stores what it keeps."""
-
-    residual_is_momentum: ClassVar[bool] = False
-    """True: what is kept in ``residual`` is a momentum, and no part of the parameters' change."""
-
-    beta_is_momentum: ClassVar[bool] = False
-    """True: the parameter ``beta`` is what other libraries call momentum."""
-
-    one_round: ClassVar[bool] = False
-    """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # A class with its own implementation works on tensors and keeps something, until it declares otherwise itself.
-        if overrides(cls, ("encode", "rollback", "update", "begin", "finish"), "takes_pieces"):
-            cls.takes_pieces = Memory.takes_pieces  # type: ignore[method-assign]
-        if overrides(cls, ("encode", "encoded", "rollback", "buffers"), "keeps_nothing"):
-            cls.keeps_nothing = False
-        if overrides(cls, (*_METHODS, "buffers"), "plain"):
-            cls.plain = False
-        if overrides(cls, ("encode", "rollback"), "begin_or_undo"):
-            # A memory that undoes more than its base must not inherit the launch that undoes what the base keeps.
-            cls.begin_or_undo = Memory.begin_or_undo  # type: ignore[method-assign]
-        if overrides(cls, ("compensate",), "compensate_each"):
-            cls.compensate_each = Memory.compensate_each  # type: ignore[method-assign]
-
-    def takes_pieces(self, scale: float) -> bool:
-        """Return whether ``encode`` with this scale, ``rollback``, ``update`` and ``begin`` take
-        ``gradwire.kernels.Pieces``.
-
-        Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always. A subclass that does
-        any of these in its own way says it anew.
-        """
-        return False
-
     @property
     def form(self) -> StoredForm:
         """The form in which the tensors of ``buffers`` are stored."""
         return FLOAT32
-
-    @property
-    def dense(self) -> Memory | None:
-        """The memory for parameters that travel uncompressed; None if there is nothing to do for them.
-
-        Its ``buffers`` are among this memory's, so that a parameter may begin dense and go on compressed.
-        """
-        return None
 
     @abstractmethod
     def encode(
@@ -189,48 +121,9 @@ class Memory(Configuration, ABC):
         ``update``.
         """
 
-    def compensate_each(self, grads: Sequence[Tensor], kept: Sequence[Mapping[str, Tensor]]) -> None:
-        """Call ``compensate`` for every tensor of a bucket."""
-        for grad, each in zip(grads, kept, strict=True):
-            self.compensate(grad, each)
-
     @abstractmethod
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         """Keep ``unsent``, the compensated gradient minus its decoded payload, unless ``bad`` (bool, one element)."""
-
-    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
-        """Keep the values of a payload of exact entries again, because nobody received it.
-
-        A strategy that may drop entries of payloads refuses a balanced memory without this.
-
-        Args:
-            grad: gradient as ``encode`` left it.
-            kept: kept tensors as ``encode`` left them.
-            places: int64, of the flattened gradient.
-            values: float32, what the payload said there.
-        """
-        return
-
-    def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Prepare ``out``, to which the decoded payloads of all ranks will be added."""
-        kernels.fill_where(out.view(-1), 0.0)
-
-    def begin_or_undo(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        """Do ``rollback`` if ``bad``, and then ``begin``, with NaN if ``bad``: where nothing may wait for the flag.
-
-        Only of memories that take pieces, and do not keep the mean.
-
-        Args:
-            out: gradient as ``encode`` left it.
-            kept: kept tensors as ``encode`` left them.
-            bad: bool, one element.
-        """
-        self.rollback(out, kept, bad)  # type: ignore[call-arg]
-        kernels.begin_sum(out.view(-1), None, bad)
-
-    def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        """Observe the result in ``out``; ``kept`` must not change if ``bad`` (bool, one element)."""
-        return
 
     def to_config(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
@@ -254,7 +147,7 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
             f"{own!r}: leave memory out, or say force=True"
         )
-    if capabilities.votes(compressor) and memory.keeps_mean:
+    if capabilities.votes(compressor) and facts.keeps_mean(memory):
         raise ConfigError(
             f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
             "method, or a form of this one, that does not"

@@ -61,7 +61,6 @@ class DGCMemory(Memory):
     clip: float | None = None
 
     name = "dgc"
-    takes_back = True
     late = True
     residual_is_momentum = True
     buffers = ("residual", "momentum", "undo", "sent")
@@ -75,7 +74,7 @@ class DGCMemory(Memory):
         require(ok, "DGCMemory.clip", "None or a finite number > 0", self.clip)
 
     @property
-    def tensorwise(self) -> bool:  # type: ignore[override]
+    def tensorwise(self) -> bool:
         """Return whether the norm of a parameter's gradient is limited."""
         return self.clip is not None
 

@@ -51,8 +51,6 @@ class EF21Memory(Memory):
     eta: float = 1.0
 
     name = "ef21"
-    takes_back = True
-    keeps_mean = True
     late = True
     transient = ("undo",)
 

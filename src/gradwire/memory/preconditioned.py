@@ -66,7 +66,6 @@ class Preconditioned(Memory):
 
     name = "preconditioned"
     tensorwise = True
-    keeps_mean = True
     buffers = ("scale",)
     balanced = False
     forgets = True

@@ -62,7 +62,6 @@ class Residual(Memory):
     dtype: Literal["float32", "bfloat16", "bf16", "int4"] = "float32"
 
     name = "residual"
-    takes_back = True
     plain = True
     takes_dtype = True
     late = True

@@ -34,6 +34,7 @@ from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
 from gradwire.errors import GradwireError, is_int, require
+from gradwire.memory import facts
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import RankFailedError, run_ranks
 from gradwire_lab.bench.buckets import cut
@@ -402,9 +403,10 @@ def _error(
         plain = rival.hook is None or rival.hook["name"] != "powersgd"
         return ("rounding" if plain else "near"), float(off.square().sum()), limit**2 * size
     code, memory = exchange.methods.compressor, exchange.methods.memory_for(exchange.methods.compressor)
-    if not capabilities.average(code) or capabilities.settles(code) or capabilities.votes(code) or not memory.plain:
+    other = not capabilities.average(code) or capabilities.settles(code) or capabilities.votes(code)
+    if other or not facts.plain(memory):
         return "bits", 0.0, 0.0
-    if not memory.keeps_nothing:
+    if not facts.keeps_nothing(memory):
         off = off + _waiting(exchange, params, world)
         return "identity", float(off.square().sum()), ROUNDING**2 * size
     numel = sum(math.prod(shape) for _, shape in params)

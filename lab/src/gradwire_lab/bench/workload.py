@@ -13,6 +13,7 @@ from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.kernels.stored import FLOAT32, shaped, stored_like, write
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Layout, Payload, align
 from gradwire.wire import sent_nbytes
@@ -55,7 +56,7 @@ class Workload:
         self.status = torch.zeros(1, dtype=torch.int32, device=self.device)
         named = capabilities.memory(compressor)
         own: Memory | None = None if named is None else registry.build("memory", named)
-        self.memory = None if own is None or own.plain else own
+        self.memory = None if own is None or facts.plain(own) else own
         """The one that the method is defined with, where it is another than a plain residual."""
         form, buffers = (FLOAT32, ()) if self.memory is None else (self.memory.form, self.memory.buffers)
         self.kept = {name: shaped(form.zeros(n, self.device), self.shape) for name in buffers}

@@ -45,7 +45,6 @@ class DeMoMemory(Memory):
     beta: float = 0.999
 
     name = "demo"
-    takes_back = True
     late = True
     residual_is_momentum = True
     buffers = ("residual",)

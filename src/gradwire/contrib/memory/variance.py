@@ -53,7 +53,6 @@ class VarianceMemory(Memory):
     keep_error: bool = False
 
     name = "variance"
-    takes_back = True
     late = True
     buffers = ("residual", "variance", "undo", "sent")
     transient = ("undo", "sent")

@@ -16,6 +16,7 @@ from gradwire.engine.part import Message, Part, Piece, Unit, fill_nonfinite, non
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kernels import segments as _topk
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.transport.round import Round, to_all
 from gradwire.vocabulary import Key
@@ -73,7 +74,7 @@ class OkTopkStrategy(Strategy):
             )
 
     def check_memory(self, memory: Memory) -> None:
-        if memory.balanced and not memory.takes_back:
+        if memory.balanced and not facts.takes_back(memory):
             raise ConfigError(
                 f"strategy 'oktopk' gives entries back that were sent in vain, but memory {memory.name!r} has no "
                 "method 'returned' to keep them: add one, or use strategy='allgather'"
@@ -176,10 +177,10 @@ class OkTopkSession(Session):
         """Write the mean of the winners, and return to the residual what was sent in vain."""
         out = piece.of(flat)
         lost = ~torch.isin(sent.places, won.places)
-        piece.memory.returned(out, piece.kept, sent.places[lost], sent.values[lost])
-        piece.memory.begin(out, piece.kept)
+        facts.returned(piece.memory, out, piece.kept, sent.places[lost], sent.values[lost])
+        facts.begin(piece.memory, out, piece.kept)
         out.view(-1).index_add_(0, won.places, won.values, alpha=1.0 / self.channel.world)
-        piece.memory.finish(out, piece.kept, torch.zeros((), dtype=torch.bool, device=flat.device))
+        facts.finish(piece.memory, out, piece.kept, torch.zeros((), dtype=torch.bool, device=flat.device))
 
     def _nudge(self, thresholds: Tensor, won: Sequence[PlacedValues]) -> None:
         counts = torch.tensor([each.places.numel() for each in won], device=thresholds.device)

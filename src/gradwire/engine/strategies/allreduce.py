@@ -17,6 +17,7 @@ from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Batch, Part, Unit, nonfinite, pieces_of
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError
+from gradwire.memory import facts
 from gradwire.transport.round import Round, ring
 from gradwire.vocabulary import Key, Payload
 
@@ -88,7 +89,7 @@ class SummedSession(Session):
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
         # The sums tell of what is not finite, where nothing was kept that needs another sign to be undone.
         batches = self.part.batches
-        plain = [capabilities.tells_nonfinite(each.compressor) and each.memory.keeps_nothing for each in batches]
+        plain = [capabilities.tells_nonfinite(each.compressor) and facts.keeps_nothing(each.memory) for each in batches]
         self.tells = all(plain)
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
@@ -182,7 +183,7 @@ class RoundsSession(Session):
         self.status.zero_()
         for batch in batches:
             batch.remember()
-            batch.memory.compensate_each([xs[i] for i in batch.numbers], [pieces[i].kept for i in batch.numbers])
+            facts.compensate_each(batch.memory, [xs[i] for i in batch.numbers], [pieces[i].kept for i in batch.numbers])
             kernels.nonfinite(batch.of(flat).view(-1), self.status, capabilities.headroom(batch.compressor))
         keys = [key.of(piece.id) for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)

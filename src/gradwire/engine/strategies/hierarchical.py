@@ -32,6 +32,7 @@ from gradwire.engine.shards import cut
 from gradwire.engine.strategies.base import Session, Site, Strategy, of_messages
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kernels.stored import read, write
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.transport.channel import Channel
 from gradwire.transport.hosts import Hosts, hosts_of
@@ -87,7 +88,7 @@ class Hierarchical(Strategy):
             self.check_memory(registry.build("memory", own))
 
     def check_memory(self, memory: Memory) -> None:
-        if memory.keeps_mean or memory.squared or memory.dense is not None:
+        if facts.keeps_mean(memory) or memory.squared or facts.dense(memory) is not None:
             raise ConfigError(
                 f"strategy 'hierarchical' compresses sums of hosts, but memory {memory.name!r} keeps more of each "
                 "rank's own gradient than what was not sent: use strategy='two_phase' or 'allgather'"
@@ -126,7 +127,7 @@ class Hierarchical(Strategy):
         """Group units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
         groups: dict[tuple[Strategy, bool], list[Unit]] = {}
         for unit in units:
-            key = self.carrier(unit.compressor, hosts), unit.memory.keeps_nothing
+            key = self.carrier(unit.compressor, hosts), facts.keeps_nothing(unit.memory)
             groups.setdefault(key, []).append(unit)
         return groups
 

@@ -12,6 +12,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.kernels.stored import FLOAT32
 from gradwire.kvstore.protocol.payloads import require_alone
+from gradwire.memory import facts
 from gradwire.memory.base import Memory, check_memory, default_memory
 
 __all__ = ["OFF", "Compression", "parse"]
@@ -43,7 +44,7 @@ class Compression:
     pull: Compressor | None = None
 
     def __post_init__(self) -> None:
-        own = self.memory is None or not self.memory.follows_mean
+        own = self.memory is None or not facts.follows_mean(self.memory)
         allowed = (
             "one that needs not know what became of the mean, which a store alone makes; with this one train by "
             "compress_ddp, whose ranks make the mean themselves"

@@ -18,6 +18,7 @@ from gradwire.kernels.stored import shaped
 from gradwire.kvstore.protocol.buffers import lease, lease_zeros
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.payloads import sent_layout, views
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import align
 
@@ -59,9 +60,9 @@ class Merger:
         for buffer in memory.buffers:
             if buffer not in self.kept:
                 self.kept[buffer] = shaped(memory.form.zeros(self.shape.numel(), self.device), self.shape)
-        memory.begin(out, self.kept)
+        facts.begin(memory, out, self.kept)
         compressor.add_decoded_many(stacked, out, 1.0 / len(payloads))
-        memory.finish(out, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
+        facts.finish(memory, out, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
         capabilities.settle(compressor, out)
         return out.mul_(len(payloads))
 
@@ -86,7 +87,7 @@ class Merger:
 
 def sums(compressor: Compressor, memory: Memory) -> bool:
     """Return whether the result of a method is the plain sum of its decoded payloads."""
-    return not memory.keeps_mean and not capabilities.settles(compressor)
+    return not facts.keeps_mean(memory) and not capabilities.settles(compressor)
 
 
 def add_dense(grads: Sequence[Tensor], shape: torch.Size, device: torch.device | str) -> Tensor:

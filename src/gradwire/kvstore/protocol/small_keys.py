@@ -22,6 +22,7 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import sums
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_ITEMS
 from gradwire.kvstore.protocol.payloads import layout_of
+from gradwire.memory import facts
 from gradwire.vocabulary import align
 
 __all__ = [
@@ -174,7 +175,7 @@ def joinable(compression: Compression) -> bool:
     if code is None:
         return True
     alone = code.elementwise and not code.random and code.fixed_size and code.alignment > 0
-    plain = memory is not None and memory.plain and sums(code, memory)
+    plain = memory is not None and facts.plain(memory) and sums(code, memory)
     return alone and plain and ALIGNMENT % code.alignment == 0 and len(layout_of(code, (ALIGNMENT,)).fields) == 1
 
 

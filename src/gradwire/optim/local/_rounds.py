@@ -29,6 +29,7 @@ from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.plan import Named, grouped
 from gradwire.engine.strategies.base import Site
 from gradwire.errors import ConfigError, GroupError, WireError, require
+from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite
@@ -374,7 +375,7 @@ class Rounds:
         for name, shape in self.named:
             hi = lo + torch.Size(shape).numel()
             meant = exchange.methods.policy.meant(name, main or exchange.methods.compressor)
-            memory = None if name in compressed else exchange.methods.memory_for(meant).dense
+            memory = None if name in compressed else facts.dense(exchange.methods.memory_for(meant))
             if memory is not None:
                 pieces += site.pieces([Unit(((name, hi - lo),), (hi - lo,), lo, Identity(), memory)])
             elif name not in compressed:
@@ -410,4 +411,5 @@ def check_methods(exchange: Exchange) -> None:
         allowed = "a method whose payloads are averaged one by one with a meeting"
         require(capabilities.average(each), "compressor", allowed, each)
         memory = exchange.methods.memory_for(each)
-        require(not memory.keeps_mean, "memory", "one that keeps nothing of the mean with a meeting", memory.name)
+        allowed = "one that keeps nothing of the mean with a meeting"
+        require(not facts.keeps_mean(memory), "memory", allowed, memory.name)

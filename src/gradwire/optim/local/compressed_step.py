@@ -39,6 +39,7 @@ from gradwire.engine.dense import joined
 from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
+from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes
 from gradwire.optim.exchanged import FLAG
@@ -236,7 +237,7 @@ class CompressedStep(LocalSteps):
         waits = self.exchange.pilot is not None or "residual" in self.exchange.methods.buffers("buffers")
         if not waits:
             why = "where nothing waits"
-        elif memory.residual_is_momentum:
+        elif facts.residual_is_momentum(memory):
             why = "whose residual is a momentum"
         elif memory.form.block:
             why = "whose residual is stored in codes"
