@@ -94,7 +94,7 @@ class Metrics:
             self._marks = self._marks[1], CountedBytes(step, self.bytes_sent, self.dense_bytes)
 
     def timed(self, phase: str) -> Timed:
-        """Return a context whose duration is added to a phase."""
+        """Return a context whose duration is added to a phase, each time that it is entered."""
         return Timed(self, phase)
 
     def reset(self, step: int = 0) -> None:

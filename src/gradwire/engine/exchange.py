@@ -337,7 +337,7 @@ class Exchange:
         if self._patience == 0:
             self.residuals.give_up_waiting()
 
-    def open(self, check: Callable[[], None] = lambda: None, first: Sequence[str] = ()) -> None:
+    def open(self, check: Callable[[], None] | None = None, first: Sequence[str] = ()) -> None:
         """Start to compare this step with the other ranks, unless that was done in this step.
 
         ``run`` and ``average`` do this by themselves; called earlier, it is over earlier.
@@ -347,7 +347,8 @@ class Exchange:
                 step raise.
             first: names of the parameters of the first bucket; empty: they are not known yet.
         """
-        self.protocol.open(self.methods, check, first)
+        if not self.protocol.opened:
+            self.protocol.open(self.methods, check, first)
 
     def end_step(self) -> None:
         """Determine whether the last step counts; ``begin_step`` and ``state_dict`` call it by themselves."""
@@ -659,17 +660,19 @@ class Exchange:
         return {} if self.pilot is None else self.pilot.report()
 
     def _check(self, flat: Tensor, params: Sequence[Named], known: Plan | None) -> None:
-        require(self.protocol.step > 0, "run", "called after begin_step", Verbatim("a call before it"))
         numel = sum(torch.Size(shape).numel() for _, shape in params) if known is None else known.numel
         fits = flat.dtype == torch.float32 and flat.is_contiguous() and flat.shape == (numel,)
-        form = f"contiguous float32 of shape ({numel},), as params say"
-        require(fits, "flat", form, Verbatim(f"{flat.dtype} of shape {tuple(flat.shape)}"))
+        if not fits or self.protocol.step == 0:
+            require(self.protocol.step > 0, "run", "called after begin_step", Verbatim("a call before it"))
+            form = f"contiguous float32 of shape ({numel},), as params say"
+            require(fits, "flat", form, Verbatim(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
         """Find or make the plan of a bucket for the compressor of this step; all ranks must call it alike."""
         methods, plan = self.methods, self.planner.known(params)
         main = methods.at(self.protocol.step)
-        if plan is None or not self.planner.fits(plan, main, methods):
+        # In most steps it is the very compressor that the plan was made for.
+        if plan is None or (plan.main is not main and not self.planner.fits(plan, main, methods)):
             if plan is not None and self.second_moment is not None:
                 self.second_moment.changed(self.protocol.step)
             plan = self.planner.make(params, main, methods)

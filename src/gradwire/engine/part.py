@@ -165,7 +165,7 @@ class Batch:
 
     def __init__(self, pieces: Sequence[Piece], numbers: tuple[int, ...]) -> None:
         self.pieces, self.numbers = pieces, numbers
-        self.memory = pieces[0].memory
+        self.memory, self.unit = pieces[0].memory, pieces[0].unit
         self.keeps_mean = facts.keeps_mean(self.memory)
         self.several = len(pieces) > 1
         self._places: Places | None = None
@@ -180,8 +180,9 @@ class Batch:
             self._keys = Keys([piece.id for piece in pieces])
         else:
             self.whole = True
-            self.kept, self.state = dict(pieces[0].kept), pieces[0].state
-            self._id = pieces[0].id
+            (piece,) = pieces
+            self.kept, self.state = dict(piece.kept), piece.state
+            self._id, self._span, self._shape = piece.id, slice(piece.lo, piece.lo + piece.numel), piece.shape
         self._before: dict[str, Tensor] = {}
         self._begun = False
 
@@ -194,12 +195,12 @@ class Batch:
     @property
     def compressor(self) -> Compressor:
         """The method of this step, which a schedule may change."""
-        return self.pieces[0].unit.compressor
+        return self.unit.compressor
 
     def of(self, flat: Tensor) -> Tensor:
         """Return the pieces of ``flat``."""
         if not self.several:
-            return self.pieces[0].of(flat)
+            return flat[self._span].view(self._shape)
         if self._places is None or self._places.length != flat.numel():
             lows, sizes = [piece.lo for piece in self.pieces], [piece.numel for piece in self.pieces]
             self._places = Places(flat.numel(), lows, sizes, [piece.shape for piece in self.pieces])
@@ -291,21 +292,20 @@ class Batch:
             self.add_decoded(payloads, flat, scale)
         else:
             # It overwrites the pieces, which saves the pass that would write zeros.
-            capabilities.decode_many(self.compressor, payloads, self.of(flat), scale)
+            capabilities.decode_many(self.unit.compressor, payloads, self.of(flat), scale)
 
     def settle(self, flat: Tensor) -> None:
         """Let the method convert the mean to the optimizer's gradient."""
         compressor = self.compressor
-        if capabilities.settles(compressor) and self.several and capabilities.takes_pieces(compressor):
+        if self.several and capabilities.takes_pieces(compressor):
             capabilities.settle(compressor, self.of(flat))
-        elif capabilities.settles(compressor):
+        else:
             for piece in self.pieces:
                 capabilities.settle(piece.unit.compressor, piece.of(flat))
 
     def finish(self, flat: Tensor, bad: Tensor) -> None:
         """Let the memory see the result in the pieces."""
-        if self.keeps_mean:
-            facts.finish(self.memory, self.of(flat), self.kept, bad)
+        facts.finish(self.memory, self.of(flat), self.kept, bad)
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:
         """Write NaN everywhere if ``bad``, without waiting for the device."""
@@ -358,6 +358,9 @@ class Part:
     def __init__(self, pieces: Sequence[Piece], scale: float = 1.0) -> None:
         self.pieces, self.scale = pieces, scale
         self.batches = batches_of(pieces, scale)
+        # A schedule changes numbers of a method, and not whether it has a form of its own for the mean.
+        self._settling = [batch for batch in self.batches if capabilities.settles(batch.compressor)]
+        self._finishing = [batch for batch in self.batches if batch.keeps_mean]
         self.packing = Packing(tuple(piece.unit.compressor.layout(piece.shape) for piece in pieces))
         self._fill: Tensor | None = None
 
@@ -373,7 +376,7 @@ class Part:
             # changes.
             batch.remember()
             batch.memory.encode(
-                batch.compressor,
+                batch.unit.compressor,
                 batch.of(flat),
                 batch.kept,
                 batch.payload(message),
@@ -399,7 +402,7 @@ class Part:
 
     def finish(self, flat: Tensor, bad: Tensor) -> None:
         """Let the memories see the result in the pieces."""
-        for batch in self.batches:
+        for batch in self._finishing:
             batch.finish(flat, bad)
 
     def deliver(
@@ -472,7 +475,7 @@ class Part:
 
     def settle(self, flat: Tensor) -> None:
         """Let the compressors convert the complete mean to the optimizer's gradient."""
-        for batch in self.batches:
+        for batch in self._settling:
             batch.settle(flat)
 
     @cached_property

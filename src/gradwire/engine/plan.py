@@ -110,6 +110,7 @@ class Plan:
         self.names = [name for name, _ in self.params]
         sizes = [torch.Size(shape).numel() for _, shape in self.params]
         ends = accumulate(sizes)
+        self.always_moving = [each for each in self.moving if each.always]
         self.places = {name: slice(end - size, end) for name, size, end in zip(self.names, sizes, ends, strict=True)}
 
     @property
@@ -133,20 +134,22 @@ class Plan:
         Returns:
             Flags, each a bool of one element: whether some rank had a value that is not finite.
         """
-        moving = [each for each in self.moving if self.warm or each.always]
+        moving = self.moving if self.warm else self.always_moving
         for each in moving:
             # Before the mean, because a momentum is each rank's own and is averaged with the gradients.
             each.memory.compensate(each.of(flat), each.kept)
         # Started before anything is encoded, so that it travels meanwhile.
         dense = self.warm_up if self.warm else self.dense
-        dense.begin(flat)
+        if dense.numel:
+            dense.begin(flat)
         told = [] if self.warm else [session.run(flat, key, dense) for session in self.sessions]
         for each in moving:
             # Only the mean says whether the step counts.
             each.memory.update(each.of(flat), each.kept, dense.bad())
         # The flag of a session covers the parameters that travel uncompressed.
         told = told or [dense.bad()]
-        dense.end()
+        if dense.numel:
+            dense.end()
         return told
 
 

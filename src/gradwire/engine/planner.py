@@ -44,7 +44,7 @@ class Planner:
 
     def fits(self, plan: Plan, main: Compressor, methods: Methods) -> bool:
         """Return whether a plan does for a main compressor, or can be made to: a schedule may keep its layouts."""
-        if plan.main is main or plan.main == main:
+        if plan.main == main:
             return True
         return same_choices(plan, main, methods.policy) and try_retune(plan, main)
 

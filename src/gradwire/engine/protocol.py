@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -75,8 +75,8 @@ class StepProtocol:
         self.step += 1
         self.opened = False
 
-    def open(self, methods: Methods, check: Callable[[], None] = lambda: None, first: Sequence[str] = ()) -> None:
-        """Start to compare this step, unless that was done in this step.
+    def open(self, methods: Methods, check: Callable[[], None] | None = None, first: Sequence[str] = ()) -> None:
+        """Start to compare this step, once.
 
         Args:
             methods: the methods of this step.
@@ -84,16 +84,12 @@ class StepProtocol:
                 step raise.
             first: names of the parameters of the first bucket; empty: they are not known yet.
         """
+        self.opened = True
+        self._opening.begin(self.step, partial(self._describe, methods, check, tuple(first)))
 
-        def describe() -> str:
+    def _describe(self, methods: Methods, check: Callable[[], None] | None, first: tuple[str, ...]) -> str:
+        if check is not None:
             check()
-            return self._describe(methods, tuple(first))
-
-        if not self.opened:
-            self.opened = True
-            self._opening.begin(self.step, describe)
-
-    def _describe(self, methods: Methods, first: tuple[str, ...]) -> str:
         main = methods.at(self.step)
         # Most of it is the same in every step, and is written once.
         known = main, methods, self.epoch

@@ -68,6 +68,7 @@ class Rollback:
         """Add flags of this step, each a bool of one element: true where something is not finite."""
         self._flags.extend(flags)
 
+    @ordinary_modes()
     def end(self, step: int) -> Tensor | None:
         """End a step: restore what was remembered if a flag is set.
 
@@ -77,10 +78,6 @@ class Rollback:
         if not self._flags:
             return None
         flags, self._flags = self._flags, []
-        return self._end(step, flags)
-
-    @ordinary_modes()
-    def _end(self, step: int, flags: list[Tensor]) -> Tensor:
         # The flags are added on the device, so that counting never waits for it.
         spoilt = torch.stack(flags).any() if len(flags) > 1 else flags[0]
         self._ended = step, spoilt

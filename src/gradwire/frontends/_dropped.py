@@ -93,18 +93,20 @@ class DroppedGradients:
             return
         queue = cast(Any, Variable)._execution_engine.queue_callback
         # The framework has put its own callback, which writes gradients, into the queue, or does so after this.
-        queue(lambda: queue(partial(self._exchanged, kept=kept)))
+        queue(partial(queue, partial(self._exchanged, kept=kept)))
 
     def _exchanged(self, *, kept: bool) -> None:
-        gone, exchange = any(each.gone for each in self._watched), self._exchange
+        gone, exchange = False, self._exchange
+        for each in self._watched:
+            gone = gone or each.gone
         # A step that is not finite is skipped by the loss scaler, and undone. Its flag is read only where a
         # gradient is gone, because that waits for the device.
         if gone and not exchange.rollback.spoilt(self._step):
             self._warn()
             return
-        self._step = exchange.step
+        self._step, there = exchange.step, kept and exchange.residuals.keeps
         for each in self._watched:
-            each.note(there=kept and exchange.residuals.keeps)
+            each.note(there=there)
 
     def _warn(self) -> None:
         self.leave()
@@ -177,7 +179,7 @@ def before_gradient(watched: weakref.ref[Watched], _: Tensor) -> None:
 
 def written(tensor: Tensor) -> tuple[int, int]:
     """The place of a tensor, and how often it was written to."""
-    own = local(tensor)
+    own = getattr(tensor, "_local_tensor", tensor)
     # What is done to a sharded tensor counts there, and what FSDP does to its part counts in the part.
     return own.data_ptr(), own._version + (0 if own is tensor else tensor._version)
 

@@ -228,9 +228,11 @@ class GradwireState(ExchangeState):
         buffer, first = bucket.buffer(), bucket.index() == 0
         buffer = buffer.coalesce() if buffer.is_sparse else buffer
         params, names = self._named(bucket)
-        if first:
-            self._first(names, buffer.device)
+        opening = self._first(names, buffer.device) if first else None
         self._buckets.append(names)
+        if opening is not None and (self._direct is not None or self._regroup is not None):
+            # No job of this bucket is put into the queue now that could open the step.
+            self._submit(buffer.device, opening)
         if bucket.is_last() and self._dropped is not None:
             self._dropped.at_the_end_of_this_pass(kept=self._direct is None)
         if self._direct is not None:
@@ -247,7 +249,7 @@ class GradwireState(ExchangeState):
             return future
         if self._regroup is None or names[0] in self._uncompressed:
             ready = moment(buffer.device) if self.exchange.pilot is not None else None
-            future = self._submit(buffer.device, partial(self._job, buffer, params, ready))
+            future = self._submit(buffer.device, partial(self._job, buffer, params, ready, opening))
         else:
             future = self._regroup.hold(buffer, params)
         if self._regroup is not None and bucket.is_last():
@@ -256,8 +258,10 @@ class GradwireState(ExchangeState):
             done.then(self._regroup.settle)
         return future
 
-    def _first(self, names: list[str], device: torch.device) -> None:
-        """Begin a step, whose first bucket has these parameters."""
+    def _first(self, names: list[str], device: torch.device) -> Callable[[], object] | None:
+        """Begin a step, whose first bucket has these parameters; return what is left to do of that before the bucket is
+        exchanged, in the order of the exchanges.
+        """
         if not self._wrapped:
             self._find_model()
         self._check_model()
@@ -283,14 +287,14 @@ class GradwireState(ExchangeState):
                 # On the thread, because it waits for the other ranks, and DDP's own sums go on meanwhile.
                 self._submit(device, partial(self._glance, reading, names))
             elif self._direct is None:
-                self._submit(device, partial(self._open_step, reading, names))
-            return
+                return partial(self._open_step, reading, names)
+            return None
         if self._regroup is None and self._plain(device):
             self._direct = GradwireState._mean
             if not self.exchange.channel.is_nccl:
                 self._begin_step(reading, names)
-                return
-        self._submit(device, partial(self._begin_step, reading, names))
+                return None
+        return partial(self._begin_step, reading, names)
 
     def _find_model(self) -> None:
         """Find the DDP model of the plain form, which is given the module inside and was registered afterwards."""
@@ -302,16 +306,12 @@ class GradwireState(ExchangeState):
 
     def _check_model(self) -> None:
         late = [name for name, param in self._frozen_params if param.requires_grad]
-        require(
-            not late, "parameters", "those that were trainable when DDP was made; after unfreezing make it anew", late
-        )
-        divides = getattr(self._model(), "_divide_by_initial_world_size", True)
-        require(
-            divides is not False,
-            "divide_by_initial_world_size",
-            "True: torch does not tell a hook who has joined",
-            divides,
-        )
+        if late:
+            allowed = "those that were trainable when DDP was made; after unfreezing make it anew"
+            require(False, "parameters", allowed, late)
+        if getattr(self._model(), "_divide_by_initial_world_size", True) is False:
+            allowed = "True: torch does not tell a hook who has joined"
+            require(False, "divide_by_initial_world_size", allowed, False)
 
     def names_of(self, bucket: dist.GradBucket) -> tuple[str, ...]:  # type: ignore[name-defined]
         """Return the names of a bucket's parameters."""
@@ -414,9 +414,17 @@ class GradwireState(ExchangeState):
             self._status.zero_()
         return channel.begin_sum(buffer, group, arrived)
 
-    def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
-        # A bucket of the run that is resumed must round as that run does.
-        if self._plain(buffer.device) or params[0][0] in self._uncompressed:
+    def _job(
+        self,
+        buffer: Tensor,
+        params: Sequence[Named],
+        ready: Any = None,
+        opening: Callable[[], object] | None = None,
+    ) -> Tensor:
+        if opening is not None:
+            opening()
+        # A bucket of the run that is resumed must round as that run does; if all are plain, no other comes here.
+        if params[0][0] in self._uncompressed or (self._regroup is not None and self._plain(buffer.device)):
             return self.exchange.mean(buffer)
         flat = self._scratch.float32(buffer)
         if getattr(self._model(), "find_unused_parameters", False):

@@ -107,13 +107,10 @@ class Units:
 
     def now(self) -> Reading:
         """Read the scale and the rates; it waits for a scale on a GPU."""
-        groups = self.optimizer.param_groups if self.optimizer is not None else []
-        rates = {
-            self.names[id(param)]: float(group["lr"])
-            for group in groups
-            for param in group["params"]
-            if id(param) in self.names
-        }
+        rates = dict[str, float]()
+        for group in self.optimizer.param_groups if self.optimizer is not None else ():
+            own = (self.names[id(param)] for param in group["params"] if id(param) in self.names)
+            rates |= dict.fromkeys(own, float(group["lr"]))
         return (self.scaler.get_scale() if self.scaler is not None else None), rates
 
     def follow(self, exchange: Exchange, scale: float | None, rates: Mapping[str, float]) -> None:

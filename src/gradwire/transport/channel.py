@@ -359,7 +359,8 @@ class Channel:
 
     def _gather_headed(self, headed: Tensor) -> None:
         """Exchange the rows of the comparison that is to be made and the payloads behind them, in one message."""
-        self._refuse_after_failure()
+        if self.failed is not None:
+            self._refuse_after_failure()
         comparison, self._opening = self._opening, None
         assert comparison is not None
         heads = headed[:, : headed.size(1) - self.traffic.room]
@@ -367,7 +368,8 @@ class Channel:
         self._open_with(headed)()
         # Nothing of the payloads may be decoded before it is known that all ranks are in the same step.
         self._compare(partial(comparison.check, heads))
-        self._post_deferred()
+        if self._deferred:
+            self._post_deferred()
         moved = len(self.peers) * self.traffic.room
         self.metrics.compared_bytes += len(self.peers) * heads.size(1)
         self._count(moved, moved)
@@ -378,7 +380,8 @@ class Channel:
         if not peers:
             return
         self._begin()
-        self._refuse_after_failure()
+        if self.failed is not None:
+            self._refuse_after_failure()
         # Posted before the comparison of this step has ended, which saves a round trip: a payload of another size has
         # another tag and is never received.
         finish = self._move(sends, receives, peers, tagged=True)
@@ -473,13 +476,15 @@ class Channel:
         Raises:
             GroupError: the ranks differ, or an earlier exchange failed.
         """
-        self._refuse_after_failure()
+        if self.failed is not None:
+            self._refuse_after_failure()
         # Taken off first: the comparison sends its rows through this channel, which settles again.
         comparison, self._opening = self._opening, None
         if comparison is not None:
             self._compare(comparison.end)
             self.traffic.room = 0
-        self._post_deferred()
+        if self._deferred:
+            self._post_deferred()
 
     def _compare(self, compare: Callable[[], None]) -> None:
         """Compare the ranks, and meanwhile hold back the messages that wait to be sent: if ranks came apart they may
@@ -524,7 +529,8 @@ class Channel:
         return finish
 
     def _by_host(self, tensors: Sequence[Tensor]) -> bool:
-        return not self.is_nccl and any(tensor.is_cuda for tensor in tensors)
+        # All tensors of an exchange are on one device.
+        return tensors[0].is_cuda and not self.is_nccl
 
     def _post(
         self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tag: int | None
@@ -534,11 +540,9 @@ class Channel:
         Args:
             tag: tag of all messages; None: each message has the tag of its size.
         """
-        incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
-        outgoing = [(j, sends[j]) for j in peers if sends[j].numel()]
         if self.is_nccl:
-            ops = [dist.P2POp(dist.irecv, tensor, self.members[j], self.group) for j, tensor in incoming]
-            ops += [dist.P2POp(dist.isend, tensor, self.members[j], self.group) for j, tensor in outgoing]
+            calls = [(dist.irecv, j, receives[j]) for j in peers] + [(dist.isend, j, sends[j]) for j in peers]
+            ops = [dist.P2POp(call, each, self.members[j], self.group) for call, j, each in calls if each.numel()]
             with self._communicating():
                 # In one batch: one by one, sends and receives of NCCL would wait for each other.
                 return [(None, work) for work in dist.batch_isend_irecv(ops)] if ops else []
@@ -546,11 +550,13 @@ class Channel:
         lost: list[tuple[int, RuntimeError]] = []
         received, began = 0, self.metrics.clock()
         # Receives first: in the other order a full-duplex link runs at half its rate.
-        for start, tensors in ((self._receive, incoming), (self._send, outgoing)):
+        for start, tensors in ((self._receive, receives), (self._send, sends)):
             received = len(works)
-            for j, tensor in tensors:
+            for j in peers:
+                tensor = tensors[j]
                 try:
-                    works.append((j, start(tensor, j, 1 + tensor.nbytes % _TAGS if tag is None else tag)))
+                    if tensor.numel():
+                        works.append((j, start(tensor, j, 1 + tensor.nbytes % _TAGS if tag is None else tag)))
                 except RuntimeError as error:
                     lost.append((j, error))
         self.metrics.seconds["communicate"] += self.metrics.clock() - began
@@ -614,7 +620,8 @@ class Channel:
         raise self.failed from None  # Its message ends with that of torch.
 
     def _begin(self) -> None:
-        self._refuse_if_closed()
+        if self._closed:
+            self._refuse_if_closed()
         # Before it is posted, because a group with a collective under way must not be lent to another exchange.
         self.traffic.begun += 1
 

@@ -63,7 +63,7 @@ class Worker:
             _open[id(self)] = partial(_end, self._jobs, thread)
         # For C++, such as DDP's reducer, an exception that Python sets is a mere value; one that is raised in a
         # callback is an error for both.
-        done: Future[Tensor] = future.then(lambda finished: finished.wait())
+        done: Future[Tensor] = future.then(Future.wait)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # A new thread has another current device, and a stream that does not wait for the caller's.
             job = partial(_on_stream, torch.cuda.current_stream(), job)

@@ -129,12 +129,13 @@ class TwoBit(Compressor):
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
-        codes = payload[-1] if self.fixed_size else codes_for(grad)
+        fixed = self.fixed_size
+        codes = payload[-1] if fixed else codes_for(grad)
         if self.threshold == AUTO:
             dithered_feedback(grad, residual, codes, payload[-2], state, self.target, status)
         else:
             ops.twobit_encode_feedback(grad, residual, codes, self.threshold, status)
-        if not self.fixed_size:
+        if not fixed:
             shrink(codes, payload, grad.numel())
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:

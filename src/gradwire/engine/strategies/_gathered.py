@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -22,7 +23,11 @@ from gradwire.transport.handshake import DIGEST as HEAD
 from gradwire.transport.round import Kind, Round, to_all
 from gradwire.vocabulary import Key, align
 
-__all__ = ["GatheredSession", "GatheringStrategy"]
+__all__ = ["GatheredSession", "GatheringStrategy", "Mover"]
+
+Mover = Callable[[Tensor, Tensor | None], None]
+"""A collective. It takes rows, uint8 of shape (W, bytes), of which this rank's own holds its message, and the same
+memory with room in front of each row for what ranks compare; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,8 @@ class GatheringStrategy(Strategy):
 
     @staticmethod
     @abstractmethod
-    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:
-        """Fill the rows of the other ranks with their messages.
-
-        Args:
-            channel: channel to the other ranks.
-            rows: uint8 of shape (W, bytes); this rank's own row holds its message.
-            headed: the same memory with room in front of each row for what ranks compare; None where there is none.
-        """
+    def mover(channel: Channel) -> Mover:
+        """Return what fills the rows of the other ranks with their messages, over a channel to them."""
 
     def check(self, compressor: Compressor) -> None:
         self.refuse_rounds(compressor)
@@ -51,7 +50,7 @@ class GatheringStrategy(Strategy):
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         if not all(unit.compressor.fixed_size for unit in units):
             return VariableSession(units, site)
-        return GatheredSession(units, site, self.move)
+        return GatheredSession(units, site, self.mover(site.channel))
 
     def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
         varying = sum(not unit.compressor.fixed_size for unit in units)
@@ -73,17 +72,16 @@ class GatheredSession(Session):
     Args:
         units: units of one bucket.
         site: place where the session runs.
-        move: collective, as ``GatheringStrategy.move``.
+        move: collective, from ``GatheringStrategy.mover``.
 
     Attributes:
         share: factor of the sum that is handed out: that of the mean, unless somebody else is to have another.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor, Tensor | None], None]
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], site: Site, move: Mover) -> None:
         self.channel, self.move = site.channel, move
         self.part, self.share = Part(site.pieces(units), site.scale), 1.0 / self.channel.world
+        self.encoding, self.decoding = map(self.channel.metrics.timed, ("encode", "decode"))
         self._make(site.device, self.part.packing.nbytes)
 
     def _make(self, device: torch.device, nbytes: int) -> None:
@@ -102,15 +100,15 @@ class GatheredSession(Session):
         return self.rows.buffer[:, packing.nbytes : end].view(torch.float32)
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
-        metrics = self.channel.metrics
-        with metrics.timed("encode"):
+        with self.encoding:
             self.part.encode(flat, self.own, key)
-        self.move(self.channel, self.rows.buffer, self.headed)
-        with metrics.timed("decode"):
-            # It says the same on all ranks, so each may note it in its own row.
-            dense.flag(self.own.status)
+        self.move(self.rows.buffer, self.headed)
+        with self.decoding:
+            if dense.numel:
+                # It says the same on all ranks, so each may note it in its own row.
+                dense.flag(self.own.status)
             bad = self.rows.status.any()
-            self.part.deliver(flat, bad, lambda: self._decode(flat), own=True)
+            self.part.deliver(flat, bad, partial(self._decode, flat), own=True)
         return bad
 
     def _decode(self, flat: Tensor) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from gradwire.engine.strategies._gathered import GatheringStrategy
+from gradwire.engine.strategies._gathered import GatheringStrategy, Mover
 from gradwire.transport.channel import Channel
 
 __all__ = ["AllGather"]
@@ -24,5 +22,5 @@ class AllGather(GatheringStrategy):
     name = "allgather"
 
     @staticmethod
-    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:
-        channel.all_gather(rows, headed)
+    def mover(channel: Channel) -> Mover:
+        return channel.all_gather

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from gradwire.engine.strategies._gathered import GatheringStrategy
+from gradwire.engine.strategies._gathered import GatheringStrategy, Mover
 from gradwire.transport.channel import Channel
 
 __all__ = ["Broadcast"]
@@ -25,5 +23,6 @@ class Broadcast(GatheringStrategy):
     kind = "broadcast"
 
     @staticmethod
-    def move(channel: Channel, rows: Tensor, headed: Tensor | None) -> None:  # noqa: ARG004
-        channel.broadcast(rows)
+    def mover(channel: Channel) -> Mover:
+        # The ranks are compared before broadcasts, which have no tags.
+        return lambda rows, _headed: channel.broadcast(rows)
