@@ -5,7 +5,8 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.sparse.topk import TopK
-from gradwire.engine.part import Part, Piece, Unit
+from gradwire.engine.part import Part, Unit
+from gradwire.engine.strategies.base import bare_pieces
 from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
@@ -76,8 +77,8 @@ def test_of_a_fixed_size_everything_is_sent():
 def test_a_size_that_the_host_knows_is_not_asked_of_the_device(name):
     """A question to the device is an error where there are no elements."""
     code, shape = registry.build("compressors", name), (60, 100)
-    piece = Piece(Unit((("w", 6000),), shape, 0, code, registry.build("memory", "residual")), None, shape, 0)
-    part, layout = Part([piece]), code.layout(shape)
+    unit = Unit((("w", 6000),), shape, 0, code, registry.build("memory", "residual"))
+    part, layout = Part(bare_pieces([unit])), code.layout(shape)
     (size,) = part.sizes([int(code.compress(gaussian(6000).view(shape))[:4].view(torch.int32))])
     (payload,) = part.payloads(torch.empty(part.length([size]), dtype=torch.uint8, device="meta"), [size])
     assert payload[0].tolist() == [size - layout.offsets[-1]]
