@@ -96,7 +96,8 @@ class OkTopkSession(Session):
     """A session with messages of top-k, the thresholds of the sums, and their age in steps, which checkpoints keep."""
 
     def __init__(self, units: Sequence[Unit], site: Site, period: int) -> None:
-        self.channel, self.period = site.channel, period
+        super().__init__(site.channel)
+        self.period = period
         self.part = Part(site.pieces(units))
         self.own = Message(self.part.packing, site.device)
         self.wanted = [payload[0].numel() for payload in self.own.payloads]
@@ -113,9 +114,8 @@ class OkTopkSession(Session):
         self.age = ages.pop() if len(ages) == 1 else 0
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
-        metrics = self.channel.metrics
         self._recall()
-        with metrics.timed("encode"):
+        with self.encoding:
             self.part.encode(flat, self.own, key)
             local = [_entries(payload) for payload in self.own.payloads]
         status, sums = self._sum(local)
@@ -125,7 +125,7 @@ class OkTopkSession(Session):
         status |= torch.stack([nonfinite(each.values) for each in sums]).any()
         statuses, won = self._gather(pack(status, winners))
         bad = statuses.any() | dense.bad()
-        with metrics.timed("decode"):
+        with self.decoding:
             if bool(bad):
                 self.part.rollback(flat)
                 fill_nonfinite((piece.of(flat) for piece in self.part.pieces), bad)

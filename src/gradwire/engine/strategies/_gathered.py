@@ -79,9 +79,9 @@ class GatheredSession(Session):
     """
 
     def __init__(self, units: Sequence[Unit], site: Site, move: Mover) -> None:
-        self.channel, self.move = site.channel, move
+        super().__init__(site.channel)
+        self.move = move
         self.part, self.share = Part(site.pieces(units), site.scale), 1.0 / self.channel.world
-        self.encoding, self.decoding = map(self.channel.metrics.timed, ("encode", "decode"))
         self._make(site.device, self.part.packing.nbytes)
 
     def _make(self, device: torch.device, nbytes: int) -> None:

@@ -32,7 +32,8 @@ class VariableSession(Session):
     """
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
-        self.channel, self.device = site.channel, site.device
+        super().__init__(site.channel)
+        self.device = site.device
         self.part = Part(site.pieces(units), site.scale)
         self.own = Message(self.part.packing, site.device)
         self.send = torch.zeros_like(self.own.buffer)
@@ -41,15 +42,14 @@ class VariableSession(Session):
         self.received = torch.zeros(0, dtype=torch.uint8, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
-        metrics = self.channel.metrics
-        with metrics.timed("encode"):
+        with self.encoding:
             self.part.encode(flat, self.own, key)
             self.part.write_used(self.own, self.used[self.channel.rank])
         sizes = self._exchange_sizes()
-        with metrics.timed("encode"):
+        with self.encoding:
             message = self.send[: self.part.close_gaps(self.own, self.send, sizes[self.channel.rank])]
         rows = self._exchange(message, sizes)
-        with metrics.timed("decode"):
+        with self.decoding:
             # The status is the first word of each message, at the same place whatever the sizes of its payloads.
             bad = torch.stack([row[:4].view(torch.int32)[0] for row in rows]).ne(0).any() | dense.bad()
             self.part.deliver(flat, bad, lambda: self._decode(rows, sizes, flat))

@@ -72,7 +72,7 @@ class SummedSession(Session):
     """A session with one all-reduce over the payloads of all units, which share one float dtype."""
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
-        self.channel = site.channel
+        super().__init__(site.channel)
         compressor = units[0].compressor
         self.scale = 1.0 / self.channel.world if capabilities.average(compressor) else 1.0
         self.part = Part(site.pieces(units), self.scale)
@@ -93,11 +93,10 @@ class SummedSession(Session):
         self.tells = all(plain)
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
-        metrics = self.channel.metrics
-        with metrics.timed("encode"):
+        with self.encoding:
             self._encode(flat, key)
         self.channel.all_reduce(self.sums)
-        with metrics.timed("decode"):
+        with self.decoding:
             bad = self._is_bad(dense)
             # Sums that tell of a value that is not finite decode to such a value themselves.
             self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells, own=True)
@@ -164,7 +163,8 @@ class RoundsSession(Session):
     """
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
-        self.channel, self.part = site.channel, Part(site.pieces(units))
+        super().__init__(site.channel)
+        self.part = Part(site.pieces(units))
         self.units = units
         layouts = self.part.packing.layouts
         self.areas: list[Tensor] = []
@@ -178,7 +178,7 @@ class RoundsSession(Session):
         self.status, self.arrived = (torch.zeros(1, dtype=torch.int32, device=site.device) for _ in range(2))
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
-        metrics, pieces, batches = self.channel.metrics, self.part.pieces, self.part.batches
+        pieces, batches = self.part.pieces, self.part.batches
         xs = [piece.of(flat) for piece in pieces]
         self.status.zero_()
         for batch in batches:
@@ -194,7 +194,7 @@ class RoundsSession(Session):
             self._reduce(field, how)
         dense.flag(self.arrived)
         bad = self.arrived.any()
-        with metrics.timed("decode"):
+        with self.decoding:
             self._settle(flat, xs, bad)
             # The flag is read on a CPU alone, because reading it elsewhere would wait.
             if flat.device.type != "cpu" or bool(bad):
@@ -204,7 +204,7 @@ class RoundsSession(Session):
     def _timed(self, pauses: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         """Run the method from pause to pause; the work between counts as encoding."""
         while True:
-            with self.channel.metrics.timed("encode"):
+            with self.encoding:
                 pause = next(pauses, None)
             if pause is None:
                 return

@@ -105,7 +105,16 @@ class Site:
 
 
 class Session(ABC):
-    """The messages and buffers of one bucket."""
+    """The messages and buffers of one bucket.
+
+    Args:
+        channel: channel of the site.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        # Made once, because every message enters them in every step.
+        self.encoding, self.decoding = map(channel.metrics.timed, ("encode", "decode"))
 
     @abstractmethod
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:

@@ -152,7 +152,7 @@ class HierarchicalSession(Session):
     """The lanes of a bucket, and a session between hosts for each strategy that carries payloads of this lane."""
 
     def __init__(self, units: Sequence[Unit], site: Site, hosts: Hosts, strategy: Hierarchical) -> None:
-        self.metrics = site.channel.metrics
+        super().__init__(site.channel)
         host, number = hosts.place(site.channel.rank)
         self.inside = SubsetChannel(site.channel, hosts.members[host], local=True)
         across = SubsetChannel(site.channel, hosts.lane(number))
@@ -180,7 +180,7 @@ class HierarchicalSession(Session):
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         self.lanes.add_up(flat)
         if self.inside.world > 1:
-            with self.metrics.timed("encode"):
+            with self.encoding:
                 # One lane may be finite where another is not, and all of them must be undone together.
                 self.lanes.spoil(flat, self.lanes.anywhere(self.lanes.nonfinite(flat)))
                 # Where a memory keeps nothing the mean itself is encoded.
@@ -192,7 +192,7 @@ class HierarchicalSession(Session):
             # none.
             bad = self.lanes.anywhere(bad)
             self.lanes.hand_out(flat)
-            with self.metrics.timed("decode"):
+            with self.decoding:
                 self.lanes.spoil(flat, bad, everywhere=True)
         return bad
 

@@ -80,7 +80,7 @@ class TwoPhaseSession(Session):
     """
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
-        self.channel = site.channel
+        super().__init__(site.channel)
         rank, world = self.channel.rank, self.channel.world
         shards = cut(site.pieces(units), world)
         self.parts = [Part(pieces, site.scale) for pieces in shards]
@@ -93,13 +93,13 @@ class TwoPhaseSession(Session):
         self.share = 1.0 / world
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
-        with self.channel.metrics.timed("encode"):
+        with self.encoding:
             for part, message in zip(self.parts, self.sends, strict=True):
                 part.encode(flat, message, key)
         self._to_owners()
         self._compress_mean(key)
         self._from_owners()
-        with self.channel.metrics.timed("decode"):
+        with self.decoding:
             bad = torch.cat([message.status for message in self.means]).any() | dense.bad()
             self._deliver(flat, bad)
         return bad
@@ -113,11 +113,11 @@ class TwoPhaseSession(Session):
     def _compress_mean(self, key: Key) -> None:
         """Sum the shard and compress its mean into the own message, which passes a bad status on."""
         own = self.means[self.channel.rank]
-        with self.channel.metrics.timed("decode"):
+        with self.decoding:
             poisoned = self.receives.status.any()
             self.owned.decode_once(self.receives, self.sum, self.share)
             self.owned.settle(self.sum)
-        with self.channel.metrics.timed("encode"):
+        with self.encoding:
             self.encoder.encode(self.sum, own, replace(key, phase=1))
             # A rank's own status has reached the owners only; their messages pass it on to all ranks.
             own.status.bitwise_or_(poisoned.to(torch.int32))

@@ -27,7 +27,7 @@ from gradwire.engine.dense import joined
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.plan import Named, grouped
-from gradwire.engine.strategies.base import Site
+from gradwire.engine.strategies.base import Site, bare_pieces
 from gradwire.errors import ConfigError, GroupError, WireError, require
 from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
@@ -383,7 +383,7 @@ class Rounds:
             lo = hi
         for lo, hi in joined(plain):
             unit = Unit(((f"[{lo}]", hi - lo),), (hi - lo,), lo, Identity(), NoMemory())
-            pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo))
+            pieces += bare_pieces([unit])
         return pieces
 
 
