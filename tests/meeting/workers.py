@@ -7,6 +7,7 @@ import io
 import multiprocessing as mp
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -48,7 +49,7 @@ class Work:
     def join(self) -> int:
         before, way = self.optimizer.round, self.way()
         self.optimizer.join()
-        if self.optimizer.round != before:
+        if self.optimizer.round != before and getattr(self.optimizer, "streamed", None) is None:
             # The round of these local steps is over: they wait for the next.
             self.ways += way
         return self.optimizer.round
@@ -86,6 +87,47 @@ class Work:
         kept = [residuals.get(name, torch.zeros(torch.Size(shape).numel())).double() for name, shape in named]
         waits = torch.cat(kept) + self.optimizer.rounds.late.double()
         return {"ways": self.ways, "waits": waits, "agreed": self.optimizer.agreed.data.double()}
+
+    def stream(self, steps: int, seed: int, pause: float = 0.0) -> dict[str, Any]:
+        """Local steps, in which fragments leave and land."""
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(steps):
+            time.sleep(pause)
+            for param in self.optimizer.params:
+                param.grad = 0.1 * torch.randn(param.shape, generator=generator)
+            self.ways += torch.cat([param.grad.view(-1) for param in self.optimizer.params])
+            self.optimizer.step()
+        return self.now()
+
+    def watch(self) -> None:
+        """Add up from now on what the rounds of fragments apply, as one worker applies them all."""
+        self.applied, outer = torch.zeros_like(self.ways), self.optimizer._outer
+
+        def watched(mean: Tensor, span: slice) -> None:
+            self.applied[span] += len(self.optimizer.rounds.workers) * mean.double()
+            outer(mean, span)
+
+        self.optimizer._outer = watched
+
+    def account(self) -> dict[str, Tensor]:
+        """All that was made here, what of it waits here, and what this worker has seen applied."""
+        residuals = self.optimizer.exchange.residuals.worker.get("residual", {})
+        kept = [residuals.get(name, torch.zeros(torch.Size(shape))).view(-1) for name, shape in self.optimizer.named]
+        held = torch.cat([param.detach().view(-1) for param in self.optimizer.params])
+        waits = (self.optimizer.agreed.data - held).double() + torch.cat(kept).double()
+        # Copies, because a tensor goes through the pipe as shared memory.
+        return {"made": self.ways.clone(), "waits": waits, "applied": getattr(self, "applied", self.ways * 0).clone()}
+
+    def meet(self) -> dict[str, Any]:
+        """Exchange all fragments at once."""
+        self.optimizer.exchange_ways()
+        return self.now()
+
+    def flights(self) -> int:
+        return len(self.optimizer.streams.under_way())
+
+    def agreed(self) -> str:
+        return digest([self.optimizer.round, self.optimizer.agreed.data, self.optimizer.velocity.data])
 
     def leave(self) -> None:
         self.optimizer.leave()

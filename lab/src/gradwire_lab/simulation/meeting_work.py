@@ -128,7 +128,7 @@ class MeetingWorker:
         self.params = [self.weight, self.start]
         if work.frozen:
             self.params.append(nn.Parameter(torch.full((3,), 1.0 + rank), requires_grad=False))
-        meeting = SimulatedMeeting(store, str(rank), work.first, DEADLINE, TIMEOUT, machine)
+        meeting = SimulatedMeeting(store, str(rank), work.first, DEADLINE, TIMEOUT, machine=machine)
         sends = {"compressor": "topk", "ratio": 1 / UNITS / 4} if work.sparse else {"compressor": "none"}
         kind: Callable[..., LocalSteps] = diloco if work.outer else local_sgd
         inner = torch.optim.SGD(self.params, lr=1.0)

@@ -108,6 +108,25 @@ class Fragments:
             number, place = number + size, place + numel
         self._flights: dict[int, Flight] = {}
         self._worker = Worker()
+        self._flown = self._ready = 0
+        self._last = [0] * len(self.all)
+
+    def turn(self) -> tuple[bool, int]:
+        """Count a step at a meeting, where rounds say which fragment leaves.
+
+        Returns:
+            True if the exchange under way is due; and the steps for which one could have left, 0 if none may.
+        """
+        self.clock, self._flown = self.clock % self.every + 1, self._flown + 1
+        offsets = {(each.place + 1) * self.every // len(self.all) for each in self.all}
+        self._ready += self._ready > 0 or self.clock in offsets
+        return bool(self._flights) and self._flown >= self.delay, self._ready
+
+    def wants(self, fragment: Fragment) -> bool:
+        """Return whether a fragment is the one that this worker has not sent for longest; a worker that is slower than
+        the others would else send the same one whenever it comes, and not the rest. In time any will do.
+        """
+        return self._last[fragment.place] == min(self._last) or self._ready > self.every // len(self.all)
 
     def tick(self) -> tuple[list[Fragment], list[Fragment]]:
         """Count a step; return the fragments that are due to arrive after it, and those that then leave."""
@@ -133,6 +152,8 @@ class Fragments:
         flight.begin(exchanged, way)
         self._flights[fragment.place] = flight
         self.sent += 1
+        self._last[fragment.place] = self.sent
+        self._flown = self._ready = 0
 
     def arrived(self, fragment: Fragment) -> Flight:
         """Wait for an exchange that is due; it stays under way if it failed.
@@ -185,6 +206,7 @@ class Fragments:
         """
         # A thread whose job has failed does no other one.
         self._flights, self._worker, self.sent = {}, Worker(), sent
+        self._flown, self._ready, self._last = 0, 0, [sent] * len(self.all)
         self.clock = state.get("clock", clock) % self.every
         for index, saved in state.get("flights", {}).items():
             fragment = self.all[int(index)]

@@ -33,7 +33,7 @@ from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite
-from gradwire.optim.local.attendance import Attendance
+from gradwire.optim.local.attendance import KEPT, Attendance
 from gradwire.optim.local.closed import Closed
 from gradwire.optim.local.meeting import Meeting
 from gradwire.vocabulary import Key, tensor_id
@@ -55,6 +55,9 @@ class Rounds:
         moved: true if joining has led to another state than the one that this worker had.
         forgot: true if the residual here was dropped since the last call.
         settled: true if the pseudo-gradient that was handed in last counts, or is late.
+        sent: true if it counts and was not empty.
+        closed: the note of the round for which it was handed in.
+        kept: rounds whose payloads hang at the place.
 
     Raises:
         ConfigError: a method or a strategy that a meeting cannot carry.
@@ -76,13 +79,15 @@ class Rounds:
         self.flat = torch.zeros_like(self.late)
         self.rank = int(meeting.name) if meeting.name.isdecimal() else tensor_id(meeting.name)
         self.attendance: Attendance | None = None
+        self.closed: Closed | None = None
+        self.kept = KEPT
         self.workers: list[str] = []
         self.left_behind = self.nonfinite = 0
         self.mark = ""
         # The pseudo-gradient with which this worker has joined within a round; an earlier process of its name may have
         # sent it.
         self._brought: Tensor | None = None
-        self.moved = self.forgot = self.settled = False
+        self.moved = self.forgot = self.settled = self.sent = False
         self._made_for: Compressor | None = None
         self._current: Part | None = None
 
@@ -106,7 +111,7 @@ class Rounds:
             state: state on which all agree, which whoever takes the means moves by each; or overwritten with the
                 others'.
         """
-        self.attendance = Attendance(self.meeting)
+        self.attendance = Attendance(self.meeting, self.kept)
         # Before anything is sent: payloads of another configuration could not be decoded.
         self.attendance.agree(self.description)
         if self.frozen:
@@ -246,9 +251,8 @@ class Rounds:
         """
         there = self.there
         while True:
-            while there.is_closed(self.exchange.step + 1):
-                closed = there.closed(self.exchange.step + 1)
-                rows = there.payloads(self.exchange.step + 1, closed)
+            while (closed := self._closed(self.exchange.step + 1)) is not None:
+                rows = self._rows(self.exchange.step + 1, closed)
                 # They were taken down: this worker is further behind than payloads are kept.
                 if rows is None:
                     self._fetch(state, self.exchange.step)
@@ -257,7 +261,7 @@ class Rounds:
                 self._unless_sent(self.exchange.step + 1, closed)
                 self.workers = closed.sent
                 if rows:
-                    yield self._decode(self._part(self.exchange.step + 1), rows)
+                    yield self._mean(self.exchange.step + 1, rows)
                 self.exchange.protocol.go_to(self.exchange.step + 1)
                 known = there.counted(closed)
                 if known:
@@ -267,6 +271,16 @@ class Rounds:
             # The others did not expect this worker, and learn here from which round on it takes part.
             there.announce(self.exchange.step)
             known = True
+
+    def _closed(self, t: int) -> Closed | None:
+        """The note of a round, if it is closed."""
+        return self.there.closed(t) if self.there.is_closed(t) else None
+
+    def _rows(self, t: int, closed: Closed) -> list[bytes] | None:
+        return self.there.payloads(t, closed)
+
+    def _mean(self, t: int, rows: Sequence[bytes]) -> Tensor:
+        return self._decode(self._part(t), rows)
 
     def _speak(self, t: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         # One worker is enough, and all of them know from the note which one.
@@ -305,12 +319,13 @@ class Rounds:
             with counters.timed("encode"):
                 part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
         bad = finite and bool(self._message.status)
-        payload = b""
+        payload, self.sent = b"", False
         if finite and not bad:
             payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
         try:
             with counters.timed("communicate"):
-                counted = there.counted(there.hand_in(t, payload))
+                self.closed = there.hand_in(t, payload)
+            counted = there.counted(self.closed)
         except BaseException:
             # This worker learns whether the payload counts when it joins again; until then nothing was sent.
             if finite:
@@ -319,10 +334,10 @@ class Rounds:
             raise
         counters.bytes_sent += len(payload)
         self.nonfinite += not payload
+        self.sent = bool(payload) and counted
         if payload and counted:
             self.late.zero_()
         elif finite:
-            # The payload does not count, so the residual is what it was, and the pseudo-gradient becomes late.
             # The payload does not count, so the residual becomes what it was, and the pseudo-gradient late.
             part.rollback(self.flat)
         return counted

@@ -1,13 +1,14 @@
 """Rounds of workers that come and go.
 
-    hand in      a payload for round t; the round closes when all that are expected have, or at the deadline
+    hand in      a payload for round t; the round closes when all that are expected have, or at the deadline, or when a
+                 quorum has and the first of them waits for it
     closed/t     the note that closes it: who came, whose payloads count, who takes part in t + 1, and who needs the
                  state after t
 
 Invariants:
     * A round is closed by the note that is put up first, whoever wrote it. So all agree on who came, without a leader.
     * Expected are the workers of the note before, and those that have said since that they hold that state.
-    * Payloads are kept for ``KEPT`` rounds, so a worker that was a little late applies these rounds by itself. A worker
+    * Payloads are kept for ``kept`` rounds, so a worker that was a little late applies these rounds by itself. A worker
       that comes later asks for the state, and one of those that came puts it up when the round ends.
     * Notes of closed rounds are kept: they tell a worker that comes again in which rounds an earlier process of its
       name counted.
@@ -18,6 +19,8 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,7 +35,10 @@ __all__ = ["KEPT", "Attendance"]
 
 
 KEPT = 2
-"""Rounds whose payloads and states hang at the place."""
+"""Rounds of a whole model whose payloads and states hang at the place."""
+
+LOOK = 0.05
+"""Seconds from one look of a worker to the next, at whether a round has its quorum."""
 
 
 class Attendance:
@@ -40,10 +46,16 @@ class Attendance:
 
     Args:
         meeting: meeting in which the worker takes part, with its name.
+        kept: rounds whose payloads and states hang at the place.
+
+    Attributes:
+        due: set while somebody on this worker waits for the round to close.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        self.meeting, self.name = meeting, meeting.name
+    def __init__(self, meeting: Meeting, kept: int = KEPT) -> None:
+        self.meeting, self.name, self.kept = meeting, meeting.name, kept
+        self.due = threading.Event()
+        self.due.set()
         self.board: Board = meeting.open()
         self.token = meeting.system.random(16).hex()
         # A worker that was stopped has not waited meanwhile.
@@ -226,9 +238,30 @@ class Attendance:
             self.board.hang(f"payload/{t}/{self.token}", payload)
             self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token]})
             # Whoever comes last closes the round, and else the first worker whose deadline is over.
-            if self._complete(t) or not self.board.wait(f"closed/{t}", self.meeting.deadline):
+            if self._complete(t) or not self._ended(t):
                 self._close(t)
         return self.closed(t)
+
+    def _ended(self, t: int) -> bool:
+        """Wait until a round is closed; false: it may be closed now, at the deadline, or because it has its quorum and
+        this worker has waited for it for the grace.
+        """
+        if self.meeting.quorum is None:
+            return self.board.wait(f"closed/{t}", self.meeting.deadline)
+        until, over = self._clock.read() + self.meeting.deadline, None
+        while not self.is_closed(t):
+            now = self._clock.read()
+            if over is None and self.due.is_set():
+                over = now + self.meeting.grace
+            enough = over is not None and now >= over and len(self._arrived(t)) >= self.meeting.quorum
+            if enough or now >= until:
+                return False
+            # Not by a wait of the store, which would keep back whoever says that the round is due.
+            if over is None:
+                self.due.wait(LOOK)
+            else:
+                time.sleep(LOOK)
+        return True
 
     def payloads(self, t: int, closed: Closed) -> list[bytes] | None:
         """Collect the payloads of a round, in order; None if any is not there any more."""
@@ -283,7 +316,7 @@ class Attendance:
         until = self._clock.read() + seconds
         while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - self._clock.read())):
             # Rounds that were closed since have taken the state down, if it ever was there.
-            if self._clock.read() >= until or self.newest() >= t + KEPT:
+            if self._clock.read() >= until or self.newest() >= t + self.kept:
                 return None
         there = self.board.read(f"state/{t}")
         if there != nbytes:
@@ -369,12 +402,12 @@ class Attendance:
             missing = in_order(set(before.roster) - came.keys() - left - need)
             if missing:
                 log.warning(
-                    "round %d closed without worker %s, who did not come within %g s",
+                    "round %d closed without worker %s, who did not come %s",
                     t,
                     ", ".join(missing),
-                    self.meeting.deadline,
+                    f"within {self.meeting.deadline:g} s" if self.meeting.quorum is None else "in time",
                 )
-            self._clean(t - KEPT)
+            self._clean(t - self.kept)
 
     def _clean(self, t: int) -> None:
         note = self.board.read(f"closed/{t}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
+from gradwire.errors import ConfigError, is_int, is_number, require
 from gradwire.memory.residual import Residual
 from gradwire.modes import ordinary_modes
-from gradwire.optim._flat import FlatParameters
+from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.exchanged import named
 from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
 from gradwire.optim.local._islands import THREAD
+from gradwire.optim.local._streamed_rounds import StreamedRounds
 from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.optim.local.meeting import Meeting
 
@@ -64,7 +65,7 @@ class DiLoCo(LocalSteps):
         momentum: momentum of the outer step, in [0, 1).
         fragments: number of fragments to which the layers are dealt; embeddings and the head are one fragment more
             each. More: less is sent at a time. At most ``every`` in all. 1: the whole model. None: the whole model, in
-            the step that ends the round; with ``delay`` or ``mix`` the same as 1. Not with a meeting.
+            the step that ends the round; with ``delay`` or ``mix`` the same as 1.
         layout: "strided" gives every fragment layers of all depths, "contiguous" neighbours.
         delay: inner steps for which an exchange is under way, 0 to ``every``. More: a slower network is hidden, with an
             older mean, and 8 bytes for each element under way.
@@ -137,13 +138,15 @@ class DiLoCo(LocalSteps):
 
         def check() -> None:
             self.check_parameters({"fragments": fragments, "layout": layout, "delay": delay, "mix": mix})
-            alone = meeting is None or not streams
-            require(alone, "DiLoCo.fragments, delay and mix", "left out with a meeting", Verbatim("some"))
+            require(meeting is None or mix is None, "DiLoCo.mix", "None with a meeting", mix)
             require(delay <= every, "DiLoCo.delay", f"at most every, which is {every}", delay)
             if streams:
                 self._dealt = deal(list(named(inner.param_groups)), fragments or 1, layout)
                 most = f"so few that there are at most {every}, the steps of a period, with embeddings and head"
                 require(len(self._dealt) <= every, "DiLoCo.fragments", most, len(self._dealt))
+                gap = every // len(self._dealt)
+                one = f"at most {gap}, the steps between two fragments, of which one is under way at a meeting"
+                require(meeting is None or delay <= gap, "DiLoCo.delay", one, delay)
 
         facts: dict[str, Any] = {"lr": lr, "momentum": momentum}
         if streams:
@@ -155,6 +158,13 @@ class DiLoCo(LocalSteps):
         sizes = [len(numbers) for numbers in self._dealt]
         self.streams = Fragments(self.way.views, sizes, every, delay) if streams else None
         self.exchange.expect_apart(max(1, len(sizes)))
+        self.streamed: StreamedRounds | None = None
+        if self.streams is not None and meeting is not None:
+            frozen, put = list(self.frozen.values()), self._put
+            self.rounds = self.streamed = StreamedRounds(
+                *(self.exchange, self.named, meeting, self.facts, frozen),
+                *(self.streams, self._gather_ways, put, self.way.data),
+            )
 
     @classmethod
     def sparse_loco(
@@ -206,7 +216,10 @@ class DiLoCo(LocalSteps):
     @property
     def round(self) -> int:
         """The number of rounds that all have made together; in each of them every fragment was exchanged."""
-        return super().round if self.streams is None else self.streams.sent // len(self.streams.all)
+        if self.streams is None:
+            return super().round
+        # At a meeting the others have sent what this worker has missed.
+        return (self.streams.sent if self.streamed is None else self.exchange.step) // len(self.streams.all)
 
     def kept(self) -> dict[str, FlatParameters]:
         return {"agreed": self.agreed, "velocity": self.velocity}
@@ -231,7 +244,8 @@ class DiLoCo(LocalSteps):
         """
         if self.streams is None:
             return super().metrics()
-        self.streams.rest()
+        if self.streamed is None:
+            self.streams.rest()
         told = super().metrics()
         own = {"rounds": self.round, "exchanges": self.exchange.step, "waited_seconds": self.streams.waited}
         return {**told, **own}
@@ -243,8 +257,10 @@ class DiLoCo(LocalSteps):
         """
         if self.streams is None:
             return super().state_dict()
+        self._hurry()
         self.streams.settle()
-        return {**super().state_dict(), "streams": self.streams.state_dict([name for name, _ in self.named])}
+        sent = {} if self.streamed is None else {"sent": self.streamed.sent}
+        return {**super().state_dict(), **sent, "streams": self.streams.state_dict([name for name, _ in self.named])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
         """Continue bit for bit from a ``state_dict`` of this rank.
@@ -258,11 +274,14 @@ class DiLoCo(LocalSteps):
                 way.
         """
         if self.streams is not None:
+            self._hurry()
             self.streams.rest()
         super().load_state_dict(state_dict, on_resize)
         if self.streams is not None:
             names = [name for name, _ in self.named]
             self.streams.load(state_dict.get("streams", {}), names, self.since, self.exchange.step)
+        if self.streamed is not None:
+            self.streamed.sent = bool(state_dict.get("sent"))
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
         """Refuse a state with other fragments under way, or of another shard.
@@ -289,6 +308,9 @@ class DiLoCo(LocalSteps):
         if self.streams is None:
             super()._exchange_due()
             return
+        if self.streamed is not None:
+            self._exchange_at_meeting(self.streamed, self.streams)
+            return
         arriving, leaving = self.streams.tick()
         for fragment in arriving:
             self._land(fragment, self.mix)
@@ -301,12 +323,90 @@ class DiLoCo(LocalSteps):
         if self.streams is None:
             super()._end_round()
             return
+        if self.streamed is not None:
+            self._end_at_meeting(self.streamed, self.streams)
+            return
         for fragment in self.streams.under_way():
             self._land(fragment, self.mix)
         for fragment in self.streams:
             self._send(fragment)
         self._note_met([self._land(fragment, None) for fragment in self.streams])
         self.streams.clock = 0
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Join the meeting, as every optimizer with local steps does; a fragment of the loaded state that was under way
+        is applied.
+        """
+        if self.streamed is None or self.streams is None:
+            super().join()
+            return
+        if self.since == 0:
+            self._refresh()
+        flights = [(each, self.streams.arrived(each)) for each in self.streams.under_way()]
+        self._apply(self.streamed, self.streamed.come(self.kept(), flights[0] if flights else None))
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Tell the others not to wait for this worker any more, once the fragment that is under way was applied."""
+        if self.streamed is not None and self.streams is not None and self.streams.under_way():
+            self._land_at_meeting(self.streamed, self.streams)
+        super().leave()
+
+    def _exchange_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> None:
+        due, ready = streams.turn()
+        if due:
+            self._land_at_meeting(rounds, streams)
+        if ready and not streams.under_way():
+            self._apply(rounds, rounds.catch_up(self.kept()))
+            if streams.wants(rounds.fragment(self.exchange.step + 1)):
+                self._send_at_meeting(rounds, streams)
+                if not streams.delay:
+                    self._land_at_meeting(rounds, streams)
+
+    def _end_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> None:
+        if streams.under_way():
+            self._land_at_meeting(rounds, streams)
+        met = set[int]()
+        for _ in streams:
+            self._apply(rounds, rounds.catch_up(self.kept()))
+            fragment = self._send_at_meeting(rounds, streams)
+            self._land_at_meeting(rounds, streams)
+            met |= {fragment.place} if rounds.sent else set()
+        self._note_met([True] * len(met))
+        streams.clock = 0
+
+    def _send_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> Fragment:
+        t = self.exchange.step + 1
+        fragment = rounds.fragment(t)
+        rounds.there.due.clear()
+        self._gather_ways(fragment)
+        streams.send(fragment, partial(rounds.run, t), self.way.data[fragment.span])
+        return fragment
+
+    def _land_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> None:
+        self._hurry()
+        fragment = streams.under_way()[0]
+        self._apply(rounds, rounds.land(fragment, streams.arrived(fragment), self.kept()))
+
+    def _hurry(self) -> None:
+        """Let a round that has its quorum close now."""
+        if self.streamed is not None and self.streamed.attendance is not None:
+            self.streamed.attendance.due.set()
+
+    def _apply(self, rounds: StreamedRounds, means: Iterator[Tensor]) -> None:
+        """Apply rounds that are over; this worker's parameters follow, with all of its change that was not sent."""
+        for mean in means:
+            fragment = rounds.fragment(self.exchange.step + 1)
+            rounds.unsent(fragment)
+            if not any_nonfinite([mean]):
+                self._outer(mean, fragment.span)
+            self._put(fragment)
+
+    def _put(self, fragment: Fragment) -> None:
+        for number in range(fragment.numbers.start, fragment.numbers.stop):
+            param = self.params[number]
+            param.copy_(self.agreed.views[number].to(param.device) - self.way.views[number])
 
     def _note_met(self, met: list[bool]) -> None:
         """Note that all ranks are in step, if all fragments have just met."""

@@ -37,6 +37,10 @@ class Meeting(ShortTracebacks):
         deadline: seconds that a round stays open after its first worker has handed in, > 0. Shorter: a slow worker
             holds up the others less, and is left behind more often.
         timeout: seconds for which a worker that comes waits for the others, > 0; longer than a round takes.
+        quorum: number of workers with which a round may close before its deadline, >= 1, as soon as one of them has to
+            wait for it: with ``fragments`` of DiLoCo when the result is due, so that nobody waits for a slow worker.
+            None: all that are expected are waited for.
+        grace: seconds that a worker waits all the same, >= 0, for those that are nearly as fast.
 
     Raises:
         ConfigError: a value is outside its range.
@@ -51,6 +55,8 @@ class Meeting(ShortTracebacks):
     workers: int = 1
     deadline: float = 60.0
     timeout: float = 3600.0
+    quorum: int | None = None
+    grace: float = 0.0
 
     def __post_init__(self) -> None:
         host, port, _ = parts(self.place) if isinstance(self.place, str) else ("", "", "")
@@ -59,6 +65,10 @@ class Meeting(ShortTracebacks):
         named = isinstance(self.name, str) and 1 <= len(self.name) <= 64 and self.name.isprintable()
         require(named and "/" not in self.name, "Meeting.name", "1 to 64 printable characters without '/'", self.name)
         require(is_int(self.workers, 1), "Meeting.workers", "an integer >= 1", self.workers)
+        enough = self.quorum is None or is_int(self.quorum, 1)
+        require(enough, "Meeting.quorum", "an integer >= 1 or None", self.quorum)
+        patient = is_float32(self.grace) and 0 <= self.grace <= LONGEST
+        require(patient, "Meeting.grace", f"seconds in [0, {LONGEST:g}]", self.grace)
         for name in ("deadline", "timeout"):
             value = getattr(self, name)
             require(

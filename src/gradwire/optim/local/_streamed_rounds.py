@@ -1,0 +1,210 @@
+"""Fragments over a meeting: each exchange of a fragment is a round, and its number says which fragment it is.
+
+Invariants:
+    * Round t is that of fragment (t - 1) mod P, on all workers: whoever comes late learns it with the number.
+    * A change that was not sent, because the round closed without this worker, stays in its parameters: these follow
+      the agreed ones, p = agreed + (p - agreed before). So it goes whole with its next round of the fragment, and over
+      any rounds the payloads that counted, the residuals and agreed - p add up to all changes.
+    * One fragment is under way at most. From its sending until it has landed the thread alone uses the place.
+    * A process that returns with a state from before a round in which an earlier process of its name counted drops the
+      residual of that fragment, and of its change what it came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.engine.exchange import Exchange
+from gradwire.engine.plan import Named
+from gradwire.notices import log
+from gradwire.optim._flat import FlatParameters, any_nonfinite
+from gradwire.optim.local._flight import Flight
+from gradwire.optim.local._fragments import Fragment, Fragments
+from gradwire.optim.local._rounds import Rounds
+from gradwire.optim.local.attendance import KEPT
+from gradwire.optim.local.closed import Closed
+from gradwire.optim.local.meeting import Meeting
+
+__all__ = ["StreamedRounds"]
+
+
+class StreamedRounds(Rounds):
+    """One worker's exchange of fragments over a meeting; the exchange's step is the number of the round.
+
+    Args:
+        exchange: exchange of a group of one.
+        named: the parameters, in the order of their fragments.
+        meeting: meeting in which the worker takes part, with its name.
+        facts: other values that must be the same on all workers.
+        frozen: parameters that nobody trains.
+        fragments: the fragments.
+        gather: writes the change of a fragment into its part of ``way``.
+        put: sets the parameters of a fragment to the agreed ones without ``way``.
+        way: change of all parameters.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        named: Sequence[Named],
+        meeting: Meeting,
+        facts: Mapping[str, Any],
+        frozen: Sequence[Tensor],
+        fragments: Fragments,
+        gather: Callable[[Fragment], None],
+        put: Callable[[Fragment], None],
+        way: Tensor,
+    ) -> None:
+        super().__init__(exchange, named, meeting, facts, frozen)
+        # What is late is in the parameters.
+        self.late = self.flat = torch.zeros(0)
+        self.fragments, self._gather, self._put, self.way = fragments.all, gather, put, way
+        self.kept = KEPT * len(self.fragments)
+        self._codecs = [Rounds(exchange, named[each.numbers], meeting, facts) for each in self.fragments]
+        self._flight: tuple[Fragment, Flight] | None = None
+        self._arrived: dict[int, tuple[Closed, list[bytes] | None, Tensor | None]] = {}
+        self._dropped: set[int] = set()
+        self._sent_at = ""
+        self._own: Tensor | None = None
+
+    def fragment(self, t: int) -> Fragment:
+        """The fragment of a round."""
+        return self.fragments[(t - 1) % len(self.fragments)]
+
+    def come(self, state: Mapping[str, FlatParameters], under_way: tuple[Fragment, Flight] | None) -> Iterator[Tensor]:
+        """Join the meeting; return the mean change of each round that is over, whose fragment ``fragment`` tells.
+
+        Args:
+            state: state on which all agree.
+            under_way: the exchange that was under way in the state that this worker came with.
+        """
+        self._arrived.clear()
+        self._dropped.clear()
+        for each in self.fragments:
+            self._gather(each)
+        own = self.way.clone()
+        if under_way is not None and self.sent:
+            own[under_way[0].span] -= under_way[1].own.data
+        # An earlier process of this name may have sent it since.
+        self._own = own if own.any() else None
+        self._flight, self._sent_at = under_way, self.mark
+        yield from self.join(torch.zeros(0), state)
+        if self._flight is not None and self.sent:
+            # Its round was at another place, and is none here: the change is still in the parameters.
+            self._forget("a fragment that was under way was sent at another meeting", (self._flight[0],))
+            self._dropped.clear()
+        self._flight = None
+
+    def run(self, t: int, flat: Tensor) -> bool:
+        """Hand in the change of a fragment for round t, on the thread, and fetch what the others have handed in."""
+        there, codec = self.there, self._codecs[self.fragment(t).place]
+        self.exchange.counters.dense_bytes += flat.nbytes
+        codec.attendance, codec.sent = there, False
+        try:
+            counted = not there.is_closed(t) and codec._hand_in(t, flat, finite=not any_nonfinite([flat]))
+            closed = codec.closed if counted and codec.closed is not None else there.closed(t)
+            rows = there.payloads(t, closed)
+            self._arrived[t] = closed, rows, codec._mean(t, rows) if rows else None
+        except BaseException:
+            # This worker learns whether the payload counts when it joins again.
+            self.attendance = None
+            raise
+        self.sent = codec.sent
+        self.nonfinite += codec.nonfinite
+        codec.nonfinite = 0
+        return True
+
+    def land(self, fragment: Fragment, flight: Flight, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
+        """Return the mean change of the round that is over; and of those that a worker that was late has missed."""
+        self._flight = fragment, flight
+        self._sent_at = self.mark
+        counted = self.there.counted(self._arrived[self.exchange.step + 1][0])
+        if not counted:
+            self.left_behind += 1
+            log.warning(
+                "round %d closed without this worker, %s: its change goes with the next round of the fragment",
+                self.exchange.step + 1,
+                self.there.name,
+            )
+        try:
+            yield from self._follow(state, known=counted)
+        finally:
+            self._arrived.clear()
+        if self._flight is not None:
+            # Nobody has sent anything in this round.
+            self.unsent(fragment)
+            self._put(fragment)
+
+    def catch_up(self, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
+        """Return the mean change of each round that was closed since, before this worker hands in for the next."""
+        yield from self._follow(state, known=True)
+
+    def unsent(self, fragment: Fragment) -> None:
+        """Write the change of a fragment that is still to be sent into its part of ``way``."""
+        self._gather(fragment)
+        way = self.way[fragment.span]
+        if self._flight is not None and self._flight[0] is fragment:
+            flight, self._flight = self._flight[1], None
+            if flight.spoilt:
+                way.zero_()
+            elif self.sent:
+                way.sub_(flight.own.data)
+                if self._own is not None:
+                    self._own[fragment.span] = 0.0
+            flight.land()
+        if fragment.place in self._dropped:
+            self._dropped.remove(fragment.place)
+            if self._own is not None:
+                way.sub_(self._own[fragment.span])
+                self._own[fragment.span] = 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        told = super().metrics()
+        del told["late_norm"]
+        return told
+
+    def _closed(self, t: int) -> Closed | None:
+        # What the thread has fetched needs no question to the place, for which training would wait.
+        if self._arrived:
+            return self._arrived[t][0] if t in self._arrived else None
+        return super()._closed(t)
+
+    def _rows(self, t: int, closed: Closed) -> list[bytes] | None:
+        return self._arrived[t][1] if t in self._arrived else super()._rows(t, closed)
+
+    def _mean(self, t: int, rows: Sequence[bytes]) -> Tensor:
+        mean = self._arrived[t][2] if t in self._arrived else None
+        return self._codecs[self.fragment(t).place]._mean(t, rows) if mean is None else mean
+
+    def _take(self, t: int, data: bytes, state: Mapping[str, FlatParameters]) -> None:
+        for each in self.fragments:
+            self.unsent(each)
+        super()._take(t, data, state)
+        for each in self.fragments:
+            self._put(each)
+
+    def _unless_sent(self, t: int, closed: Closed) -> None:
+        fragment = self.fragment(t)
+        known = self._flight is not None and self._flight[0] is fragment and self.sent
+        if not (known and self._sent_at == self.mark) and self.there.sent_by_another(closed):
+            self._forget(f"in round {t} an earlier process of this name sent from it", (fragment,))
+
+    def _forget(self, why: str, fragments: Sequence[Fragment] = ()) -> None:
+        dropped = fragments or self.fragments
+        names = {name for each in dropped for name, _ in self.named[each.numbers]}
+        kept = [tensor for name in names for tensor in self.exchange.residuals.tensors_of(name)]
+        change = self._own is not None and any(bool(self._own[each.span].any()) for each in dropped)
+        if change or any(bool(tensor.any()) for tensor in kept):
+            log.warning(
+                "worker %s forgets the residual that it came with, in %d fragments: %s",
+                self.meeting.name,
+                len(dropped),
+                why,
+            )
+        self.exchange.residuals.rescale(0.0, names)
+        self._dropped |= {each.place for each in dropped}
+        self.forgot = True
