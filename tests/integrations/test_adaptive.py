@@ -473,7 +473,9 @@ def test_an_adam_of_another_package_is_known_by_its_state() -> None:
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_suffers_from_what_comes_late_and_not_from_noise() -> None:
     (line,), noise = told()[0]["muon"]
-    assert line.startswith("'topk' with memory 'residual' keeps back what it does not send, and Muon divides gradients")
+    assert line.startswith(
+        "'topk' with memory 'residual' keeps back what it does not send, and a step of Muon has one size"
+    )
     assert noise == []
 
 

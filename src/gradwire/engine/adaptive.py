@@ -105,6 +105,10 @@ _WHY = {
     ),
     "noisy": "%s adds noise to gradients, and %s divides by their root mean square, so its steps become shorter. ",
 }
+_LATE_FOR_MUON = (
+    "%s keeps back what it does not send, and a step of %s has one size whatever a gradient's: what arrives late and "
+    "at once counts for one step, and a residual makes no sense. Training ends worse. "
+)
 _INSTEAD = "Use 'qsgd' with bits=4, or 'eden' with bits=2; %s (docs/adaptive.md; force=True says that you know)"
 _FIGURES = "%s (docs/adaptive.md)"
 _SPREAD = (
@@ -138,10 +142,17 @@ class Trouble:
         """Return whether training ends worse, whatever the learning rate; noise only asks for another one."""
         return self.kind != "noisy"
 
-    def warn(self, optimizer: str, remedies: Remedies = TORCH) -> None:
-        """Warn what such a method does to an optimizer, and say what to use."""
+    def warn(self, optimizer: str, remedies: Remedies = TORCH, *, orthogonal: bool = False) -> None:
+        """Warn what such a method does to an optimizer, and say what to use.
+
+        Args:
+            optimizer: name of the optimizer.
+            remedies: parts of the warning.
+            orthogonal: true: its steps have one size, as Muon's.
+        """
         end = _INSTEAD % remedies.fewer if self.harmful else _FIGURES % remedies.noise
-        log.warning("%s%s", _WHY[self.kind] % (self.method, optimizer), end)
+        why = _LATE_FOR_MUON if orthogonal and self.kind == "late" else _WHY[self.kind]
+        log.warning("%s%s", why % (self.method, optimizer), end)
 
 
 def mostly_zero(zeros: Mapping[str, float], names: Iterable[str]) -> str | None:

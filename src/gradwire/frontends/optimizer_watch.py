@@ -106,7 +106,7 @@ class AdaptiveWatch:
                 if harmful:
                     _WAITING.discard(self)
                 if exchange.channel.rank == 0:
-                    trouble.warn(optimizer, self._remedies)
+                    trouble.warn(optimizer, self._remedies, orthogonal=optimizer in self._orthogonal)
         self._check_zeros()
 
     def _check_zeros(self) -> None:

@@ -4,9 +4,10 @@ over several steps.
 
 from gradwire.optim.local.compressed_step import CompressedStep
 from gradwire.optim.local.diloco import DiLoCo
+from gradwire.optim.local.muon_adamw import MuonAdamW
 from gradwire.optim.local.qsparse_local import QsparseLocal
 from gradwire.optim.micro_adam import MicroAdam
 from gradwire.optim.onebit_adam import OneBitAdam
 from gradwire.optim.zeroone_adam import ZeroOneAdam
 
-__all__ = ["CompressedStep", "DiLoCo", "MicroAdam", "OneBitAdam", "QsparseLocal", "ZeroOneAdam"]
+__all__ = ["CompressedStep", "DiLoCo", "MicroAdam", "MuonAdamW", "OneBitAdam", "QsparseLocal", "ZeroOneAdam"]

@@ -23,7 +23,7 @@ from gradwire.errors import ConfigError, require
 from gradwire.optim.local._flight import Flight
 from gradwire.transport.worker import Worker
 
-__all__ = ["Deal", "Fragment", "Fragments", "deal"]
+__all__ = ["Deal", "Fragment", "Fragments", "deal", "layer_of"]
 
 Deal = Literal["strided", "contiguous"]
 
@@ -43,6 +43,16 @@ class Fragment(NamedTuple):
     place: int
     numbers: slice
     span: slice
+
+
+def layer_of(name: str) -> str | None:
+    """The layer of a parameter: its name up to the first number; None if there is no number in it.
+
+    >>> layer_of("blocks.3.norm.weight"), layer_of("head.weight")
+    ('blocks.3', None)
+    """
+    found = _UNNAMED.fullmatch(name) or _LAYER.match(name)
+    return None if found is None else found.group()
 
 
 def deal(names: Sequence[str], count: int, how: Deal = "strided") -> list[list[int]]:
@@ -66,9 +76,9 @@ def deal(names: Sequence[str], count: int, how: Deal = "strided") -> list[list[i
         return [list(range(len(names)))]
     layers, before, after = dict[str, list[int]](), list[int](), list[int]()
     for number, name in enumerate(names):
-        found = _UNNAMED.fullmatch(name) or _LAYER.match(name)
-        if found is not None:
-            layers.setdefault(found.group(), []).append(number)
+        layer = layer_of(name)
+        if layer is not None:
+            layers.setdefault(layer, []).append(number)
         else:
             (after if layers else before).append(number)
     allowed = f"at most {len(layers)}, the layers whose number is in the names of their parameters"

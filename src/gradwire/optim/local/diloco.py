@@ -207,6 +207,60 @@ class DiLoCo(LocalSteps):
         own = {"momentum": 0.0, "clip": True, "places": "combinations", "memory": Residual(beta=decay)}
         return cls(inner, "sparseloco", every=every, lr=lr, **{**own, **options})
 
+    @classmethod
+    def muloco(
+        cls,
+        inner: Optimizer,
+        *,
+        every: int = 30,
+        lr: float = 0.8,
+        momentum: float = 0.8,
+        bits: float | None = None,
+        decay: float = 0.9,
+        **options: Any,
+    ) -> DiLoCo:
+        """Exchange what Muon has changed, in float32 or in a few bits with a residual that fades.
+
+        e_i = decay e_i + agreed - p_i;  e_i = e_i - C(e_i);  d = mean_i C(e_i);  then the outer step of ``DiLoCo``
+
+        C is ``eden`` with a contraction. The authors' code has four means for all of a tensor, and applies the outer
+        rate twice, before C as well; here it is applied once. The residual is one of the changes, in units of the
+        parameters. A residual of gradients makes no sense under Muon, and one without ``bits`` has nothing to keep.
+
+        Args:
+            inner: the local optimizer, usually ``gradwire.optim.MuonAdamW``.
+            every: local steps in a round, >= 1.
+            lr: learning rate of the outer step, > 0: 0.7 for one worker, 0.8 to 0.9 for 8 to 16.
+            momentum: momentum of the outer step, in [0, 1): 0.6 for one worker, 0.8 to 0.9 for 8 to 16.
+            bits: bits for each element, as of ``eden``; None: 32.
+            decay: share of the residual that returns in the next round, in (0, 1].
+            options: further arguments of ``DiLoCo``, such as ``fragments`` and ``delay``.
+
+        Returns:
+            The optimizer.
+
+        Raises:
+            ConfigError: a parameter is outside its range, or a memory without ``bits``.
+
+        Example:
+            >>> from gradwire.optim import MuonAdamW
+            >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+            >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+            >>> optimizer = DiLoCo.muloco(MuonAdamW(model.named_parameters()), bits=2)
+            >>> optimizer.every, optimizer.lr
+            (30, 0.8)
+            >>> dist.destroy_process_group()
+
+        Source:
+            B. Thérien, X. Huang, I. Rish, E. Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
+            arXiv:2505.23725, 2025.
+        """
+        if bits is None:
+            require("memory" not in options, "memory", "left out without bits, where nothing is kept", Verbatim("one"))
+            return cls(inner, "none", every=every, lr=lr, momentum=momentum, **options)
+        own = {"bits": bits, "scaled": True, "memory": Residual(beta=decay)}
+        return cls(inner, "eden", every=every, lr=lr, momentum=momentum, **{**own, **options})
+
     @property
     def fragments(self) -> list[list[str]]:
         """The names of the parameters in each fragment, in the order in which these are exchanged."""
