@@ -100,7 +100,7 @@ def test_without_a_word_the_optimizer_is_that_of_the_models_recipe() -> None:
     lion = RunOptimizer("Lion", None, "")
     assert not lion.refusal(TopK())
     assert UNKNOWN_OPTIMIZER.format("Lion") in _notes(Question("gpt2"), [], lion)
-    with pytest.raises(ConfigError, match=r"^--optimizer must be one of adam, adamw, rmsprop, sgd, got 'lion'"):
+    with pytest.raises(ConfigError, match=r"^--optimizer must be one of adam, adamw, muon, rmsprop, sgd, got 'lion'"):
         Question("gpt2", optimizer="lion")
 
 

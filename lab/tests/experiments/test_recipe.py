@@ -61,7 +61,7 @@ def test_the_optimizer_is_nesterov_sgd() -> None:
         ("fall", [-0.1, math.nan, "0.1", None], "a finite number >= 0"),
         ("linear", ["yes", None, 2], "true or false"),
         ("clip", [0, -1.0, math.nan, "1", False], "a number above 0, or None"),
-        ("optimizer", ["lion", None, ("sgd",), {}], "one of sgd, adam, adamw, rmsprop"),
+        ("optimizer", ["lion", None, ("sgd",), {}], "one of sgd, adam, adamw, muon, rmsprop"),
         ("betas", [0.9, (0.9,), (0.9, 1.0), (0.9, 0.99, 0.999), ("0.9", 0.99), None], r"two numbers in \[0, 1\)"),
         ("epochs", [0, 1.0, "10", None], "an integer >= 1"),
         ("steps", [0, 1.0, "10"], "an integer >= 1, or None"),

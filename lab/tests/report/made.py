@@ -12,7 +12,7 @@ def record(method="none", quality=0.9, seed=0, *, task="classification", workers
     config = None if compressor is None else {"name": compressor or method.partition(":")[0]}
     changed = {
         key: more.pop(key)
-        for key in ("link", "options", "epochs", "recipe", "tuned", "parallel", "weights")
+        for key in ("link", "options", "epochs", "recipe", "tuned", "parallel", "weights", "optimizer")
         if key in more
     }
     settings = RunSettings(task, "a_model", "some data", method, config, workers=workers, seed=seed, **changed)

@@ -35,6 +35,7 @@ def everything():
     runs += [record("dgc", None, 9, status="failed", error="worker 1 died: <out of memory>")]
     linked = {"task": "segmentation", "link": "100mbit"}
     runs += [*seeds("none", 0.9, **linked), *seeds("qsgd", 0.9, **linked, examples_per_second=250.0)]
+    runs += [*seeds("eden", 0.9, 0.95, optimizer={"name": "diloco", "every": 30}, bytes_per_step=25.0)]
     replays = [replayed("ddp", "100mbit", 1.0), replayed("fp16", "100mbit", 0.6), replayed("topk", "100mbit", 0.1)]
     replays += [replayed("ddp", "none", 0.1), replayed("fp16", "none", 0.1), replayed("topk", "none", 0.2)]
     codecs = [timed(name, op, 1 << 16, [1e-3, 2e-3]) for name in ("topk", "qsgd") for op in ("encode", "decode")]
@@ -101,6 +102,15 @@ def test_the_tail_of_a_volume_is_the_unpacked_one_where_it_differs():
     runs = [record(), record("topk", unpacked_bytes_per_step=1000.0), record("qsgd", unpacked_bytes_per_step=None)]
     found = {dot.name: (dot.x, dot.tail) for dot in by_volume(only(runs))}
     assert found == {"none": (1000.0, 4000.0), "topk": (1000.0, None), "qsgd": (1000.0, None)}
+
+
+def test_bits_are_those_of_a_parameter_and_step_where_something_is_exchanged_rarely():
+    rare = record("eden", optimizer={"name": "diloco", "every": 30}, bytes_per_step=25.0)
+    ((plot,),) = [section.blocks for section in report.sections(Results([record(), rare]), ["quality_bits"])]
+    # Two workers send 8,000 bytes for 2,000 parameters of float32 in a ring.
+    found = {x for trace in plot.figure["data"] for x in trace["x"]}
+    assert found == {8 * 1000 / 2000, 8 * 25 / 2000}
+    assert report.sections(Results([record(), record("eden")]), ["quality_bits"]) == []
 
 
 def test_the_stripe_is_the_noise_floor_around_the_uncompressed_quality():

@@ -12,6 +12,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import is_adaptive, keeps_much
 from gradwire.errors import require
 from gradwire.memory.base import default_memory
+from gradwire.optim.local.muon_adamw import MuonAdamW
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.recipe import OPTIMIZERS, Recipe
 
@@ -50,8 +51,8 @@ class RunOptimizer:
             ConfigError: there is no such name.
         """
         require(name in NAMES, "--optimizer", f"one of {', '.join(NAMES)}", name)
-        made = Recipe(optimizer=name).build([torch.zeros(1, requires_grad=True)])
-        return cls(name, is_adaptive(made), source)
+        made = Recipe(optimizer=name).build([("0.weight", torch.zeros(1, 1, requires_grad=True))])
+        return cls(name, is_adaptive(made) or isinstance(made, MuonAdamW), source)
 
     @classmethod
     def of_model(cls, model: str, *, small: bool = False) -> RunOptimizer:

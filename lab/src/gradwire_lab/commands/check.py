@@ -19,6 +19,7 @@ from gradwire_lab.commands._check_cluster import cluster_command
 from gradwire_lab.commands._check_gpu import gpu_command
 from gradwire_lab.commands._check_meeting import meeting_command
 from gradwire_lab.commands._check_nccl import nccl_command
+from gradwire_lab.commands._check_regions import regions_command
 from gradwire_lab.commands._check_run import run_command
 from gradwire_lab.commands._check_soak import soak_command
 from gradwire_lab.commands._check_store import store_command
@@ -42,6 +43,7 @@ command.add_command(cluster_command)
 command.add_command(gpu_command)
 command.add_command(meeting_command)
 command.add_command(nccl_command)
+command.add_command(regions_command)
 command.add_command(run_command)
 command.add_command(soak_command)
 command.add_command(store_command)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -19,7 +18,7 @@ from gradwire_lab.commands._options import PATIENCE, appendable
 from gradwire_lab.commands._signals import interrupt
 from gradwire_lab.experiments.records import read
 from gradwire_lab.experiments.suite import load
-from gradwire_lab.experiments.sweep import Order, Standing, duration, standing, sweep
+from gradwire_lab.experiments.sweep import Order, Standing, duration, standing, to_the_end
 
 __all__ = ["command"]
 
@@ -104,17 +103,6 @@ def command(
     click.echo("\n".join(said(after, jobs)))
     if after.failed and not dry_run:
         ctx.exit(1)
-
-
-def to_the_end(order: Callable[[], Order]) -> Standing:
-    """Make the runs, then those that depend on their results; a failed run is tried once more."""
-    made = order()
-    while True:
-        after = sweep(made)
-        known = {job.settings.id for job in made.jobs}
-        made = dataclasses.replace(order(), retry=False)
-        if all(job.settings.id in known for job in made.jobs):
-            return after
 
 
 def said(after: Standing, jobs: int) -> Iterator[str]:

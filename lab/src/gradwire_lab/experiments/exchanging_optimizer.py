@@ -20,12 +20,14 @@ from gradwire.optim.local.qsparse_local import QsparseLocal
 from gradwire.optim.micro_adam import MicroAdam
 from gradwire.optim.onebit_adam import OneBitAdam
 from gradwire.optim.zeroone_adam import ZeroOneAdam
+from gradwire_lab.experiments.dense_start import DenseStart
 from gradwire_lab.experiments.recipe import Recipe
 
 __all__ = ["OPTIMIZERS", "build_optimizer", "check_exchanging"]
 
 OPTIMIZERS: dict[str, type[Exchanged]] = {
     "compressed_step": CompressedStep,
+    "dense_start": DenseStart,
     "diloco": DiLoCo,
     "micro_adam": MicroAdam,
     "onebit_adam": OneBitAdam,
@@ -120,7 +122,8 @@ def build_optimizer(
 def _parameters(name: str) -> dict[str, bool]:
     """The parameters that a run may give, and whether each is required."""
     kind = OPTIMIZERS[name]
-    found = inspect.signature(kind).parameters
+    bases = [each for each in reversed(kind.__mro__) if each in OPTIMIZERS.values()]
+    found = {name: each for base in bases for name, each in inspect.signature(base).parameters.items()}
     # The recipe's rate is the inner optimizer's where there is one; DiLoCo's own is that of the outer step.
     outer = {"lr"} if issubclass(kind, LocalSteps) else set()
     return {each.name: each.default is each.empty for each in found.values() if each.name not in set(_OTHERS) - outer}

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from gradwire.errors import is_int, require
+from gradwire.optim.local.muon_adamw import MuonAdamW
 
 __all__ = ["OPTIMIZERS", "Params", "Recipe"]
 
@@ -131,6 +132,11 @@ def _adamw(recipe: Recipe, params: Params) -> Optimizer:
     return AdamW(params, recipe.lr, _betas(recipe), weight_decay=recipe.weight_decay)
 
 
+def _muon(recipe: Recipe, params: Params) -> Optimizer:
+    given: Any = list(params)
+    return MuonAdamW(given, recipe.lr, betas=_betas(recipe), weight_decay=recipe.weight_decay)
+
+
 def _rmsprop(recipe: Recipe, params: Params) -> Optimizer:
     return RMSprop(
         params,
@@ -147,9 +153,11 @@ OPTIMIZERS: dict[str, Callable[[Recipe, Params], Optimizer]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adamw,
+    "muon": _muon,
     "rmsprop": _rmsprop,
 }
-"""SGD is Nesterov's, RMSprop the centered one, as in the benchmarks' originals."""
+"""SGD is Nesterov's, RMSprop the centered one, as in the benchmarks' originals. Muon has an AdamW of a twentieth of its
+rate for what is no matrix of a layer, and needs names."""
 
 
 def _in(low: float, high: float, *, below: bool = False) -> Callable[[Any], bool]:

@@ -69,7 +69,7 @@ from gradwire_lab.experiments.tasks.base import Task
 from gradwire_lab.experiments.training_method import PARALLEL, Method
 from gradwire_lab.netlab import Link
 
-__all__ = ["Coverage", "coverage", "load"]
+__all__ = ["Coverage", "best_of", "coverage", "load"]
 
 _MOST_WORKERS = 64
 _EVERY = "all"
@@ -273,7 +273,7 @@ def _ordered(suite: Table, groups: Sequence[Group], made: Mapping[str, Record]) 
 def _known(firsts: Sequence[Job], others: Sequence[Sequence[Job]], made: Mapping[str, Record]) -> Iterator[Job]:
     """Yield the runs of a group that can be made: those of later seeds when the best rate is known."""
     yield from firsts
-    best = _best(firsts, [made.get(each.settings.id) for each in firsts])
+    best = best_of(firsts, [made.get(each.settings.id) for each in firsts])
     if best is not None:
         yield from (jobs[best] for jobs in others)
 
@@ -325,7 +325,7 @@ def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
     return [dataclasses.replace(method, recipe={**method.recipe, "lr": float(rate)}) for rate in dict.fromkeys(rates)]
 
 
-def _best(candidates: Sequence[Job], found: Sequence[Record | None]) -> int | None:
+def best_of(candidates: Sequence[Job], found: Sequence[Record | None]) -> int | None:
     """The number of the candidate whose run ended best, the first among equals; None if one has not ended yet, or all
     failed.
     """
@@ -347,7 +347,7 @@ def _all_diverged(candidates: Sequence[Job], made: Mapping[str, Record]) -> bool
     """Return whether runs at several rates all ended, and none with a finite quality; a failed one may be repeated."""
     found = [made.get(each.settings.id) for each in candidates]
     ended = all(record is not None and record.status == "ok" for record in found)
-    return ended and _best(candidates, found) is None
+    return ended and best_of(candidates, found) is None
 
 
 def _possible(link: str, workers: int, backend: str) -> None:

@@ -21,7 +21,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -38,7 +38,7 @@ from gradwire_lab.experiments.launch import OutOfTimeError, end_with_parent, lau
 from gradwire_lab.experiments.records import Record, RunSettings, append, check, counted, read
 from gradwire_lab.netlab import Link, lab_for
 
-__all__ = ["GRACE", "Order", "Standing", "duration", "standing", "sweep"]
+__all__ = ["GRACE", "Order", "Standing", "duration", "standing", "sweep", "to_the_end"]
 
 GRACE = 10.0
 """Seconds that a run may take beyond the end of the time: an estimate is none to the second."""
@@ -128,6 +128,17 @@ def sweep(order: Order) -> Standing:
         else:
             side_by_side(order, left)
         return standing(dataclasses.replace(order, retry=False))
+
+
+def to_the_end(order: Callable[[], Order]) -> Standing:
+    """Make the runs, then those that depend on their results; a failed run is tried once more."""
+    made = order()
+    while True:
+        after = sweep(made)
+        known = {job.settings.id for job in made.jobs}
+        made = dataclasses.replace(order(), retry=False)
+        if all(job.settings.id in known for job in made.jobs):
+            return after
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import ConfigError, is_int, is_number, require
+from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.memory.residual import Residual
 from gradwire.modes import ordinary_modes
 from gradwire.optim._flat import FlatParameters, any_nonfinite
