@@ -202,7 +202,7 @@ def test_a_browser_without_a_network_draws_the_first_plot_of_every_section(page,
 @needs_browser
 def test_a_click_on_a_head_sorts_and_a_menu_chooses_for_all_sections(page, drawn):
     figures = [float(text) for text in re.findall(r"<title>(.*?)</title>", drawn)[0].split()]
-    assert len(figures) == 5
+    assert len(figures) == 6
     assert figures == sorted(figures, reverse=True)
     shown = re.findall(r'<div class="block" data-choice="([^"]+)">', drawn)
     (table,) = (section for section in page[1] if section.name == "quality_table")
