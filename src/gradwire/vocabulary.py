@@ -67,17 +67,24 @@ class Capability(Generic[S, P, T]):
         self._holds: dict[type, bool] = {}
         update_wrapper(self, default)
 
+    def __reduce__(self) -> str:
+        # Pickled by name, as a function is.
+        return self.default.__qualname__
+
     def __call__(self, subject: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        own: Any = getattr(subject, self.name, self)
-        # An answer that other methods of a subclass have made wrong is the most dangerous one, so it is never used.
-        if own is self or (self.of and not self._holds_for(type(subject))):
+        if not self.declared(subject):
             return self.default(subject, *args, **kwargs)
+        own: Any = getattr(subject, self.name)
         answer: T = own(*args, **kwargs) if callable(own) else own
         return answer
 
     def declared(self, subject: S) -> bool:
         """Return whether the object has an answer of its own."""
-        return hasattr(subject, self.name) and (not self.of or self._holds_for(type(subject)))
+        if self.name in getattr(subject, "__dict__", ()):
+            return True
+        # An answer that other methods of a subclass have made wrong is the most dangerous one, so it is never used. The
+        # class is asked and not the object, for an error inside a property would look like no answer.
+        return self._holds_for(subject if isinstance(subject, type) else type(subject))
 
     def _holds_for(self, cls: type) -> bool:
         if cls not in self._holds:
@@ -90,9 +97,11 @@ class Capability(Generic[S, P, T]):
                 return True
             if anew := self.of & vars(each).keys():
                 told = f"{each.__qualname__} has its own {min(anew)}, so {self.name!r} of its base does not hold for it"
-                log.info("%s: declare %s beside it if it does", told, self.name)
+                # A default is no loss, so nothing is said where no base has an answer.
+                if hasattr(cls, self.name):
+                    log.info("%s: declare %s beside it if it does", told, self.name)
                 return False
-        return True
+        return False
 
 
 def capability(*, of: Collection[str] = ()) -> Callable[[Callable[Concatenate[S, P], T]], Capability[S, P, T]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import dataclass
 
 import pytest
@@ -73,6 +74,31 @@ def test_a_fact_does_not_outlive_what_it_describes_and_the_log_says_so(caplog: p
         assert not capabilities.takes_pieces.declared(Halved(0.1))
         assert capabilities.takes_pieces(Repeated(0.1))
     assert [told in record.getMessage() for record in caplog.records] == [True]
+
+
+class Mistyped(NonZero):
+    """Has a mistake in what it declares."""
+
+    @property
+    def average(self) -> bool:
+        return bool(self.mistyped)  # type: ignore[attr-defined]
+
+
+def test_an_error_in_what_is_declared_is_no_default() -> None:
+    with pytest.raises(AttributeError, match="mistyped"):
+        capabilities.average(Mistyped())
+
+
+def test_what_an_object_is_given_holds_whatever_its_class_overrides() -> None:
+    code = Mistyped()
+    # As a method around another one does it, whose class has an ``encode`` of its own.
+    object.__setattr__(code, "takes_pieces", True)
+    assert capabilities.takes_pieces(code)
+    assert capabilities.takes_pieces.declared(code)
+
+
+def test_a_question_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(capabilities.omega)) is capabilities.omega
 
 
 def test_what_describes_no_method_outlives_all_of_them() -> None:

@@ -55,6 +55,49 @@ def gone_on(rank: int, method: str, options: dict[str, Any], changed: bool = Fal
     return told
 
 
+class PartlyDouble(nn.Module):
+    """A model whose last layer, the first in the buckets, no method takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3)))
+        self.last = nn.Linear(40, 4).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layers(x).relu().double())  # type: ignore[no-any-return]
+
+
+def counted(rank: int) -> dict[str, Any]:
+    """The steps that a resumed run counts, whose first bucket is exchanged in its place, and whether bits are equal."""
+
+    def made() -> tuple[DistributedDataParallel, GradwireState]:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(PartlyDouble(), bucket_cap_mb=0.005)
+        return model, compress_ddp(model, "qsgd", bits=4, min_numel=16)
+
+    def steps(model: nn.Module, state: GradwireState, numbers: range) -> list[int]:
+        counts = []
+        for number in numbers:
+            x = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * number + rank))
+            model.zero_grad()
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.sub_(param.grad, alpha=0.1)  # type: ignore[arg-type]
+            counts.append(state.exchange.step)
+        return counts
+
+    model, state = made()
+    steps(model, state, range(5))
+    weights, saved = through_a_file(model.state_dict()), through_a_file(state.state_dict())
+    unbroken = steps(model, state, range(5, 9))
+    again, fresh = made()
+    again.load_state_dict(weights)
+    fresh.load_state_dict(saved)
+    told = {"counts": (unbroken, steps(again, fresh, range(5, 9)))}
+    return {**told, "same": digest(again) == digest(model)}
+
+
 def others(rank: int, folder: str) -> dict[str, Any]:
     """Other sizes of buckets, another way to make them, a copy that is written while training goes on."""
     told: dict[str, Any] = {

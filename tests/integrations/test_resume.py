@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.resume_jobs import fails, goes_on, others, units
+from tests.integrations.resume_jobs import counted, fails, goes_on, others, units
 from tests.once import once
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +33,11 @@ def test_it_goes_on_bit_for_bit_in_the_buckets_of_the_run(case: str) -> None:
     for result in gone_on():
         assert result[case]["rebuilt"], "a fresh model had the same buckets, so this test tests nothing"
         assert result[case] == {"weights": True, "kept": True, "rebuilt": True, "buckets": True}
+
+
+def test_a_step_whose_first_bucket_no_method_takes_is_counted_once() -> None:
+    for result in run_ranks(2, counted):
+        assert result == {"counts": ([6, 7, 8, 9], [6, 7, 8, 9]), "same": True}
 
 
 def test_a_copy_is_of_the_step_it_was_asked_for_and_buckets_may_change(tmp_path) -> None:

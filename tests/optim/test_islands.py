@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
+from gradwire.kernels.stored import read
 from gradwire.optim import DiLoCo, QsparseLocal
 from gradwire.optim.local._islands import on_rank
 from gradwire.testing.processes import run_ranks
@@ -171,6 +172,33 @@ def _spoilt(rank: int, options: dict[str, Any], where: str) -> dict[str, Any]:
     return {**told, "count": optimizer.metrics()["nonfinite_steps"]}
 
 
+def _overflown(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    """A parameter of rank 0 moves so far that its change overflows in 16 bits, after it was found to be finite."""
+    mesh = _mesh(SHARDS)
+    island, model = mesh.get_local_rank("islands"), _sharded(mesh)
+    optimizer = _make(model, {**options, "islands": mesh["islands"]})
+    _train(optimizer, model, range(5), island)
+    forward(model, optimizer, 5, island).backward()
+    kept = optimizer.exchange.residuals.worker["residual"]
+    before = digest([read(kept[name]) for name in sorted(kept)])
+    if rank == 0:
+        with torch.no_grad():
+            on_rank(next(model.parameters()))[0, 0] = 1e6
+    agreed = digest(optimizer.agreed.data)
+    optimizer.step()
+    if isinstance(optimizer, DiLoCo) and optimizer.streams is not None:
+        optimizer.streams.rest()
+    dropped, undone = digest(optimizer.agreed.data) == agreed, digest([read(kept[name]) for name in sorted(kept)])
+    return {"dropped": dropped, "undone": undone == before, "count": optimizer.metrics()["nonfinite_steps"]}
+
+
+@pytest.mark.parametrize("streamed", [{}, {"fragments": 1}])
+def test_what_overflows_in_one_shard_is_undone_in_all(streamed: dict[str, Any]) -> None:
+    options = {"compressor": "fp16", "memory": "residual", "every": 3, "min_numel": 0, "momentum": 0.0, **streamed}
+    for told in run_ranks(4, _overflown, options):
+        assert told == {"dropped": True, "undone": True, "count": 1}
+
+
 def test_a_gradient_that_is_not_finite_in_one_shard_leaves_out_the_step_of_its_island() -> None:
     results = run_ranks(4, _spoilt, {**EXACT, "every": 5}, "gradient")
     assert [each["left out"] for each in results] == [True, True, False, False]
@@ -205,6 +233,8 @@ def _mistaken(mistake: str, rank: int, mesh: DeviceMesh) -> tuple[nn.Module, dic
         options["process_group"] = mesh.get_group("islands")
     elif mistake == "offload":
         options["offload"] = "host"
+    elif mistake == "mixed here" and rank == 3:
+        model[4] = nn.Linear(64, 10)  # type: ignore[index]
     elif rank == 3 and mistake in ("another rate", "wrong here"):
         options["lr"] = 0.1 if mistake == "another rate" else -1.0
     return model, options
@@ -238,6 +268,7 @@ MISTAKES = {
     "both": "islands must be None with a meeting or a process_group, got both",
     "plain": "parameters must be DTensors with islands, all of them, as after fully_shard",
     "mixed": "got plain tensors: 4.weight, 4.bias",
+    "mixed here": "got plain tensors: 4.weight, 4.bias",
     "other shards": "GroupError: ",
     "another rate": "GroupError: ",
     "wrong here": "DiLoCo.lr must be a finite number > 0, got -1.0",
@@ -252,6 +283,7 @@ def test_mistakes_are_refused_on_all_ranks_with_names() -> None:
             assert text in told[mistake], (mistake, told[mistake])
     assert "shard" in results[2]["other shards"]
     assert "lr" in results[0]["another rate"]
+    assert results[1]["mixed here"].startswith("GroupError: rank 3 was configured wrongly: ConfigError: ")
     # Shard 0 has the state of its own place; the other ranks of the islands are told.
     assert results[1]["state"].startswith("ConfigError: state_dict must be that of shard {'at': [1], 'of': [2]}")
     assert results[0]["state"].startswith("GroupError: the exchange of another shard of this island failed")

@@ -233,6 +233,8 @@ class GradwireState(ExchangeState):
         if opening is not None and (self._direct is not None or self._regroup is not None):
             # No job of this bucket is put into the queue now that could open the step.
             self._submit(buffer.device, opening)
+            # A bucket that is exchanged in its place in spite of that must not open the step once more.
+            opening = None
         if bucket.is_last() and self._dropped is not None:
             self._dropped.at_the_end_of_this_pass(kept=self._direct is None)
         if self._direct is not None:

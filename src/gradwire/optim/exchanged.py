@@ -143,16 +143,23 @@ class Exchanged(ShortTracebacks, Optimizer):
             if name in given:
                 require(fits(given[name]), f"{cls.__name__}.{name}", allowed, given[name])
 
-    def exchanged(self, flat: Tensor, params: Sequence[Named] | None = None) -> bool:
+    def exchanged(
+        self, flat: Tensor, params: Sequence[Named] | None = None, everywhere: Callable[[bool], bool] | None = None
+    ) -> bool:
         """Replace ``flat`` by its mean over the ranks; return whether that is finite. If not, all kept tensors are as
         before.
 
         Args:
             flat: contiguous float32, the parameters in order; the same answer on every rank.
             params: names and shapes of these parameters; None: all.
+            everywhere: tells whether means that must be applied together with this one are finite, too; whole steps
+                must be undone then (``Rollback.follow_skips``).
         """
         self.exchange.run(flat, self.named if params is None else params)
         finite = not any_nonfinite([flat])
+        if everywhere is not None:
+            # Before the step ends, because what another shard spoils must be undone here as well.
+            finite = everywhere(finite)
         if not finite:
             # The flags of the messages say nothing of a mean that overflowed where it was made.
             self.exchange.rollback.note([torch.ones((), dtype=torch.bool, device=flat.device)])

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -139,7 +139,9 @@ class Opening:
         while self._unread and self._unread[0][3].query():  # type: ignore[no-untyped-call]
             doing, rows, flag, _ = self._unread.pop(0)
             if bool(flag):
-                sides = _sides("what they compared", [bytes(row.tolist()).hex()[:8] for row in rows])
+                sides = _sides(
+                    "what they compared", [bytes(row.tolist()).hex()[:8] for row in rows], self.channel.members
+                )
                 self.channel.failed = GroupError(
                     f"ranks came apart in {doing}: {sides}; all ranks must skip the same steps, and call "
                     "load_state_dict and change between the same two"
@@ -196,7 +198,7 @@ class _Comparison:
             text = json.dumps({**json.loads(self.text), "call": self.call})
             # All ranks have the same rows and come here together, so this second exchange finds all of them.
             texts = _texts(self.channel, text, self.device)
-            error = GroupError(_difference(texts))
+            error = GroupError(_difference(texts, self.channel.members))
             if self.call == STEP or any(each["call"] != self.call for each in texts):
                 # In a step, or in different calls, the ranks no longer know which message comes next. Ranks in one and
                 # the same call do, and the user may correct it and go on.
@@ -239,12 +241,12 @@ def _texts(channel: Channel, text: str, device: torch.device) -> list[Any]:
 _ABSENT = object()
 
 
-def _difference(texts: list[Any]) -> str:
-    """The first difference of two descriptions, with the ranks that hold each value."""
+def _difference(texts: list[Any], members: Sequence[int]) -> str:
+    """The first difference of two descriptions, with the ranks that hold each value, as the default group counts."""
     calls = [text["call"] for text in texts]
     if len(set(calls)) > 1:
-        return f"ranks came apart: {_sides('call', calls)}; {REMEDIES['call']}"
-    for rank, text in enumerate(texts):
+        return f"ranks came apart: {_sides('call', calls, members)}; {REMEDIES['call']}"
+    for rank, text in zip(members, texts, strict=True):
         if "error" in text:
             return f"rank {rank} was configured wrongly: {text['error']}"
     path, values = _first(texts, "")
@@ -252,13 +254,13 @@ def _difference(texts: list[Any]) -> str:
     if all(isinstance(value, list) for value in values):
         path, values = f"the length of {path}", [len(value) for value in values]
     if calls[0] == STEP:
-        return f"ranks came apart: {_sides(path, values)}; {remedy}"
-    return f"ranks were configured differently: {_sides(path, values)}"
+        return f"ranks came apart: {_sides(path, values, members)}; {remedy}"
+    return f"ranks were configured differently: {_sides(path, values, members)}"
 
 
-def _sides(path: str, values: list[Any]) -> str:
+def _sides(path: str, values: list[Any], members: Sequence[int]) -> str:
     sides: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in zip(members, values, strict=True):
         told = "not there" if value is _ABSENT else value if path == "call" else repr(value)
         sides.setdefault(told, []).append(rank)
     return f"{path} is {'; '.join(f'{value} on {named(ranks)}' for value, ranks in sides.items())}"

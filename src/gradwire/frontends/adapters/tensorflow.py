@@ -407,6 +407,8 @@ def rebuilt(value: Any) -> Any:
         return value
     rest = dict(value)
     kind = rest.pop("gradwire", "recipe")
+    # The word that files had for strategies before.
+    kind = "strategies" if kind == "comm" else kind
     if kind != "recipe":
         return registry.from_config(kind, rest)
     parts = {name: rebuilt(part) for name, part in rest.items()}

@@ -85,10 +85,13 @@ class Island:
             ConfigError: the message names a parameter, or the ranks.
         """
         plain = [name for name, param in params.items() if not hasattr(param, "device_mesh")]
+        first = next((param for param in params.values() if hasattr(param, "device_mesh")), None)
+        if first is not None:
+            # Before anything is refused, because the island hears of the refusal through its mesh.
+            self._mesh, self._device = first.device_mesh, on_rank(first).device
         sharded = "DTensors with islands, all of them, as after fully_shard(model, mesh=mesh['shard'])"
         require(not plain, "parameters", sharded, Verbatim(f"plain tensors: {', '.join(plain[:3])}"))
-        first = next(iter(params.values()))
-        mesh, self._device = first.device_mesh, on_rank(first).device
+        mesh = self._mesh
         ours = mesh.mesh.flatten().tolist()
         for name, param in params.items():
             theirs = param.device_mesh.mesh
@@ -103,7 +106,6 @@ class Island:
                 f"model lies on {ours}: with mesh = init_device_mesh(..., mesh_dim_names=('islands', 'shard')) shard "
                 "the model over mesh['shard'] alone, and give mesh['islands']"
             )
-        self._mesh = mesh
         cut = {name: [list(param.shape), [str(each) for each in param.placements]] for name, param in params.items()}
         self.facts.update(shard=self.shard, cut=cut)
 
@@ -170,18 +172,28 @@ class Island:
             line.all_reduce(found, "max")
         return int(found)
 
-    def all_shards(self, exchange: Callable[[], bool], thread: int = MAIN) -> bool:
+    def all_shards(self, exchange: Callable[[Callable[[bool], bool]], bool], thread: int = MAIN) -> bool:
         """Exchange on all ranks of the island; return whether it was well on all of them.
+
+        Args:
+            exchange: calls the function that it is given with whether its own part was well, and gets whether all were;
+                so it can undo its part before it returns.
 
         Raises:
             GroupError: the exchange of another shard of the island failed.
         """
+        told = list[bool]()
+
+        def everywhere(well: bool) -> bool:
+            told.append(well)
+            worst = self.largest(0 if well else 1, thread)
+            if worst > 1:
+                raise GroupError("the exchange of another shard of this island failed: its rank has the reason")
+            return worst == 0
+
         try:
-            well = exchange()
+            return exchange(everywhere)
         except Exception:
-            self.largest(2, thread)
+            if not told:
+                self.largest(2, thread)
             raise
-        worst = self.largest(0 if well else 1, thread)
-        if worst > 1:
-            raise GroupError("the exchange of another shard of this island failed: its rank has the reason")
-        return worst == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -488,10 +488,10 @@ class DiLoCo(LocalSteps):
 
         params = self.named[fragment.numbers]
 
-        def exchange() -> bool:
+        def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
             self._begin_exchange()
             self.exchange.open(check, [name for name, _ in params])
-            return self.exchanged(flat, params)
+            return self.exchanged(flat, params, everywhere)
 
         return exchange() if self.island is None else self.island.all_shards(exchange, THREAD)
 

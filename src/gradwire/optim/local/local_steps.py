@@ -98,6 +98,8 @@ class LocalSteps(Exchanged):
             make()
         else:
             self.island.set_up(make, lambda: self.exchange, facts, options.get("timeout"), threads)
+            # A mean that was well here is dropped if that of another shard was not.
+            self.exchange.rollback.follow_skips(True)
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
         self.trained: list[Tensor] = list(named(self.param_groups).values())
         self._arrange()
@@ -232,9 +234,9 @@ class LocalSteps(Exchanged):
             return
         self._note_nonfinite(self.way.data)
 
-        def exchange() -> bool:
+        def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
             self._begin_exchange()
-            return self.exchanged(self.way.data)
+            return self.exchanged(self.way.data, everywhere=everywhere)
 
         if exchange() if self.island is None else self.island.all_shards(exchange):
             yield self.way.data
@@ -308,11 +310,12 @@ class LocalSteps(Exchanged):
         since = state_dict["since"]
         apart = since > 0 or bool(state_dict.get("apart")) or bool(state_dict.get("flight"))
 
-        def load() -> bool:
+        def load(everywhere: Callable[[bool], bool] = bool) -> bool:
             self.load_exchange(state_dict, on_resize, apart=apart)
-            return True
+            return everywhere(True)
 
-        # First, because an error of one rank is raised on all, before any has taken over anything.
+        # First, because an error of one rank is raised on all that exchange with it, before any of them has taken over
+        # anything; the other shards of an island raise too, and have taken over their exchange alone.
         if self.island is None:
             load()
         else:
