@@ -16,7 +16,7 @@ from gradwire.engine.plan import Named
 from gradwire.engine.strategies.hierarchical import Hierarchical
 from gradwire.engine.strategies.reduce_scatter import rounds_to_owners
 from gradwire.testing.processes import run_ranks
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from lab.tests.auto.test_traffic import NUMEL, PARAMS, asked
 from tests.auto import jobs
 

@@ -24,7 +24,7 @@ from gradwire.engine.strategies.allgather import AllGather
 from gradwire.engine.strategies.allreduce import AllReduce
 from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import ConfigError
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from gradwire_lab.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire_lab.advise.cluster import Cluster, worlds
 from gradwire_lab.advise.consult import UNKNOWN_OPTIMIZER, Question, _notes, _reached, answer, everything, given_codec

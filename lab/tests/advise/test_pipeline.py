@@ -15,7 +15,7 @@ from gradwire.auto.traffic import PredictedTraffic
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from gradwire_lab.advise.cluster import Cluster
 from gradwire_lab.advise.pipeline import PipelineJob, compressed_step, dense_step, slowdown
 from gradwire_lab.advise.profile import assigned

@@ -21,7 +21,7 @@ from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from gradwire_lab.experiments.recommended import labels, recommended
 from gradwire_lab.netlab import Link
 

@@ -26,7 +26,7 @@ from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
-from gradwire.transport.round import Round, ring, to_all
+from gradwire.transport.collective_round import Round, ring, to_all
 
 __all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample", "slowest"]
 

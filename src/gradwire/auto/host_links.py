@@ -22,8 +22,8 @@ import torch
 from gradwire.auto.link_cost import LATENCY, Wire
 from gradwire.auto.step_record import between, moment, reduced
 from gradwire.transport.channel import Channel
+from gradwire.transport.collective_round import Round
 from gradwire.transport.hosts import Hosts
-from gradwire.transport.round import Round
 from gradwire.transport.subset import SubsetChannel
 
 __all__ = ["HostWire", "measured"]

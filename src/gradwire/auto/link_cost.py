@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from gradwire.errors import require
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 
 __all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Rated", "Wire"]
 

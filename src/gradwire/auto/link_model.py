@@ -18,8 +18,8 @@ from gradwire.auto.misses import Misses
 from gradwire.auto.traffic import PredictedTraffic
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError
+from gradwire.transport.collective_round import Round
 from gradwire.transport.hosts import hosts_of
-from gradwire.transport.round import Round
 
 __all__ = ["LinkModel", "rounds_of"]
 

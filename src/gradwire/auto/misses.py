@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median_high
 
 from gradwire.auto.link_cost import Wire
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 
 __all__ = ["Misses"]
 

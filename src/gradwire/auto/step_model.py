@@ -50,7 +50,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named, carries
 from gradwire.engine.strategies.reduce_scatter import rounds_to_owners
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 
 __all__ = ["StepModel"]
 

@@ -20,7 +20,7 @@ from gradwire.engine.plan import Named, default_strategy, grouped
 from gradwire.engine.policy import Policy
 from gradwire.engine.strategies.base import Strategy
 from gradwire.memory.base import Memory, default_memory
-from gradwire.transport.round import Round, ring
+from gradwire.transport.collective_round import Round, ring
 from gradwire.vocabulary import align
 
 __all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "shared", "traffic"]

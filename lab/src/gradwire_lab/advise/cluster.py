@@ -20,7 +20,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.policy import Policy
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import is_int, require
-from gradwire.transport.round import ring
+from gradwire.transport.collective_round import ring
 from gradwire_lab.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 
 __all__ = ["Cluster", "worlds"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gradwire.auto.link_cost import Wire
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from gradwire_lab.experiments.records import Record
 from gradwire_lab.netlab import Link
 from gradwire_lab.report._curves import Curve, curve

@@ -18,7 +18,7 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.kernels import segments as _topk
 from gradwire.memory import facts
 from gradwire.memory.base import Memory
-from gradwire.transport.round import Round, to_all
+from gradwire.transport.collective_round import Round, to_all
 from gradwire.vocabulary import Key
 
 __all__ = ["OkTopkStrategy"]

@@ -19,8 +19,8 @@ from gradwire.engine.part import Message, Part, Unit
 from gradwire.engine.strategies._variable import VariableSession
 from gradwire.engine.strategies.base import Session, Site, Strategy, message_nbytes
 from gradwire.transport.channel import Channel
+from gradwire.transport.collective_round import Kind, Round, to_all
 from gradwire.transport.handshake import DIGEST as HEAD
-from gradwire.transport.round import Kind, Round, to_all
 from gradwire.vocabulary import Key, align
 
 __all__ = ["GatheredSession", "GatheringStrategy", "Mover"]

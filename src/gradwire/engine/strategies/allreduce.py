@@ -18,7 +18,7 @@ from gradwire.engine.part import Batch, Part, Unit, nonfinite, pieces_of
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError
 from gradwire.memory import facts
-from gradwire.transport.round import Round, ring
+from gradwire.transport.collective_round import Round, ring
 from gradwire.vocabulary import Key, Payload
 
 __all__ = ["AllReduce"]

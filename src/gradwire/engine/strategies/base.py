@@ -30,7 +30,7 @@ from gradwire.errors import ConfigError
 from gradwire.kernels.stored import shaped
 from gradwire.memory.base import Memory
 from gradwire.transport.channel import Channel
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from gradwire.vocabulary import Configuration, Key, State
 
 __all__ = ["Kept", "Session", "Site", "Strategy", "bare_pieces", "message_nbytes", "of_messages"]

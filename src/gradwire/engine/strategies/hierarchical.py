@@ -35,8 +35,8 @@ from gradwire.kernels.stored import read, write
 from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.transport.channel import Channel
+from gradwire.transport.collective_round import Round
 from gradwire.transport.hosts import Hosts, hosts_of
-from gradwire.transport.round import Round
 from gradwire.transport.subset import SubsetChannel
 from gradwire.vocabulary import Key
 

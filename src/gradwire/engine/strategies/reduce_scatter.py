@@ -21,8 +21,8 @@ from gradwire.engine.part import Message, Part, Piece
 from gradwire.engine.strategies.base import Site
 from gradwire.engine.strategies.hierarchical import HostLanes, ranges_of, rounds_inside
 from gradwire.transport.channel import Channel
+from gradwire.transport.collective_round import Round, to_all
 from gradwire.transport.hosts import Hosts
-from gradwire.transport.round import Round, to_all
 from gradwire.transport.subset import SubsetChannel
 from gradwire.vocabulary import Key
 

@@ -21,7 +21,7 @@ from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.transport.round import Round
+from gradwire.transport.collective_round import Round
 from gradwire.vocabulary import Key
 
 __all__ = ["TwoPhase"]
