@@ -157,7 +157,7 @@ class Rounds:
         t, there = self.exchange.step + 1, self.there
         self.exchange.counters.dense_bytes += way.nbytes
         finite, self.forgot, self.settled = not any_nonfinite([way]), False, False
-        counted = not there.is_closed(t) and self._hand_in(t, way, finite=finite)
+        counted = not there.is_closed(t) and self.hand_in(t, way, finite=finite)
         self.settled = True
         if not counted:
             self.left_behind += 1
@@ -309,7 +309,7 @@ class Rounds:
         self.exchange.protocol.go_to(t)
         self.moved = True
 
-    def _hand_in(self, t: int, way: Tensor, *, finite: bool) -> bool:
+    def hand_in(self, t: int, way: Tensor, *, finite: bool) -> bool:
         """Hand in for the round; return whether it closed with this worker. Without a finite payload it takes part, and
         sends nothing.
         """

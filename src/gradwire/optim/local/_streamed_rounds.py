@@ -105,7 +105,7 @@ class StreamedRounds(Rounds):
         self.exchange.counters.dense_bytes += flat.nbytes
         codec.attendance, codec.sent = there, False
         try:
-            counted = not there.is_closed(t) and codec._hand_in(t, flat, finite=not any_nonfinite([flat]))
+            counted = not there.is_closed(t) and codec.hand_in(t, flat, finite=not any_nonfinite([flat]))
             closed = codec.closed if counted and codec.closed is not None else there.closed(t)
             rows = there.payloads(t, closed)
             self._arrived[t] = closed, rows, codec._mean(t, rows) if rows else None
