@@ -1,6 +1,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,8 +13,19 @@ from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
 from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
+from tests.wire.levels import levels
 
 VALUES = torch.tensor([0.0, *(2.0**-e for e in range(6, -1, -1))], dtype=torch.float64)
+
+
+def parse(payload, config, shape):
+    """Read a payload as its row in docs/methods/levels.md says, without gradwire or torch: tests/wire compares it."""
+    n = math.prod(shape)
+    block = config["block"] or n
+    blocks = -(-n // block)
+    norms = np.repeat(np.frombuffer(payload[: 4 * blocks], "<f4"), block)[:n]
+    codes = levels(payload[4 * blocks :], 4, n)
+    return np.sign(codes) * norms * np.float32(2.0) ** (np.abs(codes) - 7)
 
 
 def by_hand(x, block):

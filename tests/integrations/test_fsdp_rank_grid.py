@@ -100,7 +100,7 @@ def test_a_checkpoint_is_gone_on_with_bit_for_bit(run: Any) -> None:
 
 def test_ranks_with_other_parts_hear_of_a_mistake(run: Any) -> None:
     for result in run[0]:
-        assert re.match(r"GroupError: .*ratio is 0\.2 on rank 0; 0\.1 on rank 1", result["one rank"])
+        assert re.match(r"GroupError: .*ratio is 0\.2 on rank \d; 0\.1 on rank \d", result["one rank"])
 
 
 def test_parts_of_a_checkpoint_are_resharded_but_not_cut_anew(run: Any) -> None:

@@ -123,9 +123,9 @@ class _Recorded(CompressedStep):
 
     gone: Tensor | float = 0.0
 
-    def exchanged(self, flat: Tensor) -> bool:
+    def exchanged(self, flat: Tensor, *args: Any, **options: Any) -> bool:
         self.gone = self.gone + flat.double()
-        return super().exchanged(flat)
+        return super().exchanged(flat, *args, **options)
 
 
 ROUNDS: tuple[dict[str, Any], ...] = (
