@@ -118,6 +118,7 @@ def test_a_script_of_ones_own_runs_on_links(tmp_path):
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"rank {rank} of 2 sum [3.0, 3.0] ['--steps', '3']" in done.stdout
+    assert "gradwire netlab: 2 workers, each with a link of 100mbit, until they have ended" in done.stderr
 
 
 def test_a_worker_that_fails_ends_the_others_with_its_exit_code(tmp_path):

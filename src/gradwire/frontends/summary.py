@@ -47,7 +47,7 @@ def _lines(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> Iterato
         made = exchange.step - counters.begun
         spent = [f"{name} {1e3 * seconds / made:.3g} ms" for name, seconds in counters.seconds.items()]
         beside = "" if "rounds" in figures else ", most of it beside the backward pass"
-        yield f"  work      {', '.join(spent)} a {each} on average{beside}"
+        yield f"  work      {', '.join(spent)} a {each} on average of all{beside}"
     if figures["residual_norm"]:
         yield f"  residual  values of norm {figures['residual_norm']:.3g} wait on this rank to be sent later"
     if figures["nonfinite_steps"]:

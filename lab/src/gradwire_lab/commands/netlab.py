@@ -68,6 +68,9 @@ def run_command(ctx: click.Context, workers: int, link: str, delay: str, program
             f"COMMAND must start one worker, such as `python train.py`: netlab starts {workers} of them, got torchrun"
         )
     with Netlab(workers, link, delay) as lab:
+        rate = "no limit" if link == "none" else link
+        # On stderr, because stdout is the script's.
+        click.echo(f"gradwire netlab: {workers} workers, each with a link of {rate}, until they have ended", err=True)
         ctx.exit(run_all(lab, program))
 
 
