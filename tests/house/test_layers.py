@@ -114,7 +114,7 @@ VARIANTS = (
 """Folders of one variant in each file."""
 
 MACHINERY = {
-    *("arguments", "base", "capabilities", "facts", "simple", "native", "ddp", "fsdp", "hierarchical"),
+    *("arguments", "base", "capabilities", "decoders", "facts", "simple", "native", "ddp", "fsdp", "hierarchical"),
     *("optimizer_watch", "exchanged", "local_steps", "ownership", "setup"),
     *("attendance", "board", "closed", "meeting"),
     *("auto_threshold", "resharding", "sharded", "sparsifier", "state_units", "summary"),

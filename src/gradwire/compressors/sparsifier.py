@@ -18,15 +18,10 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.decoders import ManyDecoder, rows_of
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
-__all__ = ["Sparsifier", "arranged", "ordered", "rows_of"]
-
-
-def rows_of(payload: Payload) -> Payload:
-    """View one payload as those of a group of one."""
-    return tuple(field.unsqueeze(0) for field in payload)
+__all__ = ["Sparsifier", "arranged", "ordered"]
 
 
 def arranged(fields: Sequence[Field]) -> list[int]:
@@ -43,7 +38,7 @@ def ordered(payload: Payload, order: Sequence[int]) -> Payload:
     return tuple(payload[order.index(own)] for own in range(len(order)))
 
 
-class Sparsifier(Compressor):
+class Sparsifier(ManyDecoder):
     """Base of the methods that send some of the elements; it works on flat tensors."""
 
     @property
@@ -134,9 +129,6 @@ class Sparsifier(Compressor):
         if full is not values:
             values.copy_(full)
             self.give_back(full.sub_(values.float()), chosen, residual, status)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(rows_of(payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         values, places = self._apart(payloads, out.numel())

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts import ops
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["EightBit"]
@@ -25,7 +25,7 @@ ROUNDING = 1.0 + 2.0**-16
 """Room for the float32 arithmetic in the bounds."""
 
 
-class EightBit(Compressor):
+class EightBit(FreshDecoder):
     """An 8-bit code: C(x) = value * N / F with N the largest magnitude of a block, F that of the codebook, value the
     nearest to F x / N.
 
@@ -74,15 +74,6 @@ class EightBit(Compressor):
         scales, codes = payload
         ops.eightbit_encode_feedback(grad, residual, scales, codes, self.codebook, self.span, status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         scales, codes = payloads
         ops.eightbit_add_decoded(scales, codes, out, self.codebook, self.span, scale, fresh)

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts import ops
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Cast"]
 
 
-class Cast(Compressor):
+class Cast(FreshDecoder):
     """A cast of every element to ``dtype``, to nearest, ties to even; the 1/W of a mean is applied
     before the rounding.
     """
@@ -45,11 +45,5 @@ class Cast(Compressor):
     ) -> None:
         ops.cast_encode_feedback(grad, residual, payload[0], status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.cast_add_decoded(payload[0].unsqueeze(0), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.cast_add_decoded(payloads[0], out, scale)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.cast_add_decoded(payloads[0], out, scale, fresh=True)
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+        ops.cast_add_decoded(payloads[0], out, scale, fresh=fresh)

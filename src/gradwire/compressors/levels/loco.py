@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.kernels.stored import StoredForm, form_of
@@ -26,7 +27,7 @@ ROUNDING = 1.0 + 2.0**-16
 
 
 @dataclass(frozen=True)
-class LoCo(Compressor):
+class LoCo(FreshDecoder):
     """Round each element to the nearest of 15 levels of its block: 4 bits and, for a block, 32.
 
     C(x) = q N / 7,  q = round(7 x / N),  N the largest magnitude of the block.
@@ -112,15 +113,6 @@ class LoCo(Compressor):
         norms, codes = payload
         ops.loco_encode_averaged(grad.view(-1), error.view(-1), norms, codes, self.block, weight, share, status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads
         ops.qsgd_add_decoded(norms, codes, out.view(-1), 4, self.block, scale, TOP, fresh=fresh)

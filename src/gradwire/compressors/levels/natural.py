@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
@@ -19,7 +19,7 @@ __all__ = ["Natural"]
 
 
 @dataclass(frozen=True)
-class Natural(Compressor):
+class Natural(ManyDecoder):
     """Round each element to one of the two powers of two around it, at random so that the mean is right.
 
     |x| = 2^e (1 + f):  C(x) = sign(x) 2^(e + 1) with probability f, else sign(x) 2^e.   omega = 1/8, at f = 1/3.
@@ -107,9 +107,6 @@ class Natural(Compressor):
             key.step,
             status,
         )
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         bases, codes = payloads

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.errors import is_int, require
 from gradwire.kernels.base import Op
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
@@ -17,7 +18,7 @@ from gradwire.vocabulary import Field, Key, Layout, Payload, State
 __all__ = ["BlockSigns"]
 
 
-class BlockSigns(Compressor):
+class BlockSigns(FreshDecoder):
     """A method of one bit an element; the numbers of a block give the value of each sign, and a residual keeps the
     rest.
 
@@ -67,15 +68,6 @@ class BlockSigns(Compressor):
         numbers, codes = payload
         self.operations[1](grad, residual, numbers, codes, self.block, status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         numbers, codes = payloads
         self.operations[2](numbers, codes, out, self.block, scale, fresh)

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.signs import ops
 from gradwire.errors import is_float32, require
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
@@ -19,7 +20,7 @@ __all__ = ["OneBit"]
 
 
 @dataclass(frozen=True)
-class OneBit(Compressor):
+class OneBit(FreshDecoder):
     """Send +s or -s for each element and keep the rest: 1 bit an element.
 
     r = residual + g;  r > t s: bit 1, residual = r - s;  else bit 0, residual = r + s.
@@ -102,15 +103,6 @@ class OneBit(Compressor):
             ops.mean_magnitude(grad, step, residual)
         ops.onebit_encode_feedback(grad, residual, codes, self.threshold, status, *steps)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         steps = payloads[0] if self.scale == "mean" else None
         ops.onebit_add_decoded(payloads[-1], out, scale, steps, fresh)

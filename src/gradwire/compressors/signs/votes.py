@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.signs import ops
 from gradwire.compressors.ternary.ops import twobit_add_decoded, twobit_encode
 from gradwire.errors import require
@@ -23,7 +24,7 @@ _LEAST = 2.0**-149
 
 
 @dataclass(frozen=True)
-class SignCode(Compressor):
+class SignCode(FreshDecoder):
     """A code of one bit an element, or two if zero has a code of its own; the mean of all ranks is replaced by its
     sign.
     """
@@ -67,16 +68,7 @@ class SignCode(Compressor):
         else:
             ops.sign_encode_feedback(grad, residual, payload[0], status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many((payload[0].unsqueeze(0),), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         if self.ties == "zero":
             twobit_add_decoded(payloads[0], out, 1.0, scale, None, fresh)
         else:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, float32, int16, int32
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.sparse import ops
 from gradwire.errors import is_float32, require
 from gradwire.helpers import count_of
@@ -19,7 +20,7 @@ __all__ = ["ExactTopK"]
 
 
 @dataclass(frozen=True)
-class ExactTopK(Compressor):
+class ExactTopK(ManyDecoder):
     """Base for the k = max(1, ceil(ratio n)) elements of largest magnitude; ties go to the lower index, NaN counts as
     largest.
 
@@ -64,9 +65,6 @@ class ExactTopK(Compressor):
     ) -> None:
         values, counts, indices = payload
         ops.topk_encode_feedback(grad, residual, values, indices, counts, status)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         values, counts, indices = payloads

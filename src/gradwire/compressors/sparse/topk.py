@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import rows_of
 from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._places import FORMS, Form, smallest
-from gradwire.compressors.sparsifier import Sparsifier, rows_of
+from gradwire.compressors.sparsifier import Sparsifier
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
 from gradwire.kernels import nonfinite

@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.compressors import auto_threshold, capabilities
 from gradwire.compressors.auto_threshold import AUTO
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.decoders import rows_of
 from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.streams import (
     add_streams,
@@ -139,7 +140,7 @@ class TwoBit(Compressor):
             shrink(codes, payload, grad.numel())
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(tuple(field.unsqueeze(0) for field in payload), out, scale)
+        self._add(rows_of(payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._add(payloads, out, scale)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.transforms import ops
 from gradwire.compressors.transforms._eden import SMALLEST, STEP, blocks_of, code_bytes, kept, parts
 from gradwire.errors import is_float32, is_int, require
@@ -37,7 +38,7 @@ _GROUPS = {0.5: 16, 0.25: 32, 0.125: 64}
 
 
 @dataclass(frozen=True)
-class EDEN(Compressor):
+class EDEN(ManyDecoder):
     """Rotate each block at random, round to the nearest of 2^bits values, and scale so that the mean is right.
 
     y = R x, R two rotations H D / sqrt(B), D random signs, H the Hadamard matrix;  c = the nearest centroid of y / r,
@@ -207,9 +208,6 @@ class EDEN(Compressor):
         if x.numel():
             philox(seed, key.stream(), key.step)
             ops.eden_encode(x.view(-1), seed, scales, codes, *self._form)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         seeds, scales, codes = payloads

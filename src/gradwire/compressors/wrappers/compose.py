@@ -14,7 +14,8 @@ from gradwire import registry
 from gradwire._short_traceback import short_traceback
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered, rows_of
+from gradwire.compressors.decoders import rows_of
+from gradwire.compressors.sparsifier import Sparsifier, arranged, ordered
 from gradwire.compressors.wrappers.around import declare_as, groups
 from gradwire.errors import require
 from gradwire.kernels import Each, Pieces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.kernels.levels import TINY, pack_levels
@@ -25,7 +25,7 @@ _SLICE = 2**13
 
 
 @dataclass(frozen=True)
-class E3M0(Compressor):
+class E3M0(FreshDecoder):
     """Round each element to the nearest of 0 and 2^-6, ..., 1/2, 1 times the largest magnitude N of its block.
 
     |C(x) - x| <= |x| / 3 where |x| >= 2^-7 N, and C(x) = 0 below. So |C(x) - x|^2 <= |x|^2 / 9 over a block of at most
@@ -104,16 +104,7 @@ class E3M0(Compressor):
             places = torch.arange(start, start + some.numel(), device=x.device) // size
             pack_levels(_nearest(some, norms[places]), 4, codes[start // 2 :][: -(-some.numel() // 2)])
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads
         block = ops.WHOLE if self.block is None else self.block
         ops.qsgd_add_decoded(norms, codes, out, 4, block, scale, grid="powers", fresh=fresh)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.levels.rounding import Grid, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.vocabulary import Key, Layout, Payload, State
@@ -17,7 +18,7 @@ __all__ = ["LpcSvrg"]
 
 
 @dataclass(frozen=True)
-class LpcSvrg(Compressor):
+class LpcSvrg(FreshDecoder):
     """Round at random to a uniform grid over a part of the range, and cut off what lies beyond.
 
     D = clip max|x| / s, s = 2^(bits - 1) - 1;  x in [kD, (k + 1)D]: (k + 1)D with probability x / D - k, else kD;
@@ -102,11 +103,5 @@ class LpcSvrg(Compressor):
     ) -> None:
         self._grid.encode_feedback(grad.view(-1), residual.view(-1), payload, key, status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._grid.add_decoded(payloads, out.view(-1), scale)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._grid.add_decoded(payloads, out.view(-1), scale, fresh=True)
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+        self._grid.add_decoded(payloads, out.view(-1), scale, fresh=fresh)

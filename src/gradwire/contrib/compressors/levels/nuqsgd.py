@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.kernels import nonfinite
@@ -21,7 +22,7 @@ __all__ = ["NUQSGD"]
 
 
 @dataclass(frozen=True)
-class NUQSGD(Compressor):
+class NUQSGD(FreshDecoder):
     """Round each element at random to one of the shares 0, 2^-s, ..., 1/2, 1 of its block's norm N.
 
     a = |x| / N between neighbouring levels l < h: C(x) = sign(x) N h with probability (a - l) / (h - l), else
@@ -126,15 +127,6 @@ class NUQSGD(Compressor):
             # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
             nonfinite(norms, status)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=False)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale, fresh=True)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads
         ops.qsgd_add_decoded(norms, codes, out, self.bits, self.block, scale, grid="powers", fresh=fresh)

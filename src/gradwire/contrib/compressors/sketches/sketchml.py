@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sketches import _minmax, ops
 from gradwire.errors import WireError, is_int, require
@@ -27,7 +28,7 @@ _GROUPS = 4
 
 
 @dataclass(frozen=True)
-class SketchML(Compressor):
+class SketchML(ManyDecoder):
     """Sort the elements into buckets of equally many, and send for each the mean of its bucket: 8 bits or less.
 
     C(x)_j = mean of the bucket of x_j. No bucket holds both signs, and zero has its own.
@@ -126,9 +127,6 @@ class SketchML(Compressor):
             group += [sign * _GROUPS + g for g in own]
             rank += [i - own.index(g) for i, g in enumerate(own)]
         return torch.tensor(group, device=device), torch.tensor(rank, dtype=torch.uint8, device=device)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         used, heads, means, streams = payloads

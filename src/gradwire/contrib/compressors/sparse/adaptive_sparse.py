@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse import ops
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, first_guess, room_for
@@ -26,7 +27,7 @@ _SMALLEST = 2.0**-149
 
 
 @dataclass(frozen=True)
-class AdaptiveSparse(Compressor):
+class AdaptiveSparse(ManyDecoder):
     """Keep element j with probability p_j = min(1, |x_j| / s), and send x_j / p_j: E C(x) = x.
 
     C(x)_j = x_j where |x_j| >= s;  sign(x_j) s with probability |x_j| / s, else 0, below s. For a given expected number
@@ -160,9 +161,6 @@ class AdaptiveSparse(Compressor):
             s, above = (budget + below.squares) / below.total, all_of.size - below.size
             below = measure(flat, high=s, unit=unit)
         return s
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         add_ranks(payloads, out, scale, _read, _add_dense)

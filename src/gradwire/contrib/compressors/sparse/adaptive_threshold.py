@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, take_beyond
 from gradwire.errors import WireError, is_float32, require
@@ -25,7 +26,7 @@ _SMALLEST = 2.0**-149
 
 
 @dataclass(frozen=True)
-class AdaptiveThreshold(Compressor):
+class AdaptiveThreshold(ManyDecoder):
     """Send the share ``ratio`` of the positive and of the negative elements that is largest, all as their mean.
 
     P = {j : x_j >= tau+}, N = {j : -x_j >= tau-};  C(x) = mean of x over P on P, over N on N, 0 elsewhere:
@@ -122,9 +123,6 @@ class AdaptiveThreshold(Compressor):
         if values.numel() == 0:
             return _SMALLEST
         return float(values.topk(count_of(self.ratio, values.numel())).values[-1])
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         add_ranks(payloads, out, scale, _read, _add_dense)

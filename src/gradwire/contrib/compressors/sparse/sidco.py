@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse import _tails
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, take_beyond
@@ -25,7 +26,7 @@ _WORST = 1e300
 
 
 @dataclass(frozen=True)
-class SIDCo(Compressor):
+class SIDCo(ManyDecoder):
     """Fit a distribution to |x|, and send the elements above the value that a share ``ratio`` of it exceeds.
 
     C(x) = x where |x| >= eta, 0 elsewhere. With a = mean |x|, an exponential tail gives eta = a ln(1 / ratio). Fits of
@@ -129,9 +130,6 @@ class SIDCo(Compressor):
                 before = abs(off)
             steps, total = 0.0, 0.0
         state["history"].copy_(torch.tensor([steps, total, before, move], dtype=torch.float64, device="cpu"))
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         add_ranks(payloads, out, scale, _read, _add_dense)

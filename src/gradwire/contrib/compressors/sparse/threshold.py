@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gradwire.compressors import auto_threshold
 from gradwire.compressors.auto_threshold import AUTO
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors.sparse import ops
 from gradwire.errors import WireError
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
@@ -21,7 +22,7 @@ __all__ = ["Threshold"]
 
 
 @dataclass(frozen=True)
-class Threshold(Compressor):
+class Threshold(ManyDecoder):
     """Send the elements with |x| > v, exactly, and keep the rest.
 
     C(x) = x where |x| > v, 0 elsewhere:  |C(x) - x|^2 <= v^2 (n - k), k elements sent.
@@ -93,9 +94,6 @@ class Threshold(Compressor):
         used, stream = payload
         v, level = auto_threshold.least_of(self.v, grad, state, self.target, residual)
         ops.threshold_encode_feedback(grad, residual, used, stream, v, status, level)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         ops.threshold_add_decoded(payloads[1], out, scale)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse import ops
 from gradwire.contrib.compressors.sparse._chosen import room_for
@@ -27,7 +28,7 @@ _INDEX_BITS = 28
 
 
 @dataclass(frozen=True)
-class Variance(Compressor):
+class Variance(ManyDecoder):
     """Send the elements whose accumulated gradient exceeds its noise, rounded to a power of two: 32 bits each.
 
     Memory ``variance`` decides which: r^2 > alpha v; the others are 0 here. Of those, with p(x) = |x| rounded to the
@@ -97,9 +98,6 @@ class Variance(Compressor):
             ops.exponent_encode(flat, bitmap, counts, stream[bitmap.numel() : nbytes], top)
             used.fill_(nbytes)
         head.copy_(torch.tensor([top, k], dtype=torch.int32, device="cpu"))
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         flat = out.view(-1)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gradwire.compressors import auto_threshold
 from gradwire.compressors.auto_threshold import AUTO
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.streams import (
     add_streams,
@@ -30,7 +31,7 @@ __all__ = ["Strom"]
 
 
 @dataclass(frozen=True)
-class Strom(Compressor):
+class Strom(ManyDecoder):
     """Send +t or -t for the elements beyond a threshold, with their indices, and keep the rest.
 
     r = residual + g;  r > t: +t, residual = r - t;  r < -t: -t, residual = r + t;  else nothing is sent.
@@ -113,9 +114,6 @@ class Strom(Compressor):
         else:
             ops.twobit_encode_feedback(grad, residual, codes, self.threshold, status, strict=True)
         shrink(codes, payload, grad.numel(), self.coding == "words")
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         threshold, steps = auto_threshold.steps_of(self.threshold, payloads)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors.ternary import ops
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
@@ -20,7 +21,7 @@ _FIRST_RUN = 243
 
 
 @dataclass(frozen=True)
-class ThreeLC(Compressor):
+class ThreeLC(ManyDecoder):
     """Send M, 0 or -M for each element, and long runs of zeros for nearly nothing.
 
     M = sparsity * max|x| in each block;  q = round(x / M), half to even, so 0;  C(x) = M q.
@@ -102,9 +103,6 @@ class ThreeLC(Compressor):
     ) -> None:
         used, scales, lengths, stream = payload
         ops.three_lc_encode_feedback(grad, residual, used, scales, lengths, stream, self.block, self.sparsity, status)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         _, scales, lengths, stream = payloads

@@ -11,7 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.sparse.ops import tile_topk
 from gradwire.contrib.compressors.transforms._cosine_tiles import Kind, batches, chunks, kinds, parts, regions, rows_of
 from gradwire.contrib.compressors.transforms.ops import waves_add_decoded
@@ -23,7 +24,7 @@ __all__ = ["DeMo"]
 
 
 @dataclass(frozen=True)
-class DeMo(Compressor):
+class DeMo(ManyDecoder):
     """Transform tiles of the gradient to frequencies, send the k largest of each, and step along the sign of the mean.
 
     A matrix is cut into tiles of c x c, less at the right and the lower edge; W is the orthonormal DCT-II:
@@ -143,9 +144,6 @@ class DeMo(Compressor):
             largest, where = Pieces(values.base, chunk.values), Pieces(places.base, chunk.indices)
             tiles = Pieces(spectrum.view(-1), chunk.tiles)
             tile_topk(tiles.as_tensor(), largest.as_tensor(), where.as_tensor(), chunk.a * chunk.b)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         many: object = out
