@@ -109,8 +109,10 @@ def bounded(code: Compressor) -> str:
 
 @capability()
 def contraction(code: Compressor) -> bool:
-    """Return whether E|C(x) - x|^2 <= (1 - delta)|x|^2 holds for a delta > 0, which ``delta`` gives."""
-    return False
+    """Return whether E|C(x) - x|^2 <= (1 - delta)|x|^2 holds for a delta > 0, which ``delta`` gives: where a method has
+    a ``delta`` of its own, unless it says otherwise.
+    """
+    return delta.declared(code)
 
 
 @capability()

@@ -46,10 +46,6 @@ class EightBit(FreshDecoder):
     def span(self) -> int:
         """The number of elements that share a scale; 0 for all."""
 
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         size = max(1, min(self.span or n, n))
         square = (ROUNDING * UNIT[self.codebook]) ** 2

@@ -79,10 +79,6 @@ class BF16(Cast):
         """Return whether gradients of this dtype are summed in it, as with rounding to nearest."""
         return not self.random and super().sums_in(dtype)
 
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         return 1.0 - 2.0**-16
 

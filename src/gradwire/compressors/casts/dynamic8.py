@@ -34,10 +34,7 @@ class Dynamic8(EightBit):
     name = "dynamic8"
     fine = True
     reference = "T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016"
-
-    @property
-    def codebook(self) -> str:
-        return "dynamic"
+    codebook = "dynamic"
 
     @property
     def span(self) -> int:

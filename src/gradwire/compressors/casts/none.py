@@ -36,10 +36,6 @@ class Identity(Cast):
         """Return True for any dtype: 16-bit gradients are not widened to be sent."""
         return dtype.is_floating_point
 
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         return 1.0
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
@@ -63,16 +62,12 @@ class LoCo(FreshDecoder):
     reference = "X. Xie, Z. Lin, K.-C. Toh, P. Zhou, LoCo: Low-Bit Communication Adaptor, 2024"
     memory = "averaged_error"
     fine = True
-    contraction = True
     takes_pieces = True
+    feedback = "required"
 
     def __post_init__(self) -> None:
         whole = is_int(self.block, 16, 1024) and self.block % 16 == 0
         require(whole, "LoCo.block", "a multiple of 16 in [16, 1024]", self.block)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
 
     def delta(self, n: int) -> float:
         """The contraction constant: in a block of B one element is exact, and the others lose at most u N, u = 1 / 14,

@@ -70,10 +70,6 @@ class Natural(ManyDecoder):
     def random(self) -> bool:  # type: ignore[override]
         return self.rounding == "random"
 
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         return 7 / 8 if self.random else 8 / 9
 

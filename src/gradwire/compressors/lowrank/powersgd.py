@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.base import MultiRound
 from gradwire.compressors.lowrank.products import (
     add_factors,
     grouped,
@@ -79,6 +79,8 @@ class PowerSGD(MultiRound):
     family = "low rank"
     reference = "T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019"
     rounds_only = ("own",)
+    feedback = "required"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_int(self.rank, 1), "PowerSGD.rank", "an integer >= 1", self.rank)
@@ -90,14 +92,6 @@ class PowerSGD(MultiRound):
     @property
     def rounds_needed(self) -> int:
         return 2 * self.iterations
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         m, length, r = matrix_of(shape, self.rank)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import FreshDecoder
 from gradwire.errors import is_int, require
 from gradwire.kernels.base import Op
@@ -25,6 +24,8 @@ class BlockSigns(FreshDecoder):
     Both are nearest to a block among what they can say, so a block loses at most 1 - 1 / B of its square.
     """
 
+    feedback = "required"
+
     block: int
     """B, a multiple of 32 in [32, 65536]."""
 
@@ -37,14 +38,6 @@ class BlockSigns(FreshDecoder):
     def __post_init__(self) -> None:
         whole = is_int(self.block, 32, 65536) and self.block % 32 == 0
         require(whole, f"{type(self).__name__}.block", "a multiple of 32 in [32, 65536]", self.block)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
 
     def delta(self, n: int) -> float:
         return 1 / max(1, min(self.block, n))

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.signs import ops
 from gradwire.errors import is_float32, require
@@ -61,6 +60,8 @@ class OneBit(FreshDecoder):
     name = "onebit"
     takes_pieces = True
     reference = "Apache MXNet gradient compression (1bit); F. Seide et al., INTERSPEECH 2014"
+    feedback = "built-in"
+    alignment = 32
 
     def __post_init__(self) -> None:
         require(is_float32(self.threshold), "OneBit.threshold", "a finite number in float32", self.threshold)
@@ -71,19 +72,11 @@ class OneBit(FreshDecoder):
         return self.scale == "unit"
 
     @property
-    def feedback(self) -> Feedback:
-        return "built-in"
-
-    @property
     def contraction(self) -> bool:
         return self.scale == "mean" and self.threshold == 0
 
     def delta(self, n: int) -> float:
         return 1 / max(1, n) if self.contraction else 0.0
-
-    @property
-    def alignment(self) -> int:
-        return 32
 
     def layout(self, shape: Sequence[int]) -> Layout:
         codes = Field("codes", torch.uint8, 4 * -(-math.prod(shape) // 32))

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.signs import ops
 from gradwire.compressors.ternary.ops import twobit_add_decoded, twobit_encode
@@ -29,6 +28,7 @@ class SignCode(FreshDecoder):
     sign.
     """
 
+    feedback = "unsafe"
     ties: Literal["positive", "zero"] = "positive"
 
     elementwise = True
@@ -37,10 +37,6 @@ class SignCode(FreshDecoder):
 
     def __post_init__(self) -> None:
         require(self.ties in ("positive", "zero"), f"{type(self).__name__}.ties", "'positive' or 'zero'", self.ties)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "unsafe"
 
     @property
     def bounded(self) -> str:

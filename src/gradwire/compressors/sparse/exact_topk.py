@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from torch import Tensor, float32, int16, int32
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.sparse import ops
 from gradwire.errors import is_float32, require
@@ -27,6 +26,7 @@ class ExactTopK(ManyDecoder):
     Payload: float32 values[k], int32 counts of each segment of 65536 elements, 16 bits of each increasing index.
     """
 
+    feedback = "required"
     ratio: float = 0.001
 
     exact_entries = True
@@ -35,14 +35,6 @@ class ExactTopK(ManyDecoder):
     def __post_init__(self) -> None:
         ok = is_float32(self.ratio) and 0 < self.ratio <= 1
         require(ok, f"{type(self).__name__}.ratio", "in (0, 1]", self.ratio)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
 
     def delta(self, n: int) -> float:
         return self.count(n) / n if n else 1.0

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import rows_of
 from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._places import FORMS, Form, smallest
@@ -61,6 +60,7 @@ class TopK(Sparsifier):
     name = "topk"
     family = "sparsification"
     reference = "A. F. Aji, K. Heafield, EMNLP 2017; S. U. Stich, J.-B. Cordonnier, M. Jaggi, NeurIPS 2018"
+    feedback = "required"
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "TopK.ratio", "in (0, 1]", self.ratio)
@@ -73,10 +73,6 @@ class TopK(Sparsifier):
     def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded: unchanged values, and indices as they lie in memory."""
         return self.values == "float32" and self.indices == "block"
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
 
     @property
     def contraction(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Compressor
 from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
 from gradwire.kernels.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
@@ -62,6 +62,7 @@ class TernGrad(Compressor):
     name = "terngrad"
     reference = "W. Wen et al., TernGrad, NeurIPS 2017"
     random = True
+    feedback = "unsafe"
 
     def __post_init__(self) -> None:
         require(is_float32(self.clip) and self.clip >= 0, "TernGrad.clip", "a finite number >= 0", self.clip)
@@ -79,10 +80,6 @@ class TernGrad(Compressor):
     def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded, as they can in bits."""
         return self.packing == "bits"
-
-    @property
-    def feedback(self) -> Feedback:
-        return "unsafe"
 
     @property
     def bounded(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.compressors import auto_threshold, capabilities
 from gradwire.compressors.auto_threshold import AUTO
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Compressor
 from gradwire.compressors.decoders import rows_of
 from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.streams import (
@@ -76,6 +76,8 @@ class TwoBit(Compressor):
 
     name = "twobit"
     reference = "Apache MXNet gradient compression, 2017; N. Strom, INTERSPEECH 2015"
+    feedback = "built-in"
+    alignment = 16
 
     def __post_init__(self) -> None:
         auto_threshold.require_threshold("TwoBit.threshold", self.threshold, above=True)
@@ -100,14 +102,6 @@ class TwoBit(Compressor):
     def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded, as with the dense wire."""
         return self.wire == "dense"
-
-    @property
-    def feedback(self) -> Feedback:
-        return "built-in"
-
-    @property
-    def alignment(self) -> int:
-        return 16
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n, own = math.prod(shape), auto_threshold.fields_of(self.threshold)

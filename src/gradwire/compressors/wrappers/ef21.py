@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Compressor
 from gradwire.compressors.wrappers.around import declare_as
 from gradwire.errors import require
 from gradwire.vocabulary import Key, Layout, Payload, State
@@ -50,6 +50,7 @@ class EF21(Compressor):
     family = "wrapper"
     reference = "P. Richtarik, I. Sokolov, I. Fatkhullin, EF21, NeurIPS 2021"
     memory = "ef21"
+    feedback = "required"
 
     def __post_init__(self) -> None:
         inner = self.inner
@@ -59,17 +60,9 @@ class EF21(Compressor):
         declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises", "headroom")
 
     @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
     def takes_pieces(self) -> bool:
         """Return whether the inner method takes pieces."""
         return capabilities.takes_pieces(self.inner)
-
-    @property
-    def contraction(self) -> bool:
-        return True
 
     def delta(self, n: int) -> float:
         return capabilities.delta(self.inner, n)

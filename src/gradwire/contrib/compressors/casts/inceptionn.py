@@ -54,13 +54,10 @@ class Inceptionn(Compressor):
     name = "inceptionn"
     reference = "Y. Li et al., A Network-Centric Hardware/Algorithm Co-Design (INCEPTIONN), MICRO 2018"
     fixed_size = False
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_int(self.bound, 1, 15), "Inceptionn.bound", "an integer in [1, 15]", self.bound)
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)

@@ -66,10 +66,6 @@ class E3M0(FreshDecoder):
     def fine(self) -> bool:
         return self.block is not None
 
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         """The worst of a block: all but one element just below what is not 0 any more, or all at half as much again as
         a power.

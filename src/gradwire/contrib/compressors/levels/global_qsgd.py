@@ -69,6 +69,7 @@ class GlobalQSGD(MultiRound):
     rounds_needed = 2
     reductions = ("max", "sum", "sum")
     rounds_only = ("own",)
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 127), "GlobalQSGD.levels", "an integer in [1, 127]", self.levels)
@@ -94,10 +95,6 @@ class GlobalQSGD(MultiRound):
         multiple of one worker's own |x_i|^2 bounds its noise: a small gradient beside a large one may be all noise.
         """
         return linf_omega(max(1, n), self.levels) if self.unbiased else math.inf
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def check_world(self, world: int) -> None:
         check_room("GlobalQSGD.levels", self.levels, 127, world)

@@ -58,6 +58,7 @@ class LpcSvrg(FreshDecoder):
     reference = "Y. Yu, J. Wu, J. Huang, LPC-SVRG, AISTATS 2019"
     random = True
     takes_pieces = True
+    alignment = 16
 
     def __post_init__(self) -> None:
         require(is_int(self.bits, 2, 8), "LpcSvrg.bits", "an integer in [2, 8]", self.bits)
@@ -87,10 +88,6 @@ class LpcSvrg(FreshDecoder):
 
     def omega(self, n: int) -> float:
         return linf_omega(max(1, n), self._grid.levels) if self.unbiased else math.inf
-
-    @property
-    def alignment(self) -> int:
-        return 16
 
     def layout(self, shape: Sequence[int]) -> Layout:
         return self._grid.layout(shape)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.base import MultiRound
 from gradwire.compressors.lowrank import ops
 from gradwire.compressors.lowrank.products import (
     add_factors,
@@ -37,18 +37,13 @@ class Alternating(MultiRound):
     ``own_p`` and ``own_q`` are this rank's factors before the mean; they stay where they are.
     """
 
+    alignment = 0
+    feedback = "required"
+
     rank: int
     min_compression: float
 
     rounds_only = ("own_p", "own_q")
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         m, length, _ = matrix_of(shape, self.rank)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Compressor
 from gradwire.compressors.capabilities import MOST_USED
 from gradwire.compressors.lowrank.products import add_product
 from gradwire.contrib.compressors import _entries
@@ -70,6 +70,8 @@ class Atomo(Compressor):
     used_on_host = True
     portable = False
     factorises = True
+    feedback = "unsafe"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_float32(self.budget) and self.budget > 0, "Atomo.budget", "a finite number > 0", self.budget)
@@ -77,19 +79,11 @@ class Atomo(Compressor):
         require(ok, "Atomo.min_compression", "a finite number >= 1", self.min_compression)
 
     @property
-    def feedback(self) -> Feedback:
-        return "unsafe"
-
-    @property
     def bounded(self) -> str:
         return f"PowerSGD(rank={max(1, round(self.budget))})"
 
     def omega(self, n: int) -> float:
         return max(0.0, math.isqrt(n) / self.budget - 1)
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         nbytes = 4 * math.prod(shape)

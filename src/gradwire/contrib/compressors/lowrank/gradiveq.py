@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.base import MultiRound
 from gradwire.compressors.lowrank.products import (
     add_multiplied,
     batch_of,
@@ -80,6 +80,8 @@ class GradiVeQ(MultiRound):
     family = "low rank"
     reference = "M. Yu et al., GradiVeQ, NeurIPS 2018"
     reductions = ("mean", "mean", "sum")
+    feedback = "required"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_int(self.size, 2, 4096), "GradiVeQ.size", "an integer in [2, 4096]", self.size)
@@ -90,14 +92,6 @@ class GradiVeQ(MultiRound):
         require(ok, "GradiVeQ.period", f"an integer > sampled = {self.sampled}", self.period)
         ok = is_float32(self.min_compression) and self.min_compression >= 1
         require(ok, "GradiVeQ.min_compression", "a finite number >= 1", self.min_compression)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         n = math.prod(shape)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.base import MultiRound
 from gradwire.compressors.sparse.ops import topk_encode
 from gradwire.contrib.compressors._together import each_or_one, together
 from gradwire.contrib.compressors.sketches import ops
@@ -79,20 +79,14 @@ class SketchedSGD(MultiRound):
     rounds_only = ("sketch", "looked_at", "own")
     portable = True
     factorises = True
+    feedback = "required"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "SketchedSGD.ratio", "in (0, 1]", self.ratio)
         require(is_int(self.rows, 1, 7) and self.rows % 2 == 1, "SketchedSGD.rows", "1, 3, 5 or 7", self.rows)
         require(is_int(self.width, 1, 1000), "SketchedSGD.width", "an integer in [1, 1000]", self.width)
         require(is_int(self.candidates, 1, 100), "SketchedSGD.candidates", "an integer in [1, 100]", self.candidates)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def count(self, n: int) -> int:
         """The number k of elements sent of ``n``.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sketches import _minmax, ops
@@ -63,13 +62,10 @@ class SketchML(ManyDecoder):
     reference = "J. Jiang, F. Fu, T. Yang, B. Cui, SketchML, SIGMOD 2018"
     fixed_size = False
     used_on_host = True
+    feedback = "required"
 
     def __post_init__(self) -> None:
         require(is_int(self.buckets, 16, 256), "SketchML.buckets", "an integer from 16 to 256", self.buckets)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
 
     def layout(self, shape: Sequence[int]) -> Layout:
         return Layout(

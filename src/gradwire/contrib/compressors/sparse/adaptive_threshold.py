@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse._chosen import Entries, add_ranks, take_beyond
@@ -64,18 +63,11 @@ class AdaptiveThreshold(ManyDecoder):
     fixed_size = False
     used_on_host = True
     overflows = False
+    feedback = "required"
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio < 1, "AdaptiveThreshold.ratio", "in (0, 1)", self.ratio)
         require(isinstance(self.joint, bool), "AdaptiveThreshold.joint", "True or False", self.joint)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
 
     def delta(self, n: int) -> float:
         """The contraction constant 1 / n: elements of a sign that are left out are below the mean of those that are

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse import _tails
@@ -70,16 +69,13 @@ class SIDCo(ManyDecoder):
     fixed_size = False
     used_on_host = True
     overflows = False
+    feedback = "required"
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio < 1, "SIDCo.ratio", "in (0, 1)", self.ratio)
         allowed = ("exp", "gamma", "gp")
         require(self.distribution in allowed, "SIDCo.distribution", "'exp', 'gamma' or 'gp'", self.distribution)
         require(is_int(self.period, 1), "SIDCo.period", "an integer >= 1", self.period)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
 
     @property
     def most_stages(self) -> int:

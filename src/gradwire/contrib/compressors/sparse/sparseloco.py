@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Compressor
 from gradwire.compressors.sparse.ops import tile_topk
 from gradwire.contrib.compressors.sparse._combinations import number_width, read_numbers, write_numbers
 from gradwire.errors import WireError, is_float32, is_int, require
@@ -77,6 +77,8 @@ class SparseLoCo(Compressor):
     family = "hybrid"
     reference = "A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky, SparseLoCo, arXiv:2508.15706, 2025"
     portable = False
+    feedback = "required"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_int(self.chunk, 1, 65536), "SparseLoCo.chunk", "an integer in [1, 65536]", self.chunk)
@@ -94,24 +96,12 @@ class SparseLoCo(Compressor):
         """Return whether the payloads are averaged one by one: not if each depends on the others."""
         return self.aggregate == "workers" and not self.clip
 
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         """The share of |x|^2 that is sent at least: ``ratio`` of it is chosen, and of this the bin means have the part
         that lies more than 0.75 sigma beside the mean, where one value is at least.
         """
         count = sum(tiles.total for tiles in self._tiles(n))
         return self.ratio * (1.0 if count < 2 else 0.5 / count) if n else 1.0
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def layout(self, shape: Sequence[int]) -> Layout:
         """The layout: the four levels, a code of 2 bits for each value, and the places, chunk by chunk."""

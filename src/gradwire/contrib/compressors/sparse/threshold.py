@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradwire.compressors import auto_threshold
 from gradwire.compressors.auto_threshold import AUTO
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors.sparse import ops
 from gradwire.errors import WireError
@@ -59,6 +58,7 @@ class Threshold(ManyDecoder):
     family = "sparsification"
     reference = "A. Dutta et al., On the Discrepancy between Theory and Practice of Compressed Communication, AAAI 2020"
     fixed_size = False
+    feedback = "required"
 
     def __post_init__(self) -> None:
         auto_threshold.require_threshold("Threshold.v", self.v)
@@ -72,10 +72,6 @@ class Threshold(ManyDecoder):
     @property
     def advice(self) -> int:
         return auto_threshold.WISHES if self.v == AUTO else 0
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
 
     def layout(self, shape: Sequence[int]) -> Layout:
         room = ops.capacity(math.prod(shape))

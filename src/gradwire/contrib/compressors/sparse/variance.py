@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors import _entries
 from gradwire.contrib.compressors.sparse import ops
@@ -57,14 +56,7 @@ class Variance(ManyDecoder):
     fixed_size = False
     overflows = False
     memory = "variance"
-
-    @property
-    def feedback(self) -> Feedback:
-        return "built-in"
-
-    @property
-    def contraction(self) -> bool:
-        return True
+    feedback = "built-in"
 
     def delta(self, n: int) -> float:
         return 0.75 / (1 + max(0, n - 1) / 2**14)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradwire.compressors import auto_threshold
 from gradwire.compressors.auto_threshold import AUTO
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.streams import (
@@ -68,6 +67,8 @@ class Strom(ManyDecoder):
     family = "hybrid"
     reference = "N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, INTERSPEECH 2015"
     fixed_size = False
+    feedback = "built-in"
+    alignment = 16
 
     def __post_init__(self) -> None:
         auto_threshold.require_threshold("Strom.threshold", self.threshold, above=True)
@@ -82,14 +83,6 @@ class Strom(ManyDecoder):
     @property
     def advice(self) -> int:
         return auto_threshold.WISHES if self.threshold == AUTO else 0
-
-    @property
-    def feedback(self) -> Feedback:
-        return "built-in"
-
-    @property
-    def alignment(self) -> int:
-        return 16
 
     def layout(self, shape: Sequence[int]) -> Layout:
         return stream_layout(math.prod(shape), *auto_threshold.fields_of(self.threshold))

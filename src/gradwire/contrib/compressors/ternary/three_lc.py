@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors.ternary import ops
 from gradwire.errors import WireError, is_float32, is_int, require
@@ -60,20 +59,13 @@ class ThreeLC(ManyDecoder):
     family = "hybrid"
     reference = "H. Lim, D. G. Andersen, M. Kaminsky, 3LC, MLSys 2019"
     fixed_size = False
+    feedback = "required"
 
     def __post_init__(self) -> None:
         ok = is_float32(self.sparsity) and 1 <= self.sparsity <= 1.99
         require(ok, "ThreeLC.sparsity", "in [1, 1.99]", self.sparsity)
         whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
         require(whole, "ThreeLC.block", "a multiple of 16 in [16, 65536]", self.block)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
 
     def delta(self, n: int) -> float:
         return self.sparsity * (2 - self.sparsity) / max(1, min(self.block, n))

@@ -11,7 +11,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import ManyDecoder
 from gradwire.compressors.sparse.ops import tile_topk
 from gradwire.contrib.compressors.transforms._cosine_tiles import Kind, batches, chunks, kinds, parts, regions, rows_of
@@ -74,6 +73,8 @@ class DeMo(ManyDecoder):
     reference = "B. Peng, J. Quesnelle, D. P. Kingma, DeMo, arXiv:2411.19870, 2024"
     portable = False
     takes_pieces = True
+    feedback = "required"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "DeMo.ratio", "in (0, 1]", self.ratio)
@@ -90,20 +91,8 @@ class DeMo(ManyDecoder):
         """The memory of the method: ``demo`` with ``sign``; the transform alone works with any."""
         return "demo" if self.sign else None
 
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
-
     def delta(self, n: int) -> float:
         return min(1.0, self.ratio) if n else 1.0
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def layout(self, shape: Sequence[int]) -> Layout:
         """The layout: the k values of each tile, then their places in it; whole tiles first, each kind row by row."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.base import MultiRound
 from gradwire.contrib.compressors._room import check_room
 from gradwire.contrib.compressors._together import each_or_one, together
 from gradwire.contrib.compressors.transforms import ops
@@ -73,6 +73,8 @@ class THC(MultiRound):
     rounds_needed = 2
     reductions = ("max", "max", "sum", "sum")
     rounds_only = ("own",)
+    feedback = "required"
+    alignment = 0
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 255), "THC.levels", "an integer in [1, 255]", self.levels)
@@ -84,14 +86,6 @@ class THC(MultiRound):
     @property
     def fine(self) -> bool:
         return self.levels >= 7
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def alignment(self) -> int:
-        return 0
 
     def check_world(self, world: int) -> None:
         check_room("THC.levels", self.levels, 255, world)
