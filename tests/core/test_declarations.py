@@ -41,7 +41,7 @@ def test_what_a_memory_defines_need_not_be_declared() -> None:
         memory = registry.build("memory", name)
         assert facts.keeps_mean(memory) == (name in ("ef21", "preconditioned")), name
     assert [facts.keeps_mean(each) for each in (NoMemory(), Looks(), Returns())] == [False, True, False]
-    assert [facts.takes_back(each) for each in (NoMemory(), Looks(), Returns())] == [False, False, True]
+    assert [facts.returned.declared(each) for each in (NoMemory(), Looks(), Returns())] == [False, False, True]
 
 
 def test_what_a_method_defines_need_not_be_declared() -> None:

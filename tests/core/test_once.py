@@ -80,7 +80,7 @@ def _first_use(_rank: int) -> tuple[list[str], list[str], list[str], int]:
     import gradwire.compressors.transforms.ops
     import gradwire.frontends._traced  # noqa: F401
 
-    declared = [op for op in OPERATIONS.values() if op.declaration is not None]
+    declared = list(OPERATIONS.values())
     several = [
         op.name
         for op, got in zip(declared, meet([lambda op=op: op.many for op in declared]), strict=True)  # type: ignore[misc]

@@ -21,8 +21,7 @@ OPS = operations()
 
 
 def _mark(name: str, key: str) -> object:
-    declaration = OPS[name].declaration
-    return None if declaration is None else declaration.marks.get(key)
+    return OPS[name].declaration.marks.get(key)
 
 
 EXAMPLES = {name: partial(example, op) for name, op in OPS.items()}
@@ -187,7 +186,7 @@ def test_examples_of_the_docs(module):
     assert runner.failures == 0, "".join(told)
 
 
-NEEDED = [(name, key) for name, key in TENSORS if key not in getattr(OPS[name].declaration, "optional", ())]
+NEEDED = [(name, key) for name, key in TENSORS if key not in OPS[name].declaration.optional]
 
 
 @pytest.mark.parametrize(("name", "key"), NEEDED)

@@ -19,7 +19,7 @@ OPS = operations()
 
 def test_every_table_of_a_kernel_is_the_same_for_all_threads() -> None:
     """A kernel is given an address alone, so a table that only one caller holds would be gone before it is read."""
-    tables = [(op, each) for op in OPS.values() if op.declaration for each in op.declaration._tables]
+    tables = [(op, each) for op in OPS.values() for each in op.declaration._tables]
     assert tables
     for op, expression in tables:
         function = eval(expression.partition("(")[0], op.reference.__globals__)

@@ -30,7 +30,7 @@ from gradwire.memory.base import Memory
 from gradwire.vocabulary import ALIGNMENT, Key, Payload, State, align, tensor_id
 from gradwire.wire import Packing, nbytes_in_use, sent_nbytes, used_of
 
-__all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfinite", "pack_states", "pieces_of"]
+__all__ = ["Batch", "Message", "Part", "Piece", "Unit", "nonfinite", "pack_states", "pieces_of"]
 
 
 @dataclass
@@ -582,12 +582,6 @@ def pack_states(states: Sequence[State], names: Iterable[str]) -> None:
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def fill_nonfinite(views: Iterable[Tensor], bad: Tensor) -> None:
-    """Write NaN to every view if ``bad``, without waiting for the device."""
-    for view in views:
-        view.masked_fill_(bad, float("nan"))
 
 
 def nonfinite(tensor: Tensor) -> Tensor:

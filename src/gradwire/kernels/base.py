@@ -32,7 +32,7 @@ from gradwire.kernels._declared import Declaration
 from gradwire.kernels.native import check_environment, kernels, problem, reference_forced
 from gradwire.kernels.pieces import Each, Pieces, Places
 
-__all__ = ["OPERATIONS", "Many", "Op", "declared", "find", "operation"]
+__all__ = ["OPERATIONS", "Many", "Op", "declared", "find"]
 
 P = ParamSpec("P")
 
@@ -40,9 +40,6 @@ T = TypeVar("T")
 
 OPERATIONS: dict[str, "Op[Any]"] = {}
 """Every operation that was made, by its name under ``torch.ops.gradwire``."""
-
-Checked = Callable[[Callable[P, None]], Callable[P, None]]
-"""Makes a function that checks its arguments first."""
 
 _library: Any = torch.library.Library("gradwire", "DEF")  # type: ignore[no-untyped-call]
 
@@ -53,7 +50,7 @@ class Op(Generic[P]):
     Attributes:
         name: name under ``torch.ops.gradwire``.
         reference: the plain-torch version, without the checks.
-        declaration: content of the annotations; None where there are none.
+        declaration: content of the annotations.
         triton: the module that has its GPU kernel, if there is one.
         kernel_of_many: the call of its C++ kernel for many pieces, if there is one.
         gpu_takes_many: true where its GPU kernel takes many pieces in one launch.
@@ -62,25 +59,18 @@ class Op(Generic[P]):
     # Of the object: what a compiler traces must not name what is in no module.
     is_compiling = staticmethod(torch.compiler.is_dynamo_compiling)
 
-    def __init__(
-        self,
-        schema: str,
-        reference: Callable[P, None],
-        checked: Checked[P],
-        declaration: Declaration | None = None,
-        merges: bool = False,
-    ) -> None:
+    def __init__(self, reference: Callable[P, None], declaration: Declaration, merges: bool) -> None:
         self.gpu_takes_many = merges and not reference_forced
-        self.name = schema.partition("(")[0]
+        self.name = declaration.schema.partition("(")[0]
         self.reference = reference
         self.declaration = declaration
         family, _, last = reference.__module__.rpartition(".")
         self.triton = f"{family}.triton" if last == "ops" else f"{family}.triton.{last}"
         # Once, here: whether the environment is right is no question of each call.
-        self._checked = checked if problem is None else _refused
+        self._checked = declaration.checked if problem is None else _refused
         self.kernel_of_many: Callable[..., None] | None = None
         functools.update_wrapper(self, reference)
-        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.define(declaration.schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._checked(reference), "CompositeExplicitAutograd")
         _library.impl(self.name, self._on_meta, "Meta")
         if not reference_forced:
@@ -97,10 +87,9 @@ class Op(Generic[P]):
         if args and type(args[0]) is Pieces:
             self.many(*args, **kwargs)
             return
-        if self.declaration is not None:
-            shaped = self.declaration.shaped
-            args = tuple([_flat(value) if place in shaped else value for place, value in enumerate(args)])
-            kwargs = {name: _flat(value) if name in shaped else value for name, value in kwargs.items()}
+        shaped = self.declaration.shaped
+        args = tuple([_flat(value) if place in shaped else value for place, value in enumerate(args)])
+        kwargs = {name: _flat(value) if name in shaped else value for name, value in kwargs.items()}
         self._dispatch(*args, **kwargs)
 
     @functools.cached_property
@@ -108,20 +97,6 @@ class Op(Generic[P]):
         """The operation on many pieces in one call."""
         # Its operator can be registered once only, and threads meet here.
         return _many(self)
-
-    def kernel(self, device: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-        """Register the decorated function as the kernel of a device type; without the C++ extension this does nothing.
-
-        Args:
-            device: a dispatch key of torch: ``"CPU"``.
-        """
-
-        def register(function: Callable[P, None]) -> Callable[P, None]:
-            if kernels is not None:
-                _library.impl(self.name, self._checked(function), device)
-            return function
-
-        return register
 
     def _on_meta(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Do nothing; refuse tensors of which some are elsewhere, which torch's dispatcher sends here, too."""
@@ -154,8 +129,6 @@ class Many:
     """
 
     def __init__(self, op: Op[Any]) -> None:
-        if op.declaration is None:
-            raise TypeError(f"{op.name} is not declared by its annotations, so it takes one tensor and not many")
         self.op, self.said = op, op.declaration
         self._row = self.said.row()
         self._conditions = list(self.said.number_checks().items())
@@ -372,24 +345,6 @@ def find(name: str) -> tuple[Op[Any], bool]:
     return OPERATIONS[single], single != name
 
 
-def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, None]], Op[P]]:
-    """Make an ``Op`` of the decorated reference.
-
-    Args:
-        schema: schema, as ``torch.library`` reads it; outputs are marked ``Tensor(a!)`` and nothing is returned.
-        check: called with the arguments of every call; raises ``ConfigError``.
-    """
-
-    def checked(function: Callable[P, None]) -> Callable[P, None]:
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            check(*args, **kwargs)
-            function(*args, **kwargs)
-
-        return run
-
-    return lambda reference: Op(schema, reference, checked)
-
-
 @overload
 def declared(reference: Callable[P, None], /) -> Op[P]: ...
 @overload
@@ -419,7 +374,7 @@ def declared(
         tables: expressions over what is known of the call: calls of functions that make a tensor ``once``, which its
             C++ kernel needs, too; it is given their addresses after the parameters.
         threads: true: the C++ kernel takes the number of threads as its last argument.
-        native: true: the C++ kernel is called as the annotations say; false: ``Op.kernel`` registers another call.
+        native: true: it has a C++ kernel, which is called as the annotations say; false: it has none.
         merges: true: the GPU wrapper only launches kernels, each of which takes ``program``, so that the launches of
             several pieces merge into one.
 
@@ -435,7 +390,7 @@ def declared(
         # it in the class, and one of its own takes the arguments as they come: packing and unpacking them would be a
         # fifth of the call.
         kind = Op if direct is None else type(function.__name__, (Op,), {"__call__": direct})
-        op: Op[P] = kind(said.schema, function, said.checked, said, merges)
+        op: Op[P] = kind(function, said, merges)
         if has_kernel:
             _library.impl(op.name, said.kernel(kernels, threads), "CPU")
             op.kernel_of_many = said.kernel_of_many(kernels, threads)

@@ -10,7 +10,7 @@ from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.units import exponent_of, power_of_two
 
-__all__ = ["TINY", "norms_of", "pack_levels", "spread", "uniform", "unpack_levels"]
+__all__ = ["TINY", "in_blocks", "norms_of", "pack_levels", "spread", "uniform", "unpack_levels"]
 
 TINY = 2.0**-120
 """A smaller norm counts as zero, since what it divides must not overflow."""
@@ -21,7 +21,7 @@ _LEAST_SQUARES = 2.0**-100
 
 def norms_of(x: Tensor, block: int, norm: str) -> Tensor:
     """Compute the stored norm of each block."""
-    blocks = _blocks(x, block)
+    blocks = in_blocks(x, block)
     norms = _largest(blocks) if norm == "linf" else _length(blocks)
     return norms.masked_fill_(norms < TINY, 0.0)
 
@@ -43,7 +43,8 @@ def spread(values: Tensor, n: int, block: int) -> Tensor:
     return values.repeat_interleave(block, output_size=values.numel() * block)[:n]
 
 
-def _blocks(x: Tensor, block: int) -> Tensor:
+def in_blocks(x: Tensor, block: int) -> Tensor:
+    """View a flat tensor as rows of a block each, the last filled up with zeros."""
     return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)
 
 

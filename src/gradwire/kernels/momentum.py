@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.kernels.validation import float32
+from gradwire.kernels.float32 import float32
 
 __all__ = ["advance"]
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from gradwire.kernels.arguments import Flat, Floats, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.momentum import advance
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.stored import keep_unless, row_bytes, write
 from gradwire.kernels.sums import SUM_BLOCK, block_sums, mean_of_sums, sum_of_sums
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "accumulate",

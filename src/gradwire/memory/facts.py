@@ -33,7 +33,6 @@ __all__ = [
     "plain",
     "residual_is_momentum",
     "returned",
-    "takes_back",
     "takes_dtype",
     "takes_pieces",
     "tensorwise",
@@ -181,9 +180,3 @@ def returned(memory: Memory, grad: Tensor, kept: Mapping[str, Tensor], places: T
         values: float32, what the payload said there.
     """
     return
-
-
-@capability()
-def takes_back(memory: Memory) -> bool:
-    """Return whether entries that were sent in vain are kept again, because ``returned`` is the memory's own."""
-    return returned.declared(memory)

@@ -37,7 +37,6 @@ AFTER = 8
 """Steps with a method after which something can be said about them."""
 
 NAMES = {"ddp": "DistributedDataParallel", "fsdp": "fully_shard"}
-LINES = {"ddp": "gradwire.compress_ddp(model)", "fsdp": "gradwire.compress_fsdp(model)"}
 
 _pending: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Models whose first forward pass in training is waited for, with the session and the hook that does so."""

@@ -111,7 +111,7 @@ def example(op: Op[Any]) -> dict[str, Any]:
         >>> {name: tuple(value.shape) for name, value in arguments.items() if name in ("x", "codes")}
         {'x': (32,), 'codes': (8,)}
     """
-    return _parts() if op.declaration is None or op.name in BY_HAND else _made(op)
+    return _parts() if op.name in BY_HAND else _made(op)
 
 
 def _parts() -> dict[str, Any]:
@@ -131,7 +131,6 @@ _COUNTS_RANKS = {"sums_add_decoded": "codes"}
 
 
 def _made(op: Op[Any]) -> dict[str, Any]:
-    assert op.declaration is not None
     made = {name: _argument(op, name) for name in op.declaration.types}
     if op.name in _COUNTS_RANKS:
         made[_COUNTS_RANKS[op.name]][-1] = 1
@@ -140,7 +139,6 @@ def _made(op: Op[Any]) -> dict[str, Any]:
 
 def _values(op: Op[Any]) -> dict[str, Any]:
     """Choose numbers that fulfil the conditions of the operation."""
-    assert op.declaration is not None
     named = {name: 0.5 for name, kind in op.declaration.types.items() if kind is float}
     found = named | _VALUES | {"n": _LONGER.get(op.name, N)}
     for name, allowed in _SIZES.items():
@@ -151,7 +149,6 @@ def _values(op: Op[Any]) -> dict[str, Any]:
 
 
 def _argument(op: Op[Any], name: str) -> Any:
-    assert op.declaration is not None
     mark = op.declaration.marks.get(name)
     if isinstance(mark, Names):
         return mark.known[0]
@@ -178,7 +175,7 @@ def variants(op: Op[Any]) -> Iterator[dict[str, Any]]:
         The arguments that take the place of those of ``example``.
     """
     said = op.declaration
-    if said is None or op.name in BY_HAND:
+    if op.name in BY_HAND:
         return
     for name, kind in said.types.items():
         mark = said.marks.get(name)

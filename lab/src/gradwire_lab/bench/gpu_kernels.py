@@ -138,7 +138,7 @@ def _after(op: Op[Any], arguments: dict[str, Any], device: str) -> dict[str, Ten
     else:
         arguments = {name: _moved(value, device) for name, value in arguments.items()}
         op(**arguments)
-    marks = op.declaration.marks if op.declaration is not None else {}
+    marks = op.declaration.marks
     written = [name for name, value in arguments.items() if isinstance(value, Tensor) and marks[name].written]
     found = {name: arguments[name].cpu() for name in written}
     if "used" in found and "stream" in found:

@@ -31,8 +31,8 @@ from gradwire._once import once
 from gradwire.kernels.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.levels import norms_of, spread
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "KINDS",

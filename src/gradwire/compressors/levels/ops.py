@@ -35,13 +35,13 @@ from torch import Tensor
 from gradwire.kernels.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.levels import TINY, norms_of, pack_levels, spread, uniform, unpack_levels
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.stored import read, row_bytes, write
 from gradwire.kernels.sums import sum_of_sums
 from gradwire.kernels.units import exponent_of, power_of_two
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "LARGEST_BLOCK",

@@ -17,9 +17,9 @@ from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.kernels.arguments import Flat, Floats, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.sums import tree_of
 from gradwire.kernels.units import exponent_of, power_of_two
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "lowrank_add_decoded",

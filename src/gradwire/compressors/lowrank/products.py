@@ -30,7 +30,6 @@ __all__ = [
     "keep_usable_each",
     "matrix_of",
     "multiply",
-    "near_one",
     "near_one_each",
     "normal",
     "orthonormal",
@@ -313,18 +312,8 @@ def _peaks(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(rows), math.inf))
 
 
-def near_one(rows: Tensor) -> Tensor:
-    """Scale each row by a power of two, so that its largest element is near 1: only the directions matter.
-
-    >>> near_one(torch.tensor([[3e20, -1e20], [0.0, 0.0]])).abs().amax(1).lt(2).tolist()
-    [True, True]
-    """
-    peaks = rows.abs().amax(-1, keepdim=True)
-    return rows * power_of_two(-exponent_of(peaks))
-
-
 def near_one_each(factors: Sequence[Tensor]) -> list[Tensor]:
-    """Apply ``near_one`` to several matrices with results in one tensor, in as many operations as for one."""
+    """Apply ``lowrank_near_one`` to several matrices with results in one tensor, in as many operations as for one."""
     if factors[0].device.type in ("cuda", "meta"):
         scaled = _parts_of(torch.empty(sum(each.numel() for each in factors), device=factors[0].device), factors)
         small = small_factors(factors, scaled)

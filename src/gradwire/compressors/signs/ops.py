@@ -20,9 +20,9 @@ from gradwire.kernels.base import declared
 from gradwire.kernels.bits import pack_bits, unpack_bits
 from gradwire.kernels.codes import pack, unpack
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.levels import spread
 from gradwire.kernels.sums import SUM_BLOCK, block_sums, mean_of_sums
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "mean_magnitude",

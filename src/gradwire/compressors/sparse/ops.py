@@ -27,8 +27,8 @@ from gradwire.kernels.arguments import Flat, Flats, Floats, Rows, Status, Where,
 from gradwire.kernels.base import declared
 from gradwire.kernels.bits import unpack_bits
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.segments import SEGMENT, low_bits, segments, write_places
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "add_inside",

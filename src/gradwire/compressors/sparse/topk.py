@@ -15,6 +15,7 @@ from gradwire.compressors.sparsifier import Sparsifier
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
 from gradwire.kernels import nonfinite
+from gradwire.kernels.segments import few
 from gradwire.vocabulary import Field, Key, Payload
 
 __all__ = ["TopK"]
@@ -144,17 +145,12 @@ class TopK(Sparsifier):
         form, k = self.form(n), self.count(n)
         counts, indices = form.read(places, n, k)
         if bool((counts < 0).any()) or int(counts.sum()) != k:
-            raise WireError(f"topk counts must be >= 0 and sum to {k}, got {_few(counts)}")
+            raise WireError(f"topk counts must be >= 0 and sum to {k}, got {few(counts)}")
         segments = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts)
         where = segments * _SEGMENT + (indices.long() & (_SEGMENT - 1))
         if bool((where.diff() <= 0).any()) or bool((where[-1:] >= n).any()):
-            raise WireError(f"topk indices must increase and stay below {n}, got {_few(where)}")
+            raise WireError(f"topk indices must increase and stay below {n}, got {few(where)}")
         again = tuple(torch.empty_like(field) for field in places)
         form.write(counts, indices, again, n)
         if form is not FORMS["block"] and not all(map(torch.equal, again, places)):
             raise WireError(f"topk {self.indices} indices have bits set that mean nothing")
-
-
-def _few(values: Tensor) -> str:
-    shown = ", ".join(map(str, values[:8].tolist()))
-    return f"[{shown}, ...]" if values.numel() > 8 else f"[{shown}]"

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.bits import unpack_bits
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.compact import rank
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.largest import write_largest
@@ -20,7 +21,6 @@ from gradwire.kernels.triton.signs import blocks
 from gradwire.kernels.triton.sparse import BLOCK as STEP
 from gradwire.kernels.triton.sparse import PARTS
 from gradwire.kernels.triton.tile import number
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "parts_add_decoded",

@@ -32,8 +32,8 @@ from gradwire.kernels.bits import unpack_bits
 from gradwire.kernels.codes import code_bytes, pack, unpack
 from gradwire.kernels.dither import fires
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.rice import read_rice, rice_shift, write_rice
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "capacity",

@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.codes import pack, places, unpack
 from gradwire.kernels.triton.dither import dither
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.status import compensate
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "dithered_encode",

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import auto_threshold, capabilities
+from gradwire import kernels
+from gradwire.compressors import auto_threshold
 from gradwire.compressors.auto_threshold import AUTO
-from gradwire.compressors.base import Compressor
-from gradwire.compressors.decoders import rows_of
+from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.ternary import ops
 from gradwire.compressors.ternary.streams import (
     add_streams,
@@ -31,7 +31,7 @@ __all__ = ["TwoBit"]
 
 
 @dataclass(frozen=True)
-class TwoBit(Compressor):
+class TwoBit(FreshDecoder):
     """Send +t, 0 or -t for each element and keep the rest: 2 bits an element.
 
     r = residual + g;  r >= t: code 11, residual = r - t;  r <= -t: code 10, residual = r + t;  else code 00.
@@ -133,23 +133,13 @@ class TwoBit(Compressor):
         if not fixed:
             shrink(codes, payload, grad.numel())
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(rows_of(payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._add(payloads, out, scale)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        if self.fixed_size:
-            self._add(payloads, out, scale, fresh=True)
-        else:
-            capabilities.decode_many.default(self, payloads, out, scale)
-
-    def _add(self, payloads: Payload, out: Tensor, scale: float, fresh: bool = False) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         threshold, steps = auto_threshold.steps_of(self.threshold, payloads)
         if self.fixed_size:
             ops.twobit_add_decoded(payloads[-1], out, threshold, scale, steps, fresh)
         else:
+            if fresh:
+                kernels.fill_where(out, 0.0)
             add_streams(payloads, out, threshold, scale, steps)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:

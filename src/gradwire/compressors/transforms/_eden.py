@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from gradwire._once import once
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.philox4x32 import philox_words
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "FORMS",

@@ -13,11 +13,11 @@ from gradwire.compressors.transforms import _eden
 from gradwire.errors import require
 from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
 from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.levels import TINY, pack_levels, unpack_levels
 from gradwire.kernels.units import exponent_of, power_of_two
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "eden_add_decoded",

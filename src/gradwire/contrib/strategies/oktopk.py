@@ -12,7 +12,7 @@ from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.contrib.strategies._sparse import PlacedValues, exchange, pack, unpack
 from gradwire.engine.dense import DenseSession
-from gradwire.engine.part import Message, Part, Piece, Unit, fill_nonfinite, nonfinite
+from gradwire.engine.part import Message, Part, Piece, Unit, nonfinite
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kernels import segments as _topk
@@ -74,7 +74,7 @@ class OkTopkStrategy(Strategy):
             )
 
     def check_memory(self, memory: Memory) -> None:
-        if memory.balanced and not facts.takes_back(memory):
+        if memory.balanced and not facts.returned.declared(memory):
             raise ConfigError(
                 f"strategy 'oktopk' gives entries back that were sent in vain, but memory {memory.name!r} has no "
                 "method 'returned' to keep them: add one, or use strategy='allgather'"
@@ -128,7 +128,7 @@ class OkTopkSession(Session):
         with self.decoding:
             if bool(bad):
                 self.part.rollback(flat)
-                fill_nonfinite((piece.of(flat) for piece in self.part.pieces), bad)
+                self.part.spoil(flat, bad)
                 return bad
             for piece, sent, arrived in zip(self.part.pieces, local, won, strict=True):
                 self._deliver(piece, flat, sent, arrived)

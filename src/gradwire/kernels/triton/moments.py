@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.kernel_launch import launch, scratch
 from gradwire.kernels.triton.lengths import exponent_of, power_of_two
 from gradwire.kernels.triton.signs import blocks, total_of_16
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.sums import tree_sum
-from gradwire.kernels.validation import float32
 
 __all__ = ["write_moments", "write_norm"]
 

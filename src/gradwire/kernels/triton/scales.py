@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.sums import SUM_BLOCK
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch, scratch
 from gradwire.kernels.triton.signs import blocks, total_of_32
 from gradwire.kernels.triton.sums import tree_sum
 from gradwire.kernels.triton.tile import elements
-from gradwire.kernels.validation import float32
 
 __all__ = ["follow"]
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.accumulate import add_residual
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.levels import blocks, groups, largest, load
@@ -15,7 +16,6 @@ from gradwire.kernels.triton.scales import follow
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.stored import code_scale, write_rows
 from gradwire.kernels.triton.tile import elements, number
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "accumulate",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.decoders import ManyDecoder
 from gradwire.contrib.compressors.casts import ops
 from gradwire.errors import WireError, is_int, require
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
@@ -18,7 +18,7 @@ __all__ = ["Inceptionn"]
 
 
 @dataclass(frozen=True)
-class Inceptionn(Compressor):
+class Inceptionn(ManyDecoder):
     """Send 0, 8, 16 or 32 bits for each element, so that |C(x) - x| < 2^-bound for every one of them.
 
         |x| < 2^-b                    nothing
@@ -72,9 +72,6 @@ class Inceptionn(Compressor):
     ) -> None:
         used, stream = payload
         ops.inceptionn_encode_feedback(grad.view(-1), residual.view(-1), used, stream, self.bound, status)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.inceptionn_add_decoded(payload[1].unsqueeze(0), out.view(-1), self.bound, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         ops.inceptionn_add_decoded(payloads[1], out.view(-1), self.bound, scale)

@@ -18,7 +18,7 @@ from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Where, Writte
 from gradwire.kernels.base import declared
 from gradwire.kernels.bits import pack, unpack
 from gradwire.kernels.feedback import compensate
-from gradwire.kernels.validation import float32
+from gradwire.kernels.float32 import float32
 
 __all__ = [
     "capacity",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.kernels.arguments import Flat, Where, Written
 from gradwire.kernels.base import declared
-from gradwire.kernels.validation import float32
+from gradwire.kernels.float32 import float32
 
 __all__ = [
     "sum_words",

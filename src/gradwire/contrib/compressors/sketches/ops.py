@@ -17,8 +17,8 @@ from torch import Tensor
 from gradwire.errors import require
 from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.philox4x32 import philox_words
-from gradwire.kernels.validation import float32
 
 __all__ = ["bucket_add_decoded", "bucket_encode", "places", "sketch_add", "sketch_estimate"]
 

@@ -27,10 +27,10 @@ from gradwire.kernels.base import declared
 from gradwire.kernels.bits import pack, pack_bits, unpack_bits
 from gradwire.kernels.dither import dither
 from gradwire.kernels.feedback import compensate
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.segments import SEGMENT, segments, write_places
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "BITMAP",

@@ -18,8 +18,8 @@ from gradwire._once import once
 from gradwire.kernels.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
-from gradwire.kernels.levels import TINY
-from gradwire.kernels.validation import float32
+from gradwire.kernels.float32 import float32
+from gradwire.kernels.levels import TINY, in_blocks
 
 __all__ = [
     "three_lc_add_decoded",
@@ -46,14 +46,14 @@ def three_lc_capacity(n: int, block: int) -> int:
 
 def _scales_of(x: Tensor, block: int, sparsity: float) -> Tensor:
     """Compute M of each block; a vanishing one is zero."""
-    magnitudes = _blocks(x, block).view(torch.int32) & 0x7FFFFFFF
+    magnitudes = in_blocks(x, block).view(torch.int32) & 0x7FFFFFFF
     scales = magnitudes.amax(1).view(torch.float32) * torch.tensor(sparsity, dtype=torch.float32, device=x.device)
     return scales.masked_fill_(scales < TINY, 0.0)
 
 
 def _ternary_of(x: Tensor, scales: Tensor, block: int) -> Tensor:
     """Compute the q of each element, int64, with zeros up to the end of the last block."""
-    half, parts = (scales * 0.5).unsqueeze(1), _blocks(x, block)
+    half, parts = (scales * 0.5).unsqueeze(1), in_blocks(x, block)
     q = (parts > half).long() - (parts < -half).long()
     return q.masked_fill_(~_usable(scales).unsqueeze(1), 0)
 
@@ -107,10 +107,6 @@ def _usable(scales: Tensor) -> Tensor:
 
 def _groups(count: int) -> int:
     return math.ceil(count / 5)
-
-
-def _blocks(x: Tensor, block: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)
 
 
 Scales = Annotated[Tensor, Flat(torch.float32, "-(-n // block)", written=True)]

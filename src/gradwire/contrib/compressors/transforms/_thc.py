@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.philox4x32 import philox_words
-from gradwire.kernels.validation import float32
 
 __all__ = ["coordinates", "flip", "inverse_root", "parts"]
 

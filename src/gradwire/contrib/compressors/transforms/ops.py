@@ -14,9 +14,9 @@ from gradwire.contrib.compressors.transforms._thc import coordinates
 from gradwire.errors import require
 from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
+from gradwire.kernels.float32 import float32
 from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
 from gradwire.kernels.levels import norms_of, uniform
-from gradwire.kernels.validation import float32
 
 __all__ = [
     "block_norms",
