@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
+from gradwire.kernels.trits import check_trits, room_for, unpack_trits
 from gradwire.vocabulary import Payload
 
-__all__ = ["FreshDecoder", "ManyDecoder", "rows_of"]
+__all__ = ["FreshDecoder", "ManyDecoder", "TritDecoder", "rows_of"]
 
 
 def rows_of(payload: Payload) -> Payload:
@@ -36,3 +39,38 @@ class FreshDecoder(ManyDecoder):
 
     def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_rows(payloads, out, scale, fresh=True)
+
+
+class TritDecoder(FreshDecoder):
+    """A method whose payload is norms and codes, which travel as they are, or five ternary digits to a byte."""
+
+    packing: str
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        norms, packed = payload
+        codes = room_for(packed, out.numel(), self.packing)
+        if codes is not packed:
+            unpack_trits(packed, codes)
+        self.add_rows(rows_of((norms, codes)), out, scale, fresh=False)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.packing == "bits":
+            super().add_decoded_many(payloads, out, scale)
+        else:
+            # One after the other, because digits are unpacked for one payload.
+            Compressor.add_decoded_many(self, payloads, out, scale)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.packing == "bits":
+            super().decode_many(payloads, out, scale)
+        else:
+            capabilities.decode_many.default(self, payloads, out, scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        """Refuse bytes that are not five ternary digits.
+
+        Raises:
+            WireError: one is larger than 242. Every payload of codes that travel as they are is accepted.
+        """
+        if self.packing == "trits":
+            check_trits(self.name, payload[1])

@@ -11,20 +11,20 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Feedback
+from gradwire.compressors.decoders import TritDecoder
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.rounding import Grid, linf_omega, times, uniform_omega
 from gradwire.errors import is_int, require
 from gradwire.kernels import Each, nonfinite
-from gradwire.kernels.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
+from gradwire.kernels.trits import pack_trits, room_for, trit_bytes
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]
 
 
 @dataclass(frozen=True)
-class QSGD(Compressor):
+class QSGD(TritDecoder):
     """Round each element at random to one of 2s + 1 levels of its block's norm N, so that the mean is right.
 
     a = s |x| / N;  l = floor(a + u), u uniform on (0, 1);  C(x) = sign(x) l N / s;  s = 2^(bits - 1) - 1.
@@ -200,39 +200,11 @@ class QSGD(Compressor):
                 nonfinite(norms, status)
         self._pack(codes, packed)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        norms, packed = payload
-        codes = room_for(packed, out.numel(), self.packing)
-        if codes is not packed:
-            unpack_trits(packed, codes)
-        self._add((norms.unsqueeze(0), codes.unsqueeze(0)), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        if self.packing == "bits":
-            self._add(payloads, out, scale)
-        else:
-            super().add_decoded_many(payloads, out, scale)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        if self.packing == "bits":
-            self._add(payloads, out, scale, fresh=True)
-        else:
-            capabilities.decode_many.default(self, payloads, out, scale)
-
-    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes that are not five ternary digits.
-
-        Raises:
-            WireError: one is larger than 242. Every payload of codes in bits is accepted.
-        """
-        if self.packing == "trits":
-            check_trits(self.name, payload[1])
-
     def _pack(self, codes: Tensor, packed: Tensor) -> None:
         if codes is not packed:
             pack_trits(codes, packed)
 
-    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         if self.block is None:
             self._grid(out.numel()).add_decoded(payloads, out, scale, fresh=fresh)
             return

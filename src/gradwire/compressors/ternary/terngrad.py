@@ -11,18 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import capabilities
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.decoders import TritDecoder
 from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
-from gradwire.kernels.trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
+from gradwire.kernels.trits import pack_trits, room_for, trit_bytes
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["TernGrad"]
 
 
 @dataclass(frozen=True)
-class TernGrad(Compressor):
+class TernGrad(TritDecoder):
     """Send S, 0 or -S for each element: 2 bits an element, or 1.6.
 
     c = clip * deviation(x);  y = x cut off at -c and c;  S = max|y|;  C(x) = S sign(x) b, b = 1 with probability
@@ -114,30 +113,5 @@ class TernGrad(Compressor):
         if room is not codes:
             pack_trits(room, codes)
 
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        norm, codes = payload
-        room = room_for(codes, out.numel(), self.packing)
-        if room is not codes:
-            unpack_trits(codes, room)
-        self._grid.add_decoded((norm.unsqueeze(0), room.unsqueeze(0)), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        if self.packing == "bits":
-            self._grid.add_decoded(payloads, out, scale)
-        else:
-            super().add_decoded_many(payloads, out, scale)
-
-    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        if self.packing == "bits":
-            self._grid.add_decoded(payloads, out, scale, fresh=True)
-        else:
-            capabilities.decode_many.default(self, payloads, out, scale)
-
-    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes that are not five ternary digits.
-
-        Raises:
-            WireError: one is larger than 242. Every payload of 2-bit codes is accepted.
-        """
-        if self.packing == "trits":
-            check_trits(self.name, payload[1])
+    def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+        self._grid.add_decoded(payloads, out, scale, fresh=fresh)
