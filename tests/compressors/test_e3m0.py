@@ -109,3 +109,15 @@ def test_bad_block(bad):
         ConfigError, match=re.escape(f"E3M0.block must be a multiple of 16 in [16, 65536] or None, got {bad!r}")
     ):
         E3M0(block=bad)
+
+
+def test_no_element_is_further_off_than_the_docstring_says():
+    x = torch.cat([torch.linspace(0.0, 1.0, 20001), torch.tensor([2.0**-e for e in range(9)])])
+    apart = (decoded(E3M0(block=None), x) - x).abs()
+    large = x >= 0.75 * 2.0**-6
+    assert (apart[large] <= x[large] / 3 * (1 + 1e-6)).all()
+    assert (apart[~large] <= 2.0**-7 * (1 + 1e-6)).all()
+    assert (decoded(E3M0(block=None), x)[x < 2.0**-7] == 0).all()
+    # Neither bound is met with room to spare.
+    assert (apart[large] / x[large]).max() > 0.33
+    assert apart[~large].max() > 0.99 * 2.0**-7

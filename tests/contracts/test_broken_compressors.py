@@ -70,7 +70,7 @@ class Overwrites(TwoBit):
 class MixesUpRanks(TwoBit):
     def add_decoded_many(self, payloads, out, scale=1.0):
         for rank in range(len(payloads[0])):
-            self.add_decoded((payloads[0][0],), out, scale * (rank + 1))
+            super().add_decoded_many((payloads[0][:1],), out, scale * (rank + 1))
 
 
 class ReadsRubbish(NonZero):

@@ -103,8 +103,10 @@ def parameters(tree: ast.Module, node: ast.ClassDef) -> dict[str, str]:
                 for other in inside.body:
                     if isinstance(other, ast.ClassDef) and other.name in bases:
                         found |= parameters(inside, other)
+    # Elsewhere than in a dataclass, an annotation alone declares what subclasses have.
+    whole = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
     for each in node.body:
-        if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
+        if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation) and (whole or each.value):
             value = each.value
             if isinstance(value, ast.Call):  # field(default=..., metadata=...)
                 value = next((word.value for word in value.keywords if word.arg == "default"), None)

@@ -1,5 +1,5 @@
-"""Optimizers, one in each file, that send other quantities than gradients: momentum, or the change
-over several steps.
+"""Optimizers, one in each file, that send other quantities than gradients: momentum, or the change over several steps;
+and ``MuonAdamW``, which sends nothing, for ``DiLoCo`` around it.
 """
 
 from gradwire.optim.local.compressed_step import CompressedStep

@@ -578,7 +578,7 @@ class Channel:
 
     def _explain(self, loss: Loss, error: RuntimeError) -> str:
         """Say why an exchange failed."""
-        return explain(self.group, loss, error, self._limit)
+        return explain(self.group, loss, error, self._limit, self.members)
 
     def _finish(self, works: Sequence[tuple[int | None, dist.Work | None]]) -> None:
         began = self.metrics.clock()

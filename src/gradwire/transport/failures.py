@@ -82,21 +82,35 @@ def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = No
     return None
 
 
-def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception, limit: float | None = None) -> str:
+def explain(
+    group: dist.ProcessGroup | None,
+    loss: Loss,
+    error: Exception,
+    limit: float | None = None,
+    members: Sequence[int] | None = None,
+) -> str:
     """Explain why an exchange failed: the peers, the seconds and the option, as far as is known.
 
     Args:
         limit: seconds that it was waited for; None: the group's own timeout.
+        members: ranks of the group as the default group counts them, by which they are named; None: those of the group.
     """
+    numbers = list(range(loss.world) if members is None else members)
+
+    def called(ranks: Sequence[int]) -> str:
+        return named([numbers[j] for j in ranks])
+
     seconds = timeout_of(group) if limit is None else limit
     notes = within(DEADLINE, lambda store: _swap(store, f"gradwire/lost/{group.group_name}", loss)) if group else None
-    where = f"rank {loss.rank} of {loss.world} in {loss.doing}"
+    mine = numbers[loss.rank]
+    place = f"of {loss.world}" if mine == loss.rank else f"({loss.rank} of {loss.world} in its group)"
+    where = f"rank {mine} {place} in {loss.doing}"
     patience = f"timeout={seconds:g} s" if seconds is not None else "its timeout"
     unheard = [j for j in range(loss.world) if j != loss.rank and j not in (notes or {})]
     # Ranks that are well have written for whom they waited, so one that wrote nothing is the likely cause.
     peers = loss.peers or (unheard if notes is not None or loss.world == 2 else [])
     if loss.silent:
-        whom = named(peers) or "the other ranks"
+        whom = called(peers) or "the other ranks"
         told = (
             f"{where} waited {patience} for {whom} and got no answer: busy for longer, stopped, or in another call. If "
             "that is no mistake, give a longer timeout= (seconds)"
@@ -105,11 +119,11 @@ def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception, limit
         gave_up = [j for j, note in (notes or {}).items() if note["silent"] and loss.rank in note["peers"]]
         if gave_up:
             told = (
-                f"{where} came too late: {named(gave_up)} waited {patience} for this rank and gave up. If that is no "
+                f"{where} came too late: {called(gave_up)} waited {patience} for this rank and gave up. If that is no "
                 "mistake, give a longer timeout= (seconds) on all ranks"
             )
         else:
-            whom = named(peers) or "a peer"
+            whom = called(peers) or "a peer"
             told = f"{where} lost {whom}: the process died, or gave up after {patience} or an error of its own"
     return f"{told} ({str(error).partition('. This is typically')[0]})"
 

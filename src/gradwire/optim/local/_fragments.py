@@ -81,7 +81,8 @@ def deal(names: Sequence[str], count: int, how: Deal = "strided") -> list[list[i
             layers.setdefault(layer, []).append(number)
         else:
             (after if layers else before).append(number)
-    allowed = f"at most {len(layers)}, the layers whose number is in the names of their parameters"
+    fits = f"at most {len(layers)}, the layers whose number is in the names of their parameters"
+    allowed = fits if layers else "1 or None for a model without the numbers of layers in the names of its parameters"
     require(count <= len(layers), "DiLoCo.fragments", allowed, count)
     each, total = list(layers.values()), len(layers)
     if how == "strided":

@@ -205,7 +205,11 @@ class DiLoCo(LocalSteps):
             SparseLoCo", arXiv:2508.15706, 2025.
         """
         own = {"momentum": 0.0, "clip": True, "places": "combinations", "memory": Residual(beta=decay)}
-        return cls(inner, "sparseloco", every=every, lr=lr, **{**own, **options})
+        given = {**own, **options}
+        # The norms of those that sent something are known where all payloads are, and at a meeting they are not.
+        alone = options.get("meeting") is None or given["clip"] is False
+        require(alone, "clip", "False with a meeting", given["clip"])
+        return cls(inner, "sparseloco", every=every, lr=lr, **given)
 
     @classmethod
     def muloco(

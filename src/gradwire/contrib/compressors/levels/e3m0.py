@@ -28,8 +28,8 @@ _SLICE = 2**13
 class E3M0(FreshDecoder):
     """Round each element to the nearest of 0 and 2^-6, ..., 1/2, 1 times the largest magnitude N of its block.
 
-    |C(x) - x| <= |x| / 3 where |x| >= 2^-7 N, and C(x) = 0 below. So |C(x) - x|^2 <= |x|^2 / 9 over a block of at most
-    2,049 elements, and delta = 8 / 9.
+    |C(x) - x| <= |x| / 3 where |x| >= 3/4 2^-6 N, and |C(x) - x| <= 2^-7 N below, where C(x) = 0 from 2^-7 N on. Over a
+    block of at most 2,049 elements |C(x) - x|^2 <= |x|^2 / 9, and delta = 8 / 9.
 
     It is meant for the changes that ``DiLoCo`` exchanges fragment by fragment: a sign and an exponent of three bits for
     each element, which receivers add up in float32. A code is one of ``nuqsgd`` with 4 bits, which rounds at random;
