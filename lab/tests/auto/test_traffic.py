@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gradwire.auto.codec import DryChannel, dry_exchange
+from gradwire.auto.codec import dry_exchange
 from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
 from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor, MultiRound
@@ -22,6 +22,7 @@ from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
 from gradwire.transport.collective_round import Round
+from gradwire.transport.recording import RecordingChannel
 from gradwire_lab.experiments.recommended import labels, recommended
 from gradwire_lab.netlab import Link
 
@@ -40,7 +41,7 @@ def asked(compressor: Compressor, workers: int, rank: int, steps: int, strategy:
     for _ in range(steps):
         exchange.begin_step()
         exchange.run(torch.randn(NUMEL, out=flat), PARAMS)
-    assert isinstance(exchange.channel, DryChannel)
+    assert isinstance(exchange.channel, RecordingChannel)
     return exchange.channel.rounds
 
 

@@ -1,4 +1,4 @@
-"""Seconds that encoding and decoding take, bucket by bucket: the exchange itself, on a channel that carries nothing.
+"""Seconds that encoding and decoding take, bucket by bucket: the exchange itself, on a channel that records.
 
 Invariants:
     * ``Exchange.run`` is timed on gradients of the real shapes, with plan, memories and status words, minus the time in
@@ -25,75 +25,16 @@ from gradwire.engine.exchange import Exchange
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
 from gradwire.metrics import Metrics
-from gradwire.transport.channel import Channel
-from gradwire.transport.collective_round import Round, ring, to_all
+from gradwire.transport.collective_round import Round
+from gradwire.transport.recording import RecordingChannel
 
-__all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample", "slowest"]
+__all__ = ["SAMPLE", "Codec", "CodecTimes", "dry_exchange", "measure", "sample", "slowest"]
 
 WARM_UP, REPEATS = 2, 5
 _SPREAD = 1e-2
 
 SAMPLE = 1 << 20
 """Elements of a sample: enough that the work for each of them outweighs the work for each call."""
-
-
-class DryChannel(Channel):
-    """A channel for one of ``workers`` that do not exist: rounds are recorded and end at once.
-
-    Args:
-        workers: pretended number of workers.
-        metrics: metrics that count its bytes, as those of ``Channel``.
-        rank: pretended rank of this worker.
-    """
-
-    compares = False
-
-    def __init__(self, workers: int, metrics: Metrics, rank: int = 0) -> None:
-        super().__init__(None, metrics)
-        self.world, self.rank = workers, rank
-        self.rounds: list[Round] = []
-        self.inside = 0.0
-        self._sent: list[Tensor] = []
-
-    def begin_rows(self, rows: Tensor) -> Callable[[], None]:
-        """Note the rows with which a step begins; they travel beside the first encode, and no round waits for them."""
-        return lambda: None
-
-    def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
-        """Record the round."""
-        if self.world > 1 and tensor.numel():
-            self.rounds.append(ring(tensor.nbytes, self.world))
-        return lambda: None
-
-    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
-        """Record the round; every peer is taken to send what this worker would send in its place."""
-        start = self.metrics.clock()
-        peers = [j for j in range(self.world) if j != self.rank]
-        for j in peers:
-            self._fill(receives[j], [sends[self.rank], sends[j], *self._sent[j : j + 1]])
-        self._sent = list(sends)
-        sent, received = sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers)
-        if peers:
-            self.rounds.append(Round("exchange", sent, received))
-        self.inside += self.metrics.clock() - start
-
-    def broadcast(self, rows: Tensor) -> None:
-        """Record the round."""
-        start = self.metrics.clock()
-        for j in range(self.world):
-            rows[j].copy_(rows[self.rank])
-        self.rounds.append(to_all(rows[0].nbytes, self.world, "broadcast"))
-        self.inside += self.metrics.clock() - start
-
-    @staticmethod
-    def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
-        """Fill the received messages with the first message of their size, because a payload of another size would be
-        invalid.
-        """
-        for message in found:
-            if message.numel() == room.numel() and message.data_ptr() != room.data_ptr():
-                room.copy_(message)
-                return
 
 
 @dataclass(frozen=True)
@@ -240,7 +181,7 @@ def dry_exchange(
         policy: per-parameter choices.
         options: further arguments of ``Exchange``.
     """
-    return Exchange(compressor, policy=policy, channel=DryChannel(workers, Metrics(), rank), **options)
+    return Exchange(compressor, policy=policy, channel=RecordingChannel(workers, Metrics(), rank), **options)
 
 
 def measure(
@@ -307,7 +248,7 @@ def measure(
 
 def _timed(exchange: Exchange, flat: Tensor, bucket: BucketProfile) -> CodecTimes:
     channel, metrics = exchange.channel, exchange.counters
-    assert isinstance(channel, DryChannel)
+    assert isinstance(channel, RecordingChannel)
     first, inside, encoded = len(channel.rounds), channel.inside, metrics.seconds["encode"]
     start = metrics.clock()
     exchange.run(flat, bucket.params)

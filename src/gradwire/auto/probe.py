@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from gradwire.auto.choices import Choice
-from gradwire.auto.codec import DryChannel, dry_exchange
+from gradwire.auto.codec import dry_exchange
 from gradwire.auto.step_record import between, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
+from gradwire.transport.recording import RecordingChannel
 
 __all__ = ["Probed", "compressible", "probe"]
 
@@ -112,7 +113,7 @@ def _rows(flat: Tensor, params: Sequence[Named], names: set[str], numel: int) ->
 
 def _timed(dry: Exchange, sample: Tensor, shapes: Sequence[Named]) -> float:
     channel, flat = dry.channel, sample.clone()
-    assert isinstance(channel, DryChannel)
+    assert isinstance(channel, RecordingChannel)
     dry.begin_step()
     inside, start = channel.inside, moment(dry.device)
     dry.run(flat, shapes)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = ["Kind", "Round", "ring", "to_all"]
 
 Kind = Literal["exchange", "all_reduce", "broadcast", "hosts", "local"]
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """A round of messages that all workers send at the same time and wait for.
 
-    Args:
+    Attributes:
         kind: pattern of the messages; "hosts" and "local" are rounds of two levels, between and inside hosts.
         sent: bytes that the busiest worker hands to its link; for "hosts", bytes that the busiest host sends.
         received: bytes that the busiest worker, or host, gets.

@@ -136,11 +136,11 @@ def waits_of_exchange(name: str, shapes: list[tuple[int, ...]]) -> list[str]:
     What only the CPU asks, whether a step counts, is left out.
     """
     sync = importlib.import_module("gradwire.testing.sync")
-    pretended = importlib.import_module("gradwire_lab.bench.pretended")
+    recording = importlib.import_module("gradwire.transport.recording")
     counters = importlib.import_module("gradwire.metrics").Metrics()
     exchange = importlib.import_module("gradwire.engine.exchange").Exchange(
         importlib.import_module("gradwire.registry").build("compressors", name),
-        channel=pretended.PretendedChannel(2, counters),
+        channel=recording.RecordingChannel(2, counters, echoes=False),
     )
     flat = torch.randn(sum(torch.Size(shape).numel() for shape in shapes), generator=torch.Generator().manual_seed(0))
     params = [(str(i), shape) for i, shape in enumerate(shapes)]

@@ -37,11 +37,12 @@ from gradwire.errors import GradwireError, is_int, require
 from gradwire.memory import facts
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import RankFailedError, run_ranks
+from gradwire.transport.recording import RecordingChannel
 from gradwire_lab.bench.buckets import cut
 from gradwire_lab.bench.hooks import HookRunner
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
-from gradwire_lab.bench.pretended import PretendedChannel, PretendedGroup, pretended_exchange
+from gradwire_lab.bench.pretended import PretendedGroup, pretended_exchange
 from gradwire_lab.bench.statistics import interleave, summarise
 
 __all__ = [
@@ -186,7 +187,7 @@ def _host_alone(_rank: int, compressor: Compressor) -> float:
     exchange costs whatever its size, on a channel that moves nothing.
     """
     torch.set_grad_enabled(False)
-    channel, policy = PretendedChannel(2, Metrics()), Policy(min_numel=0)
+    channel, policy = RecordingChannel(2, Metrics(), echoes=False), Policy(min_numel=0)
     exchange = Exchange(compressor, channel=channel, policy=policy)
     params = [(f"{number}", (16, 16)) for number in range(4)]
     flat = torch.randn(4 * 16 * 16, generator=torch.Generator().manual_seed(1))

@@ -1,14 +1,7 @@
-"""Pretended ranks: the collectives of an exchange on a device that stores no elements.
-
-Invariants:
-    Only what lies below a channel is replaced, and it moves nothing. Everything above it, plans, memories, methods and
-    strategies, is what a real exchange runs. Ranks that do not exist have nothing to compare, so the 32 bytes with
-    which each step begins are left out.
-"""
+"""Pretended ranks: an exchange, and torch's own hooks, on a device that stores no elements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,49 +12,9 @@ from torch.futures import Future
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.metrics import Metrics
-from gradwire.transport.channel import Channel
+from gradwire.transport.recording import RecordingChannel
 
-__all__ = ["PretendedChannel", "PretendedGroup", "pretended_exchange"]
-
-
-class PretendedChannel(Channel):
-    """A channel of rank 0 of ``world`` ranks whose collectives are counted, with their bytes, and do nothing.
-
-    Args:
-        world: the number of ranks, >= 1.
-        metrics: receives the byte counts.
-    """
-
-    compares = False
-
-    def __init__(self, world: int, metrics: Metrics) -> None:
-        super().__init__(None, metrics)
-        self.world, self.members = world, list(range(world))
-
-    def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
-        """Count an all-reduce."""
-        if self.world > 1 and tensor.numel():
-            self._pretend(2 * (self.world - 1) * tensor.nbytes // self.world)
-        return lambda: None
-
-    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
-        """Count messages to each other rank as one collective."""
-        if self.world > 1:
-            self._pretend(sum(each.nbytes for rank, each in enumerate(sends) if rank != self.rank))
-
-    def broadcast(self, rows: Tensor) -> None:
-        """Count the broadcasts of all ranks as one collective."""
-        if self.world > 1 and rows.numel():
-            self._pretend((self.world - 1) * rows[0].nbytes)
-
-    def settle(self) -> None:
-        """Compare nothing, because there are no other ranks."""
-
-    def _pretend(self, nbytes: int) -> None:
-        self.traffic.begun += 1
-        self.traffic.ended += 1
-        self.metrics.bytes_sent += nbytes
-        self.metrics.bytes_received += nbytes
+__all__ = ["PretendedGroup", "pretended_exchange"]
 
 
 def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
@@ -82,7 +35,7 @@ def pretended_exchange(compressor: Compressor, world: int) -> Exchange:
         >>> exchange.counters.bytes_sent
         12288
     """
-    return Exchange(compressor, device="meta", channel=PretendedChannel(world, Metrics()))
+    return Exchange(compressor, device="meta", channel=RecordingChannel(world, Metrics(), echoes=False))
 
 
 class PretendedGroup(dist.ProcessGroup):
