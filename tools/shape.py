@@ -31,7 +31,7 @@ CLASSES = (
     "Carrier",
     "WeightGather",
     "Sender",
-    "AutoPilot",
+    "AutoController",
     "Compressor",
     "MultiRound",
     "Memory",

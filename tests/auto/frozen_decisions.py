@@ -90,31 +90,31 @@ class StepLog:
     Attributes:
         steps: phase and kind of each step.
         windows: figures after each measurement, with the number of the step.
-        pilots: controllers of the exchanges.
+        controllers: controllers of the exchanges.
     """
 
     steps: list[str] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
-    pilots: list[Any] = field(default_factory=list)
+    controllers: list[Any] = field(default_factory=list)
 
-    def follow(self, pilot: Any) -> None:
+    def follow(self, controller: Any) -> None:
         """Note each step of an exchange."""
-        begin, number = pilot.begin, len(self.pilots)
-        self.pilots.append(pilot)
+        begin, number = controller.begin, len(self.controllers)
+        self.controllers.append(controller)
 
         def noted() -> None:
             begin()
-            names = [name for name in ("idle", "timed", "glances", "probing") if getattr(pilot, name)]
-            doing = re.sub(r"\d+", "#", pilot.status()[0][1].partition(": ")[2])
-            self.steps.append(f"{number}: {' '.join([pilot.phase, *names])}: {doing}")
-            found = self._known(pilot, number)
+            names = [name for name in ("idle", "timed", "glances", "probing") if getattr(controller, name)]
+            doing = re.sub(r"\d+", "#", controller.status()[0][1].partition(": ")[2])
+            self.steps.append(f"{number}: {' '.join([controller.phase, *names])}: {doing}")
+            found = self._known(controller, number)
             if not self.windows or {**self.windows[-1], "at": 0} != {**found, "at": 0}:
                 self.windows.append(found)
 
-        pilot.begin = noted
+        controller.begin = noted
 
-    def _known(self, pilot: Any, number: int) -> dict[str, Any]:
-        figures, report = pilot.metrics(), pilot.report()
+    def _known(self, controller: Any, number: int) -> dict[str, Any]:
+        figures, report = controller.metrics(), controller.report()
         columns = {name: [each[name] for each in report["buckets"]] for name in COLUMNS if report["buckets"]}
         return {"exchange": number, "at": len(self.steps), **figures, **columns}
 
@@ -123,8 +123,8 @@ class StepLog:
         return {
             "steps": [f"{len(list(alike))} x {text}" for text, alike in groupby(self.steps)],
             "windows": self.windows,
-            "decisions": [pilot.report()["decisions"] for pilot in self.pilots],
-            "status": [pilot.status() for pilot in self.pilots],
+            "decisions": [controller.report()["decisions"] for controller in self.controllers],
+            "status": [controller.status() for controller in self.controllers],
         }
 
 
@@ -134,7 +134,7 @@ def followed(rank: int, job: Callable[..., Any], *given: Any) -> dict[str, Any]:
 
     def slow_and_followed(exchange: Any, rate: float) -> jobs.LinkClock:
         link = slow(exchange, rate)
-        log.follow(exchange.pilot)
+        log.follow(exchange.controller)
         return link
 
     jobs.slow = step_jobs.slow = slow_and_followed

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.auto import step_record
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.auto.probe import probe
 from gradwire.auto.recorder import LONGEST
 from gradwire.auto.step_record import BucketRun, StepRecord
@@ -167,13 +167,13 @@ class HostChannel(SlowChannel):
 
 def slow(exchange: Exchange, rate: float) -> LinkClock:
     """Put an exchange on a link of a rate, with the clock of that link."""
-    link, pilot = LinkClock(), exchange.pilot
-    assert pilot is not None
+    link, controller = LinkClock(), exchange.controller
+    assert controller is not None
     step_record.time = link  # type: ignore[assignment]
     exchange.counters.clock = link.perf_counter
     exchange.channel.__class__ = SlowChannel
     exchange.channel.rate, exchange.channel.link = rate, link  # type: ignore[attr-defined]
-    before, started = pilot.before, pilot.started
+    before, started = controller.before, controller.started
 
     def prepare(flat: Tensor, params: Any, ready: Any, *options: Any, **named: Any) -> Any:
         if ready is not None and threading.current_thread() is not threading.main_thread():
@@ -185,7 +185,7 @@ def slow(exchange: Exchange, rate: float) -> LinkClock:
             link.line = max(link.line, run.ready)
         started(run)
 
-    pilot.before, pilot.started = prepare, take  # type: ignore[method-assign]
+    controller.before, controller.started = prepare, take  # type: ignore[method-assign]
     return link
 
 
@@ -317,8 +317,8 @@ def resting(rank: int) -> dict[str, Any]:
     """A fast link for a hundred steps, where next to nothing happens at last; then a slow one for fifty."""
     said = heard()
     training = Training(rank, pause=0.03, width=WIDE)
-    counters, pilot = training.state.exchange.counters, training.state.exchange.pilot
-    assert isinstance(pilot, AutoPilot)
+    counters, controller = training.state.exchange.counters, training.state.exchange.controller
+    assert isinstance(controller, AutoController)
     plain = replicated(network(WIDE), WIDE)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     data = torch.Generator().manual_seed(rank + 1)
@@ -328,7 +328,7 @@ def resting(rank: int) -> dict[str, Any]:
         training.run(1, FAST)
         sent.append(counters.bytes_sent - before[0])
         compared.append(counters.compared_bytes - before[1])
-        timed.append(pilot.timed)
+        timed.append(controller.timed)
         loss = loss_of(plain, examples(data))
         optimizer.zero_grad()
         loss.backward()
@@ -462,8 +462,8 @@ def not_finite(rank: int) -> dict[str, Any]:
     """Steps where nothing is to be gained, in which a gradient of one rank is not finite: of each whether its times are
     noted, and how many were counted before and in it; and what was counted when ranks have told each other."""
     training = Training(rank, pause=0.03, width=WIDE)
-    pilot = training.state.exchange.pilot
-    assert isinstance(pilot, AutoPilot)
+    controller = training.state.exchange.controller
+    assert isinstance(controller, AutoController)
     training.run(60, FAST)
     timed, counted = [], []
     for _ in range(2 * LONGEST):
@@ -471,7 +471,7 @@ def not_finite(rank: int) -> dict[str, Any]:
         (loss * float("inf") if rank == 1 else loss).backward()
         training.optimizer.zero_grad()
         training.link.wait()
-        timed.append(pilot.timed)
+        timed.append(controller.timed)
         counted.append(training.state.metrics()["nonfinite_steps"])
     training.run(LONGEST + 1, FAST)
     later = training.state.metrics()["nonfinite_steps"]
@@ -844,13 +844,13 @@ def codes_of_parts(rank: int) -> tuple[float, float]:
     """The seconds of the code of one owner's part, and those that are expected of a reduce-scatter."""
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
     params = [("weight", (64, 64))]
-    pilot = AutoPilot(exchange, params)
-    pilot.scatter(lambda _: None)
+    controller = AutoController(exchange, params)
+    controller.scatter(lambda _: None)
     exchange.counters.clock = lambda: 0.0
     step_record.time = Ticks()  # type: ignore[assignment]
-    choice, part = pilot.model.candidates[-1], torch.randn(64 * 64)
+    choice, part = controller.model.candidates[-1], torch.randn(64 * 64)
     one = probe(exchange, choice, lambda _: choice.compressor, part, params, 1)
-    expected = pilot.model.probe(choice, part, params)
+    expected = controller.model.probe(choice, part, params)
     assert one is not None
     assert expected is not None
     return one.seconds, expected.seconds
@@ -859,13 +859,13 @@ def codes_of_parts(rank: int) -> tuple[float, float]:
 def room(rank: int) -> int | None:
     """The reductions that may be under way, where ranks have different numbers of buffers for them."""
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
-    pilot = AutoPilot(exchange, [("weight", (4, 4))])
-    pilot.scatter(lambda _: None, lambda: 2 + rank)
+    controller = AutoController(exchange, [("weight", (4, 4))])
+    controller.scatter(lambda _: None, lambda: 2 + rank)
     for step in range(3):
         run = BucketRun((("weight", (4, 4)),), float(step), float(step), 0.0)
         run.done = step + 0.5
-        pilot.recorder.steps.append(StepRecord(begun=float(step), runs=[run]))
-    seen = pilot.recorder.measure(bears=False, latency=1e-3)
+        controller.recorder.steps.append(StepRecord(begun=float(step), runs=[run]))
+    seen = controller.recorder.measure(bears=False, latency=1e-3)
     assert seen is not None
     return seen.buffers
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.auto.controller import PATIENCE, AutoPilot
+from gradwire.auto.controller import PATIENCE, AutoController
 from gradwire.auto.recorder import LONGEST, WINDOW
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
@@ -140,13 +140,13 @@ def test_it_is_said_when_nothing_could_be_measured(caplog: pytest.LogCaptureFixt
     """No two steps in a row have the same buckets."""
     shapes = [("a", (64, 64)), ("b", (64, 64))]
     exchange = Exchange(Identity())
-    pilot = AutoPilot(exchange, shapes)
+    controller = AutoController(exchange, shapes)
     for step in range(60):
         exchange.begin_step()
         exchange.run(torch.randn(8192), shapes if step % 2 else shapes[::-1])
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == len(caplog.records) == 1
     assert "auto could measure nothing in 3 windows" in caplog.records[0].message
-    assert (pilot.phase, pilot.decisions) == ("watching", [])
+    assert (controller.phase, controller.decisions) == ("watching", [])
 
 
 def test_gradients_that_are_not_finite_are_counted_where_nothing_is_to_be_gained() -> None:

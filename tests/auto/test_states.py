@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.auto.states import TABLE, AutoState, Event
 
 FROM_OUTSIDE = {Event.STEP, Event.WINDOW_FULL, Event.GLANCE, Event.RESUMED}
@@ -18,9 +18,9 @@ ROWS = [(state, event, *row) for state, rows in TABLE.items() for event, row in 
 
 def events_of(action: str) -> set[Event]:
     """The events that are named in an action's code, or in that of a method that it ends with."""
-    code = inspect.getsource(getattr(AutoPilot, f"_{action}"))
+    code = inspect.getsource(getattr(AutoController, f"_{action}"))
     if "return self._no_gain(" in code:
-        code += inspect.getsource(AutoPilot._no_gain)
+        code += inspect.getsource(AutoController._no_gain)
     return {Event[name] for name in re.findall(r"Event\.(\w+)", code)}
 
 
@@ -29,7 +29,7 @@ def test_an_action_is_a_method_and_only_the_last_one_returns_an_event(
     state: AutoState, event: Event, following: AutoState, actions: tuple[str, ...]
 ) -> None:
     for action in actions:
-        returns = inspect.signature(getattr(AutoPilot, f"_{action}")).return_annotation
+        returns = inspect.signature(getattr(AutoController, f"_{action}")).return_annotation
         assert returns == "None" or action == actions[-1]
 
 

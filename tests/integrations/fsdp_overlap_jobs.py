@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import gradwire.engine.owner_plan
 import gradwire.frontends.sharded
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.transport import hosts
 from tests.integrations.fsdp_jobs import gradients, sharded, whole
@@ -269,19 +269,19 @@ def late_hosts(rank: int) -> list[Tensor]:
 
 def apart(rank: int) -> dict[str, Any]:
     """The weights, and the reductions that another thread made, where FSDP's group seems to have a backend that the
-    exchange's has not; and whether the pilot knew that each was waited for.
+    exchange's has not; and whether the controller knew that each was waited for.
     """
     cases = ("auto, watching", "blockwise8", "some")
     alike = {case: trained(rank, case, awaited=True)[0] for case in cases}
     gradwire.frontends.sharded.backend_of = lambda group, _: group.group_name  # type: ignore[assignment,union-attr]
-    before, known = AutoPilot.before, list[bool]()
+    before, known = AutoController.before, list[bool]()
 
     def noted(*given: Any, **named: Any) -> Any:
         run = before(*given, **named)
         known.append(run is not None and run.blocking)
         return run
 
-    AutoPilot.before = noted  # type: ignore[method-assign]
+    AutoController.before = noted  # type: ignore[method-assign]
     found = {case: trained(rank, case, awaited=False) for case in cases}
     told = {case: (begun, weights, alike[case]) for case, (weights, begun) in found.items()}
     return {"told": told, "known": known}

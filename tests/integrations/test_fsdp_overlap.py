@@ -36,7 +36,7 @@ def test_gradients_that_arrive_later_have_the_same_bits(case: str) -> None:
         (later, begun), (awaited, none) = result[case][False], result[case][True]
         assert all(torch.equal(*pair) for pair in zip(later, awaited, strict=True))
         # All four layers, compressed or not, in each step but the one that adds to gradients that are there; that is
-        # the second, after which a pilot, which compares steps, awaits all.
+        # the second, after which a controller, which compares steps, awaits all.
         steps = 1 if case.startswith("auto") else STEPS - 1
         assert (begun, none) == (4 * steps, 0)
 
@@ -94,7 +94,7 @@ def test_a_group_of_another_backend_reduces_by_itself_while_its_caller_waits() -
     for result in run_ranks(2, apart):
         told = result["told"]
         assert result["known"] == [True] * (4 * STEPS)
-        # The compressed layers alone; a pilot, which compares steps, awaits those as well.
+        # The compressed layers alone; a controller, which compares steps, awaits those as well.
         assert {case: begun for case, (begun, *_) in told.items()} == {
             "auto, watching": 0,
             "blockwise8": 4 * (STEPS - 1),

@@ -133,7 +133,7 @@ def steps(rank: int, optimizer: str, options: dict[str, Any]) -> list[str]:
     said = heard()
     made = gradwire.CompressedStep(inner, min_numel=64, **options)
     train(model, made, range(8 * rank, 8 * rank + 4))
-    made.exchange_ways()
+    made.synchronize()
     return said_of(said, "transformer")
 
 

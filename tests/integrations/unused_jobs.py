@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.auto.choices import DENSE
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.auto.recorder import LONGEST
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.engine.exchange import Exchange
@@ -139,9 +139,9 @@ def never_again(rank: int) -> dict[str, Any]:
     param = dict(model.named_parameters())[name]
     called = DistributedDataParallel(model, find_unused_parameters=True)
     exchange = compress_ddp(called, "auto", min_numel=0).exchange
-    pilot = exchange.pilot
-    assert isinstance(pilot, AutoPilot)
-    pilot.model.candidates = [DENSE]  # Whatever times this machine shows, nothing else is decided.
+    controller = exchange.controller
+    assert isinstance(controller, AutoController)
+    controller.model.candidates = [DENSE]  # Whatever times this machine shows, nothing else is decided.
     arrived, own, idle = torch.zeros_like(param), torch.zeros_like(param), []
 
     def step(number: int, names: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ def never_again(rank: int) -> dict[str, Any]:
     exchange.assign({})
     for number in range(3, 3 + 2 * LONGEST):
         step(number, ["used"])
-        idle.append(pilot.idle)
+        idle.append(controller.idle)
     waited = bool(exchange.leftovers.waiting)
     for number in range(3 + 2 * LONGEST, 3 + 4 * LONGEST):
         step(number, ["used", "paused"])

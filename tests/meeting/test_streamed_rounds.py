@@ -60,7 +60,7 @@ def _run(rank: int, options: dict[str, Any], meeting: gradwire.Meeting | None) -
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
         seen.append(parameters(model) + digest(optimizer.agreed.data))
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     optimizer.leave()
     return [*seen, parameters(model) + str(optimizer.in_step)]
 

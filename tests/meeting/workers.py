@@ -68,7 +68,7 @@ class Work:
 
     def exchange(self) -> dict[str, Any]:
         self.ways += self.way()
-        self.optimizer.exchange_ways()
+        self.optimizer.synchronize()
         return self.now()
 
     def spoil(self) -> None:
@@ -120,7 +120,7 @@ class Work:
 
     def meet(self) -> dict[str, Any]:
         """Exchange all fragments at once."""
-        self.optimizer.exchange_ways()
+        self.optimizer.synchronize()
         return self.now()
 
     def flights(self) -> int:

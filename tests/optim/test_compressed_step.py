@@ -50,7 +50,7 @@ def test_under_adamw_the_noise_of_few_bits_costs_little_and_nothing_waits(option
 
 def _kept_by_auto(rank: int) -> bool:
     optimizer = CompressedStep(torch.optim.AdamW(model_of().parameters()), "auto", keep=True)
-    return optimizer.exchange.pilot is not None
+    return optimizer.exchange.controller is not None
 
 
 def test_what_auto_keeps_back_may_be_kept() -> None:
@@ -155,7 +155,7 @@ def _identity(rank: int, options: dict[str, Any]) -> tuple[list[float], str]:
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
         if step % 4 == 3:
-            optimizer.exchange_ways()
+            optimizer.synchronize()
             waits = FlatParameters(optimizer.params)
             kept = optimizer.exchange.residuals.worker["residual"]
             waits.gather(kept[name].view(shape) for name, shape in optimizer.named)
@@ -248,7 +248,7 @@ def _far(rank: int, options: dict[str, Any]) -> tuple[float, str]:
     inner = torch.optim.AdamW(model.named_parameters(), lr=3e-3)
     optimizer = CompressedStep(inner, "topk", ratio=0.001, min_numel=0, **options)
     _trained(rank, optimizer, model, 160)
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     return loss_of(model), parameters(model)
 
 
@@ -300,7 +300,7 @@ def _decayed(options: dict[str, Any]) -> tuple[list[str], list[float], float]:
                 optimizer.param_groups[2]["weight_decay"] = 0.2
             optimizer.step()
             schedule.step()
-    optimizers[0].exchange_ways()  # type: ignore[attr-defined]
+    optimizers[0].synchronize()  # type: ignore[attr-defined]
     waits = optimizers[0].metrics()["residual_norm"]  # type: ignore[attr-defined]
     ends = [parameters(model) for model in models]
     return ends, [group["weight_decay"] for group in optimizers[0].param_groups], waits
@@ -433,7 +433,7 @@ def _saving_changes_nothing(rank: int) -> tuple[list[str], list[str]]:
             if save:
                 optimizer.state_dict()
             seen.append(parameters(model))
-        optimizer.exchange_ways()
+        optimizer.synchronize()
         runs.append([*seen, parameters(model)])
     return runs[0], runs[1]
 
@@ -448,7 +448,7 @@ def _loaded_elsewhere(rank: int) -> list[str]:
     optimizer = CompressedStep(torch.optim.AdamW(model.named_parameters()), late=True, **SPARSE)
     _trained(rank, optimizer, model, 2)
     saved = [copy.deepcopy(optimizer.state_dict())]
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     saved.append(copy.deepcopy(optimizer.state_dict()))
     saved.append({**saved[0], "exchange": {**saved[0]["exchange"], "world": 3}})
     others = [
@@ -468,7 +468,7 @@ def _loaded_elsewhere(rank: int) -> list[str]:
 def test_a_round_under_way_cannot_be_loaded_where_nothing_is_late_or_by_other_ranks() -> None:
     for late, in_step, resized in run_ranks(2, _loaded_elsewhere):
         assert late == resized
-        assert late.startswith("state_dict must be saved after exchange_ways() ")
+        assert late.startswith("state_dict must be saved after synchronize() ")
         assert in_step == ""
 
 
@@ -486,7 +486,7 @@ def _spoilt(rank: int, what: str, options: dict[str, Any]) -> dict[str, Any]:
                 next(model.parameters())[0, 0] = float("inf")
         optimizer.step()
         finite = finite and all(bool(param.isfinite().all()) for param in model.parameters())
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     return {"end": parameters(model), "finite": finite, "count": optimizer.metrics()["nonfinite_steps"]}
 
 
@@ -512,7 +512,7 @@ def _scaled(rank: int, options: dict[str, Any]) -> tuple[str, str, float]:
             scaler.scale(loss * (float("inf") if (step, rank) == (2, 1) else 1.0)).backward()
             scaler.step(optimizer)
             scaler.update()
-        optimizer.exchange_ways()
+        optimizer.synchronize()
         ends.append(parameters(model))
     return ends[0], ends[1], scaler.get_scale()
 

@@ -58,7 +58,7 @@ def _plain(rank: int, options: dict[str, Any]) -> list[Tensor]:
     model = model_of(3 + rank)
     optimizer = _make(model, options)
     _train(optimizer, model, range(22), rank)
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     return [param.detach() for param in model.parameters()]
 
 
@@ -70,7 +70,7 @@ def _as_islands(rank: int, shape: tuple[int, ...], options: dict[str, Any]) -> d
     optimizer = _make(model, {**options, "islands": mesh["islands"]})
     _train(optimizer, model, range(22), island)
     before = digest([on_rank(param) for param in model.parameters()])
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     whole = [param.full_tensor().detach() for param in model.parameters()]  # type: ignore[attr-defined]
     told = {"agreed": digest(optimizer.agreed.data), "before": before, "whole": whole, "in step": optimizer.in_step}
     return {**told, "metrics": optimizer.metrics(), "print": str(optimizer)}
@@ -166,7 +166,7 @@ def _spoilt(rank: int, options: dict[str, Any], where: str) -> dict[str, Any]:
     left_out = digest([on_rank(param) for param in model.parameters()]) == before
     dropped = digest(optimizer.agreed.data) == agreed
     _train(optimizer, model, range(8, 16), island)
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     finite = all(bool(on_rank(param).isfinite().all()) for param in model.parameters())
     told = {"left out": left_out, "dropped": dropped, "finite": finite, "agreed": digest(optimizer.agreed.data)}
     return {**told, "count": optimizer.metrics()["nonfinite_steps"]}

@@ -68,7 +68,7 @@ def _share(rank: int, level: float, options: dict[str, Any]) -> tuple[float, flo
         way.square().sum() for way in (torch.stack(ways) / math.sqrt(len(ways)), torch.stack(ways).mean(0))
     )
     factor = optimizer.metrics()["step_factors"][0]
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     return factor, float((whole / common).sqrt())
 
 
@@ -195,7 +195,7 @@ def _gone(rank: int, options: dict[str, Any]) -> float:
         param.grad = grad
         optimizer.step()
     if optimizer is not inner:
-        optimizer.exchange_ways()
+        optimizer.synchronize()
     return float(-param.detach().mean())
 
 
@@ -266,7 +266,7 @@ def _spoilt(rank: int, where: str, options: dict[str, Any]) -> tuple[list[float]
                 param[0] = math.nan
         _step_with(optimizer, param, grad)
         factors.append(optimizer.metrics()["step_factors"][0])
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     return factors, optimizer.metrics()["nonfinite_steps"]
 
 

@@ -136,7 +136,7 @@ def _train(rank: int, bits: float | None, options: dict[str, Any]) -> dict[str, 
     for step in range(80):
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     residual = optimizer.metrics()["residual_norm"]
     told = {"end": parameters(model), "loss": loss_of(model), "sent": optimizer.metrics()["bytes_sent"]}
     return {**told, "residual": float(residual)}

@@ -73,7 +73,7 @@ def _train(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     for step in range(160):
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     return {"end": parameters(model), "loss": loss_of(model), "metrics": optimizer.metrics()}
 
 

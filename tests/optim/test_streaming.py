@@ -51,7 +51,7 @@ def _alike(rank: int, options: dict[str, Any]) -> list[bool]:
             forward(model, optimizer, step, rank).backward()
             optimizer.step()
             if step == 9:
-                optimizer.exchange_ways()  # type: ignore[attr-defined]
+                optimizer.synchronize()  # type: ignore[attr-defined]
         states = [digest({**each.state_dict(), "streams": {}}) for each in (blocking, streaming)]
         alike.append(states[0] == states[1] and parameters(models[0]) == parameters(models[1]))
         alike.append(blocking.in_step == streaming.in_step)  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ def _agreed(rank: int, options: dict[str, Any]) -> dict[str, Any]:
         agreed.append(digest(optimizer.agreed.data))
         under_way.append(len(optimizer.state_dict()["streams"]["flights"]))
     before = parameters(model)
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     told = {"agreed": agreed, "under way": max(under_way), "before": before, "after": parameters(model)}
     return {**told, "in step": optimizer.in_step, "loss": loss_of(model), "metrics": optimizer.metrics()}
 
@@ -192,7 +192,7 @@ def _dropped(rank: int) -> tuple[bool, bool, int, str]:
             with torch.no_grad():
                 next(model.parameters())[0, 0] = float("inf")
         optimizer.step()
-    optimizer.exchange_ways()
+    optimizer.synchronize()
     whole, met = True, True
     for param, begin in zip(model.parameters(), start, strict=True):
         made = sum((_given(0, step, param) for step in range(18)), torch.zeros_like(param)) * 0.01

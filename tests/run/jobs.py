@@ -49,12 +49,12 @@ def compressed(rank: int, wrong: bool) -> dict[str, Any]:
     """A model on a slow link; one of its buckets gets a hundredth of the error that is to be expected of its method."""
     training = HeldTraining(rank, "apply", every=1)
     training.settle(SLOW, least=3)
-    pilot = training.held.pilot
-    spoilt = min(pilot.model.current) if wrong else ()
+    controller = training.held.controller
+    spoilt = min(controller.model.current) if wrong else ()
     if wrong:
-        for key, probed in pilot.model._probed.items():
+        for key, probed in controller.model._probed.items():
             if key[0] == spoilt and probed is not None:
-                pilot.model._probed[key] = replace(probed, omega=1e-4 * probed.omega)
+                controller.model._probed[key] = replace(probed, omega=1e-4 * probed.omega)
     training.run(40, SLOW)
     return {
         "digest": digest(training.model),

@@ -1,4 +1,4 @@
-"""Entries that a log of decisions keeps of the pilot's messages."""
+"""Entries that a log of decisions keeps of the controller's messages."""
 
 from gradwire_lab.experiments.decisions import DecisionLog
 from lab.tests.report.made import bucket

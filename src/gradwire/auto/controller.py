@@ -44,7 +44,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 
-__all__ = ["AutoPilot"]
+__all__ = ["AutoController"]
 
 PATIENCE = 96
 """Uncompressed steps after which candidates are tried though gradients have not settled."""
@@ -59,7 +59,7 @@ Following = tuple[Any, ...] | None
 """The event that follows from an action, with what the next actions get; None: nothing follows."""
 
 
-class AutoPilot:
+class AutoController:
     """The controller of one exchange, which makes its decisions; ``compress_ddp(model, "auto")`` makes it.
 
     Args:
@@ -126,7 +126,7 @@ class AutoPilot:
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
 
-    # What frontends and the exchange call; ``engine.exchange.Pilot`` is the protocol.
+    # What frontends and the exchange call; ``engine.exchange.Controller`` is the protocol.
 
     @property
     def exchange(self) -> Exchange:

@@ -62,7 +62,7 @@ class Decisions:
         return due
 
     def check_state(self, state: Mapping[str, Any], frozen: Iterable[str]) -> None:
-        """Refuse a state whose decisions cannot be gone on with here; see ``AutoPilot.check_state``."""
+        """Refuse a state whose decisions cannot be gone on with here; see ``AutoController.check_state``."""
         self._refuse(_checked(state.get("decisions", []), {*self._names, *frozen}))
 
     def resume(self, state: Mapping[str, Any], step: int) -> Decision | None:

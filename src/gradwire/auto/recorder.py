@@ -197,7 +197,7 @@ class StepRecorder:
         run.communicating = self._exchange.counters.seconds["communicate"]
 
     def after(self, flat: Tensor, run: BucketRun, multiplied: float) -> None:
-        """Record that a bucket was exchanged; see ``AutoPilot.after``."""
+        """Record that a bucket was exchanged; see ``AutoController.after``."""
         run.done = moment(self._exchange.device)
         run.communicated = self._exchange.counters.seconds["communicate"] - run.communicating
         if run.own is not None:

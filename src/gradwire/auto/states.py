@@ -13,8 +13,8 @@ Invariants:
     * A state has a row for each event that can happen in it, and for no other: any other is a mistake in this package,
       and raises ``KeyError``.
 
-An action is a method of ``controller.AutoPilot``, with an underscore before its name, which gets what came with the
-event. The last action of a row may return another event, which is looked up in the new state.
+An action is a method of ``AutoController``, with an underscore before its name, which gets what came with the event.
+The last action of a row may return another event, which is looked up in the new state.
 """
 
 from __future__ import annotations

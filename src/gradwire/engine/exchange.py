@@ -58,7 +58,7 @@ from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 from gradwire.vocabulary import Key
 
-__all__ = ["PENDING", "USED", "Exchange", "Pilot"]
+__all__ = ["PENDING", "USED", "Controller", "Exchange"]
 
 
 CAPTURED = (
@@ -77,7 +77,7 @@ USED, PENDING = 2, 1
 largest of all ranks' counts, and 0 is neither."""
 
 
-class Pilot(Protocol):
+class Controller(Protocol):
     """An observer that watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
 
     def scatter(
@@ -255,7 +255,7 @@ class Exchange:
         self.leftovers, self.rollback = Leftovers(self.residuals), Rollback(self.device)
         self.planner, self.first_zeros = Planner(self.channel, self.device, self.residuals), FirstZeros()
         self.second_moment: SecondMoment | None = None
-        self.pilot: Pilot | None = None
+        self.controller: Controller | None = None
         self._patience, self._buckets_apart = 0, 1
         if self.device.type == "cpu" and not capabilities.identity(compressor):
             warn_without_kernels()
@@ -270,9 +270,9 @@ class Exchange:
         """The key of the random streams of this step and rank."""
         return Key(seed=self.seed, step=self.protocol.step, rank=self.channel.rank)
 
-    def watch(self, pilot: Pilot) -> None:
+    def watch(self, controller: Controller) -> None:
         """Let an observer watch the exchange from now on, and give its parameters methods."""
-        self.pilot = pilot
+        self.controller = controller
 
     def expect_apart(self, buckets: int) -> None:
         """Expect each of so many buckets in a step of its own: what a loaded state holds waits longer for them."""
@@ -309,7 +309,7 @@ class Exchange:
         """Use these methods in place of what was configured or decided; residuals that they have no use for are
         dropped. All ranks must call it, between steps; a controller does not decide any more.
         """
-        self.pilot, self.methods = None, methods
+        self.controller, self.methods = None, methods
         self.leftovers.forget()
         self.forget_plans()
         self.residuals.narrow(methods.buffers("buffers"))
@@ -328,8 +328,8 @@ class Exchange:
             raise ConfigError(CAPTURED)
         # The new step overwrites the copies with which the last one can be undone.
         self.end_step()
-        if self.pilot is not None:
-            self.pilot.begin()
+        if self.controller is not None:
+            self.controller.begin()
         # Before the comparison, whose bytes belong to the new step.
         self.counters.turn(self.protocol.step)
         self.protocol.begin()
@@ -390,13 +390,13 @@ class Exchange:
         flat = ordinary(flat)
         if not self.protocol.opened:
             self.open(first=[name for name, _ in params])
-        seen = self.pilot.before(flat, params, ready) if self.pilot is not None else None
+        seen = self.controller.before(flat, params, ready) if self.controller is not None else None
         if given is not None and self._whole(params, given.dtype):
             flat.copy_(self.mean(given))
         else:
             self._run(flat, params, itemsize, uses)
-        if self.pilot is not None:
-            self.pilot.after(flat, seen)
+        if self.controller is not None:
+            self.controller.after(flat, seen)
 
     def _run(self, flat: Tensor, params: Sequence[Named], itemsize: int, uses: Mapping[int, Tensor] | None) -> None:
         plan = self.plan(params)
@@ -419,7 +419,7 @@ class Exchange:
 
         So it is where the method sends the gradients as they are, and nothing is kept of them, measured, or waiting.
         """
-        watched = self.pilot is not None or self.second_moment is not None
+        watched = self.controller is not None or self.second_moment is not None
         waits = bool(self.methods.assigned or self.leftovers.waiting)
         return not watched and not waits and self.methods.sends_as_it_is(dtype)
 
@@ -486,7 +486,7 @@ class Exchange:
             uses: uint8, changed in place.
             names: names of these parameters, by their place in ``uses``.
         """
-        for i, name in names.items() if self.pilot is not None else ():
+        for i, name in names.items() if self.controller is not None else ():
             for tensor in self.residuals.tensors_of(name):
                 uses[i] = torch.maximum(uses[i], read(tensor).any().to(torch.uint8) * PENDING)
 
@@ -532,8 +532,8 @@ class Exchange:
             self.channel.world, self.channel.rank, self.protocol.step, self.residuals.state_dict()
         )
         moment = {} if self.second_moment is None else {"second_moment": self.second_moment.state_dict()}
-        pilot = {} if self.pilot is None else {"auto": json.dumps(self.pilot.state_dict())}
-        return {**state, "method": self.methods.left(), **moment, **pilot}
+        controller = {} if self.controller is None else {"auto": json.dumps(self.controller.state_dict())}
+        return {**state, "method": self.methods.left(), **moment, **controller}
 
     @ordinary_modes()
     def load_state_dict(
@@ -568,18 +568,18 @@ class Exchange:
             checkpoint.check_form(state)
             whole = state if fit is None else fit(state)
             checkpoint.check(whole, self.channel.world, on_resize)
-            if self.pilot is not None:
-                self.pilot.check_state(json.loads(state.get("auto", "{}")), sizes or ())
+            if self.controller is not None:
+                self.controller.check_state(json.loads(state.get("auto", "{}")), sizes or ())
             here = (self.channel.rank, self.channel.world)
             kept.append(checkpoint.of_rank(whole, *here, on_resize, self.methods.buffers("squared")))
             lost.append(checkpoint.loses(whole, *here, on_resize))
             # An autotuner's decisions come with a state, and so do the residuals that they have left.
-            waits = {"residual"} if self.pilot is not None else set()
+            waits = {"residual"} if self.controller is not None else set()
             checkpoint.check_names(whole, self.methods.buffers("buffers") | waits, sizes, parts)
             told = {key: state[key] for key in ("world", "step")}
             if "buckets" in state:
                 told["buckets"] = json.loads(state["buckets"])
-            if self.pilot is not None:
+            if self.controller is not None:
                 # Ranks that gather their weights by different methods would wait for each other.
                 told["decisions"] = json.loads(state.get("auto", "{}")).get("decisions", [])
             return json.dumps({"on_resize": on_resize, "state": told})
@@ -594,8 +594,8 @@ class Exchange:
         self.protocol.restart(state["step"])
         self.leftovers.restart()
         self._patience = PATIENCE * self._buckets_apart
-        if self.pilot is not None:
-            self.pilot.load_state_dict(json.loads(state.get("auto", "{}")))
+        if self.controller is not None:
+            self.controller.load_state_dict(json.loads(state.get("auto", "{}")))
         if self.second_moment is not None:
             self.second_moment.restart(self.protocol.step)
             # The noise in a mean depends on the number of ranks.
@@ -652,12 +652,12 @@ class Exchange:
         """Return counters since the start or since a state was loaded, and the norm of this rank's residuals."""
         counted = {**self.counters.as_dict(), "steps": self.protocol.step, "nonfinite_steps": self.rollback.counted()}
         moment = {} if self.second_moment is None else {"rate_factor": self.second_moment.factor}
-        pilot = {} if self.pilot is None else self.pilot.metrics()
-        return {**counted, "residual_norm": self.residuals.norm(), **moment, **pilot}
+        controller = {} if self.controller is None else self.controller.metrics()
+        return {**counted, "residual_norm": self.residuals.norm(), **moment, **controller}
 
     def decisions(self) -> dict[str, Any]:
         """Return what a controller has chosen and why; empty where there is none."""
-        return {} if self.pilot is None else self.pilot.report()
+        return {} if self.controller is None else self.controller.report()
 
     def _check(self, flat: Tensor, params: Sequence[Named], known: Plan | None) -> None:
         numel = sum(torch.Size(shape).numel() for _, shape in params) if known is None else known.numel

@@ -51,7 +51,7 @@ MOST_PENDING = 8
 """Forward passes after which no backward pass is expected any more: they evaluate, or their module is frozen."""
 
 SPANS = 4096
-"""Times of messages that are kept for a pilot, at most: those of a step."""
+"""Times of messages that are kept for a controller, at most: those of a step."""
 
 EXACT: dict[torch.dtype, Compressor] = {torch.float32: Identity(), torch.bfloat16: BF16(), torch.float16: FP16()}
 """Compressors that carry weights of a dtype as they are."""

@@ -250,7 +250,7 @@ class GradwireState(ExchangeState):
                 self.exchange.channel.settle()
             return future
         if self._regroup is None or names[0] in self._uncompressed:
-            ready = moment(buffer.device) if self.exchange.pilot is not None else None
+            ready = moment(buffer.device) if self.exchange.controller is not None else None
             future = self._submit(buffer.device, partial(self._job, buffer, params, ready, opening))
         else:
             future = self._regroup.hold(buffer, params)
@@ -275,16 +275,16 @@ class GradwireState(ExchangeState):
         self._buckets = []
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
-        pilot, reading = self.exchange.pilot, self.units.read()
+        controller, reading = self.exchange.controller, self.units.read()
         self._direct, self._glancing = None, False
         # The last step's jobs are done, so this thread may do the thread's work.
-        if pilot is not None and self._regroup is None and not self.exchange.methods.policy.overrides:
+        if controller is not None and self._regroup is None and not self.exchange.methods.policy.overrides:
             self.exchange.begin_step()
-            if pilot.idle:
-                pilot.leave_to_ddp()
-                self._direct = GradwireState._reduce if pilot.timed else GradwireState._add_up
+            if controller.idle:
+                controller.leave_to_ddp()
+                self._direct = GradwireState._reduce if controller.timed else GradwireState._add_up
                 # Ranks whose buckets are new have not been compared with them.
-                self._glancing = pilot.glances or changed or not self._compared
+                self._glancing = controller.glances or changed or not self._compared
             if self._glancing:
                 # On the thread, because it waits for the other ranks, and DDP's own sums go on meanwhile.
                 self._submit(device, partial(self._glance, reading, names))
@@ -350,11 +350,11 @@ class GradwireState(ExchangeState):
         """Compare the ranks, and let the controller look at a window that is full, beside buckets that DDP's own group
         adds up.
         """
-        pilot = self.exchange.pilot
-        assert pilot is not None
+        controller = self.exchange.controller
+        assert controller is not None
         self._open_step(reading, names)
-        if pilot.glances:
-            pilot.glance()
+        if controller.glances:
+            controller.glance()
         self.exchange.channel.settle()
         return torch.empty(0, device="cpu")
 
@@ -373,9 +373,9 @@ class GradwireState(ExchangeState):
         """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
         if params[0][0] in self._uncompressed:
             return self._add_up(buffer, params)
-        pilot = self.exchange.pilot
-        assert pilot is not None
-        run, device = pilot.note(params, moment(buffer.device), buffer.itemsize), buffer.device
+        controller = self.exchange.controller
+        assert controller is not None
+        run, device = controller.note(params, moment(buffer.device), buffer.itemsize), buffer.device
 
         def arrived(_: Tensor) -> None:
             run.done = moment(device)
@@ -392,8 +392,8 @@ class GradwireState(ExchangeState):
         A mean of parts of finite values is finite, and a rank's own part is divided in any case. So on a CPU each rank
         looks at its own in that pass, and the controller sends it to the others with the times.
         """
-        exchange, pilot = self.exchange, self.exchange.pilot
-        assert pilot is not None
+        exchange, controller = self.exchange, self.exchange.controller
+        assert controller is not None
         channel, group = exchange.channel, None if self._group is None else self._group()
         exchange.counters.dense_bytes += channel.summed(buffer)
         if buffer.device.type != "cpu":
@@ -411,7 +411,7 @@ class GradwireState(ExchangeState):
         # The rank's own gradients, which were just divided and are in the cache: to look at the mean would be another
         # pass over memory.
         if self._status.item():
-            pilot.spoil()
+            controller.spoil()
             exchange.rollback.note([self._status.bool().view(())])
             self._status.zero_()
         return channel.begin_sum(buffer, group, arrived)

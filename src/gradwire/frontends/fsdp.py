@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire._short_traceback import short_traceback
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.auto.shared_link import Gathers
 from gradwire.auto.step_record import Moment
 from gradwire.compressors.wrappers.ef21 import EF21
@@ -161,8 +161,8 @@ class FSDPState(ShardedState):
             self.steer(one_mesh=one_mesh, weights=self._switch)
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
-            if self.exchange.pilot is not None:
-                self.exchange.pilot.advise_nothing()
+            if self.exchange.controller is not None:
+                self.exchange.controller.advise_nothing()
             if not grid.native:
                 share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
@@ -182,7 +182,7 @@ class FSDPState(ShardedState):
         self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._gather_waits = GatherWaits(
             device,
-            lambda: (pilot := self.exchange.pilot) is not None and pilot.timed,
+            lambda: (controller := self.exchange.controller) is not None and controller.timed,
             forward=self._switch is not None,
         )
         trained = {id(param): param for param in sharded.values() if param.requires_grad}
@@ -191,14 +191,15 @@ class FSDPState(ShardedState):
             self._attach(module, group, names, grid)
 
     def _switch_of(self, decides: bool) -> WeightSwitch | None:
-        """Make the part through which a pilot sees how weights are gathered, and chooses it; None: there is no pilot,
-        or on an accelerator, where gathers are beside what computes.
+        """Make the part through which a controller sees how weights are gathered, and chooses it.
+
+        None: there is no controller, or on an accelerator, where gathers are beside what computes.
         """
-        pilot, counters = self.exchange.pilot, self.exchange.counters
-        if not isinstance(pilot, AutoPilot) or self.exchange.device.type != "cpu":
+        controller, counters = self.exchange.controller, self.exchange.counters
+        if not isinstance(controller, AutoController) or self.exchange.device.type != "cpu":
             return None
         self._gathers.clock = lambda: counters.clock()
-        return WeightSwitch(pilot.budget.weights if decides else None, counters, self._gathers)
+        return WeightSwitch(controller.budget.weights if decides else None, counters, self._gathers)
 
     def buffers(self) -> int | None:
         if self.exchange.device.type == "cpu":
@@ -333,10 +334,10 @@ class FSDPState(ShardedState):
             own = InnerReduceScatter(DefaultReduceScatter())
             unread = partial(read_at_the_end, group)
             group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own, unread)
-            if self.exchange.pilot is not None:
+            if self.exchange.controller is not None:
                 self._gather_waits.watch(group)
             return
-        inner = InnerReduceScatter(group._reduce_scatter_comm, lambda: self.exchange.pilot is not None)
+        inner = InnerReduceScatter(group._reduce_scatter_comm, lambda: self.exchange.controller is not None)
         module.set_custom_reduce_scatter(cast(Any, inner))
         native = take_over(group, grid) if grid.native else None
         self._hooks.append(Between(self, group, trained, inner, native))

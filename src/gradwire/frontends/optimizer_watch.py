@@ -166,10 +166,10 @@ class AdaptiveWatch:
 
 def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
     """Tell the controller of an exchange, if it has one, which errors its optimizers tolerate."""
-    if exchange.pilot is not None:
+    if exchange.controller is not None:
         # Weakly, because the watch holds the exchange, which holds the controller.
         known = weakref.ref(watch)
-        exchange.pilot.follow_optimizers(lambda: (found := known()) is not None and found.bears())
+        exchange.controller.follow_optimizers(lambda: (found := known()) is not None and found.bears())
 
 
 class Follower(Protocol):

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from gradwire import registry
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.compressors import capabilities
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
@@ -277,8 +277,8 @@ def prepare_named(
         exchange = steered(settings, compressor, rest, private, device, shapes, embeddings)
         exchange.methods.policy.check(exchange.methods.compressor, list(params), exchange.channel.world, left)
         prepared.append(Prepared(exchange, params, kinds))
-        pilot = {} if exchange.pilot is None else {"auto": exchange.pilot.to_config()}
-        return exchange.describe(shapes_of(params), **facts, **pilot, uncompressed=kinds)
+        controller = {} if exchange.controller is None else {"auto": exchange.controller.to_config()}
+        return exchange.describe(shapes_of(params), **facts, **controller, uncompressed=kinds)
 
     try:
         # A channel of its own, because the exchange is made inside ``describe``, and may fail there.
@@ -478,7 +478,7 @@ def steered(
         require(not value, name, f"left out with {AUTO!r}, which decides it", value)
     exchange = settings.exchange(Identity(), {}, group, device)
     budget = given.get("budget", settings.budget or "safe")
-    AutoPilot(exchange, shapes, budget, embeddings(), settings.decisions)
+    AutoController(exchange, shapes, budget, embeddings(), settings.decisions)
     return exchange
 
 
@@ -498,13 +498,13 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         return
     # Workers of a meeting have no group.
     alone = exchange.channel.world == 1 and exchange.channel.group is not None
-    if alone and (exchange.pilot is not None or capabilities.identity(exchange.methods.compressor)):
+    if alone and (exchange.controller is not None or capabilities.identity(exchange.methods.compressor)):
         tell("the group has one rank: training goes on as without gradwire", quiet=exchange.quiet)
         return
     if alone:
         tell("the group has one rank: nothing travels, and gradients pass through the method", quiet=exchange.quiet)
-    if exchange.pilot is not None:
-        tell("%s", exchange.pilot.announcement(), quiet=exchange.quiet)
+    if exchange.controller is not None:
+        tell("%s", exchange.controller.announcement(), quiet=exchange.quiet)
         return
     main, total, compressed, dense = exchange.methods.compressor, 0, 0, dict[str, int]()
     for name, shape in shapes:

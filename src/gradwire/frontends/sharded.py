@@ -99,11 +99,11 @@ class ShardedState(ExchangeState):
             weights: part that gathers the weights; None: nobody watches it.
         """
         exchange = self.exchange
-        if exchange.pilot is None:
+        if exchange.controller is None:
             return
         if one_mesh:
             try:
-                exchange.pilot.scatter(partial(check_method, exchange.methods), self.buffers, weights)
+                exchange.controller.scatter(partial(check_method, exchange.methods), self.buffers, weights)
             except ConfigError:
                 # The caller gets no state that could be closed, so the group is given back here.
                 release(exchange)
@@ -221,7 +221,7 @@ class ReduceScatter:
         FSDP asks for it as soon as they were computed, in the stream that does so, and for the result afterwards.
         """
         graph = torch._C._current_graph_task_id()
-        if self.state.exchange.pilot is not None and (self._ready[1] is None or self._ready[0] != graph):
+        if self.state.exchange.controller is not None and (self._ready[1] is None or self._ready[0] != graph):
             self._ready = graph, moment(device)
         return torch.empty(*size, dtype=dtype, device=device)
 
@@ -247,13 +247,13 @@ class ReduceScatter:
         exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         where = group if self.own is None else self._group(input_tensor, group)
         overlaps, watched = self._may_overlap(input_tensor, apart=where is not channel.group), None
-        if exchange.pilot is not None:
+        if exchange.controller is not None:
             # Uncompressed gradients are reduced by FSDP itself, in their own dtype, or else by a session in float32.
             itself = self.own is not None and not exchange.rollback.skips_steps
             itemsize = input_tensor.itemsize if itself else 4
             watched = self._watch(state.scratch.float32(input_tensor), shards, itemsize, overlaps=overlaps)
             # A candidate is tried on this thread, and two threads must not use one exchange.
-            overlaps = overlaps and not exchange.pilot.probing
+            overlaps = overlaps and not exchange.controller.probing
         plan = self._current(shards)
         if plan is not None:
             prepare = partial(self._prepared, plan, input_tensor, output_tensor, scale)
@@ -264,11 +264,11 @@ class ReduceScatter:
             reduce = partial(self._leave_to_framework, output_tensor, input_tensor, where, op)
 
         def job() -> Tensor:
-            if exchange.pilot is not None:
-                exchange.pilot.started(watched)
+            if exchange.controller is not None:
+                exchange.controller.started(watched)
             reduce()
-            if exchange.pilot is not None:
-                exchange.pilot.after(output_tensor.float(), watched, scale * world)
+            if exchange.controller is not None:
+                exchange.controller.after(output_tensor.float(), watched, scale * world)
             return output_tensor
 
         if overlaps:
@@ -336,7 +336,7 @@ class ReduceScatter:
         Args:
             apart: true where FSDP's own reductions are on another group, so that this thread makes them.
         """
-        state, watched = self.state, self.state.exchange.pilot is not None
+        state, watched = self.state, self.state.exchange.controller is not None
         simple = state.exchange.second_moment is None and self.inner is None and not (watched and apart)
         own = given.device.type == "cpu" and given.dtype == torch.float32 and not given.is_inference()
         may = simple and own and self.unread(given.dtype) and Background.possible()
@@ -349,14 +349,14 @@ class ReduceScatter:
         Returns:
             The controller's record.
         """
-        pilot, part = self.state.exchange.pilot, sum(each.chunk for each in shards)
+        controller, part = self.state.exchange.controller, sum(each.chunk for each in shards)
         named = [(each.name, tuple(each.shape)) for each in shards]
         (_, ready), self._ready = self._ready, (-1, None)
         rank, held = self.channel.rank, self.state.background.held if flat.device.type == "cpu" else None
         own, blocking = flat[rank * part : (rank + 1) * part], not (overlaps or self.channel.is_nccl)
-        assert pilot is not None
+        assert controller is not None
         gathers = self.state.gathers()
-        return pilot.before(flat[:part], named, ready, own, itemsize, held, blocking=blocking, gathers=gathers)
+        return controller.before(flat[:part], named, ready, own, itemsize, held, blocking=blocking, gathers=gathers)
 
     def _current(self, shards: Sequence[Sharded]) -> OwnerPlan | None:
         """The plan for the compressor of this step, over what is kept now; None: the framework's own reduction."""

@@ -364,9 +364,9 @@ def change(
     # Before anything changes: if one rank refuses the method, all of them raise and go on with the old one.
     agree(exchange.channel, "change", describe, exchange.device)
     made[0].meet(exchange.channel, exchange.device)
-    if exchange.pilot is not None:
+    if exchange.controller is not None:
         # Before ``change``, which removes the controller: a rank may have noted what it has not told the others yet.
-        exchange.pilot.leave()
+        exchange.controller.leave()
     exchange.change(made[0])
 
 

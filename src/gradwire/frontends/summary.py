@@ -28,9 +28,9 @@ def _lines(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> Iterato
     # Workers of a meeting have no group.
     ranks = "" if exchange.channel.group is None else f"{world} rank{'s' if world > 1 else ''}, "
     yield f"gradwire {what}: {ranks}step {figures['steps']}"
-    pilot = exchange.pilot
-    if pilot is not None:
-        yield from (f"  {name:<9} {text}" for name, text in pilot.status())
+    controller = exchange.controller
+    if controller is not None:
+        yield from (f"  {name:<9} {text}" for name, text in controller.status())
     else:
         main = exchange.methods.compressor
         yield f"  method    {main!r} over {exchange.methods.strategy_for(main).name}"

@@ -118,7 +118,7 @@ class Exchanged(ShortTracebacks, Optimizer):
             warn_of_statistics(type(self).__name__, modules_of(named(self.param_groups).values()))
         # All parameters travel in one bucket, and what is not finite drops the whole step: what an override or a
         # decision sent with another strategy has a message of its own, and must be undone with the others.
-        several = bool(self.exchange.methods.policy.overrides) or self.exchange.pilot is not None
+        several = bool(self.exchange.methods.policy.overrides) or self.exchange.controller is not None
         self.exchange.rollback.follow_skips(several)
         self._ranks: Ranks = frozenset()
         if not alone:

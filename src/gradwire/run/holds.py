@@ -91,17 +91,17 @@ class Hold:
         """The hook that the script has registered later, and its state."""
 
     @property
-    def pilot(self) -> Any:
+    def controller(self) -> Any:
         """The controller of the exchange; None where it has ended."""
-        return None if self.state is None else self.state.exchange.pilot
+        return None if self.state is None else self.state.exchange.controller
 
     @property
     def known(self) -> bool:
         """Return whether what is to be said is known."""
-        pilot = self.pilot
-        if self.instead is not None or self.world == 1 or pilot is None:
+        controller = self.controller
+        if self.instead is not None or self.world == 1 or controller is None:
             return True
-        return bool(pilot.knows and (self.after.steps > AFTER or not pilot.decisions))
+        return bool(controller.knows and (self.after.steps > AFTER or not controller.decisions))
 
     def advance(self) -> bool:
         """Note a step if one has ended since the last call; return whether one has."""
@@ -138,12 +138,12 @@ class Hold:
         """Return the figures and decisions of the exchange, as plain numbers and words."""
         if self.state is None:
             return self.last
-        pilot = self.pilot
+        controller = self.controller
         counters = self.state.exchange.counters
         told = {"bytes_sent": counters.bytes_sent, "dense_bytes": counters.dense_bytes}
-        if pilot is None:
+        if controller is None:
             return told
-        return {**told, "decisions": pilot.report(), "proposal": pilot.proposal}
+        return {**told, "decisions": controller.report(), "proposal": controller.proposal}
 
     def release(self) -> None:
         """Let go of the exchange, whose model ends; what was known of it stays."""
@@ -278,16 +278,16 @@ def gathered_share(groups: Sequence[tuple[Any, Any]], reduced: int) -> float:
 
 def steer(session: RunSession, made: Hold, group: Any) -> None:
     """Let the controller propose alone, or check now and then what it has decided."""
-    from gradwire.auto.controller import AutoPilot
+    from gradwire.auto.controller import AutoController
     from gradwire.run.sentinel import Sentinel
 
-    pilot = made.pilot
-    if not isinstance(pilot, AutoPilot):
+    controller = made.controller
+    if not isinstance(controller, AutoController):
         return
     if session.apply:
         made.sentinel = Sentinel(made.state, group, session.sentinel, made.checks)
     else:
-        pilot.propose()
+        controller.propose()
 
 
 def give_up(session: RunSession, model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

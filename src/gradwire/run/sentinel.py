@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.frontends.sharded import ReduceScatter, multiplier
 from gradwire.notices import tell
 
@@ -58,11 +58,11 @@ class Sentinel:
         return self._group()
 
     @property
-    def pilot(self) -> AutoPilot:
+    def controller(self) -> AutoController:
         """The controller that has decided."""
-        pilot = self.state.exchange.pilot
-        assert isinstance(pilot, AutoPilot)
-        return pilot
+        controller = self.state.exchange.controller
+        assert isinstance(controller, AutoController)
+        return controller
 
     def _begin(self) -> None:
         """Begin a step, and choose the bucket that is looked at in it, if it is time for one."""
@@ -70,7 +70,7 @@ class Sentinel:
         # As the last step left it: the controller may switch in this one on another thread, before or after a bucket
         # comes.
         self._assigned = set(self.state.exchange.methods.assigned)
-        if not self._assigned or not isinstance(self.state.exchange.pilot, AutoPilot):
+        if not self._assigned or not isinstance(self.state.exchange.controller, AutoController):
             return
         self._compressed += 1
         if self._known and (self._compressed == SOON or self._compressed % self.every == 0):
@@ -102,7 +102,7 @@ class Sentinel:
             value: Any = future.value()
             mean: Tensor = value[0] if isinstance(value, list | tuple) else value
             arrived.append(mean.clone())
-            self.pilot.disturb()
+            self.controller.disturb()
             return mean
 
         return hook(self.state, bucket).then(keep)
@@ -130,7 +130,7 @@ class Sentinel:
         counted = 1 if parts else world
         own, exact, got, wrong, product = norms.tolist()
         own, exact, got, wrong, product = own / world, *(each / counted for each in (exact, got, wrong, product))
-        expected = self.pilot.expected_error(names, own, exact)
+        expected = self.controller.expected_error(names, own, exact)
         if expected is None or not all(map(math.isfinite, (own, exact, got, wrong))) or min(exact, got) <= 0:
             return
         method, variance = expected
@@ -146,7 +146,7 @@ class Sentinel:
         self.rows.append(row)
         if row["kept"]:
             return
-        self.pilot.bar(names)
+        self.controller.bar(names)
         if self.state.exchange.channel.rank == 0:
             tell(
                 "step %d: the mean of bucket %s was wrong by %.3g of its length, more than %g times the %.3g expected "
@@ -188,7 +188,7 @@ class CheckedScatter(ReduceScatter):
         given = input_tensor.clone()
         super().__call__(output_tensor, input_tensor, group, op, async_op)
         self.state.background.finish()
-        sentinel.pilot.disturb()
+        sentinel.controller.disturb()
         world = dist.get_world_size(group)
         exact = torch.empty_like(output_tensor)
         dist.reduce_scatter_tensor(exact, given, group=group)

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import registry
 from gradwire.auto.choices import Choice
-from gradwire.auto.controller import AutoPilot
+from gradwire.auto.controller import AutoController
 from gradwire.auto.probe import probe
 from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import default_strategy
@@ -298,12 +298,12 @@ def alternate(cell: MatrixCell, folder: str) -> Outcome:
     *fixed, steered = cell.contestants
     outcome = Outcome()
     with Turn(replayed, steered) as auto:
-        pilot = auto.pilot
+        controller = auto.controller
         time_exchange(auto.model)
         # The first step is uncompressed: what it leaves is the mean gradient.
         noise = Noise.of(replayed, auto.replayed)
-        outcome.allowed = pilot.budget.variance
-        outcome.errors = {each.label: noise.added(replayed, each, pilot) for each in fixed if each.compressor}
+        outcome.allowed = controller.budget.variance
+        outcome.errors = {each.label: noise.added(replayed, each, controller) for each in fixed if each.compressor}
         for number, _ in enumerate(cell.links):
             _reach(number, Path(folder))
             deciding = auto.steps(cell.steps if len(cell.links) == 1 else max(cell.steps, CHANGED))
@@ -350,10 +350,10 @@ class Turn:
         self._made = 0
 
     @property
-    def pilot(self) -> AutoPilot:
+    def controller(self) -> AutoController:
         """The controller of "auto"."""
-        found = None if self.state is None else self.state.exchange.pilot
-        assert isinstance(found, AutoPilot)
+        found = None if self.state is None else self.state.exchange.controller
+        assert isinstance(found, AutoController)
         return found
 
     def steps(self, count: int) -> list[float]:
@@ -399,24 +399,24 @@ class Noise:
         mine, mean = (squares / dist.get_world_size()).tolist()
         return cls(mine, mean, dist.get_world_size())
 
-    def added(self, replayed: Replayed, contestant: Contestant, pilot: AutoPilot) -> float:
+    def added(self, replayed: Replayed, contestant: Contestant, controller: AutoController) -> float:
         """The variance that a fixed method adds to the mean, over that of the batch; infinite if the method is not
         allowed.
 
         Args:
             replayed: model with this worker's gradients.
             contestant: contestant with a compressor.
-            pilot: pilot of "auto", which has the budget, and whose exchange says what is left uncompressed.
+            controller: controller of "auto", which has the budget, and whose exchange says what is left uncompressed.
         """
         compressor = contestant.compressor
         assert isinstance(compressor, Compressor)
         strategy = registry.build("strategies", default_strategy(compressor, self.workers))
         choice = Choice(compressor, strategy, contestant.label)
-        if choice.keeps and not (pilot.budget.kept and pilot.bears()):
+        if choice.keeps and not (controller.budget.kept and controller.bears()):
             return math.inf
         shapes = [(name, tuple(param.shape)) for name, param in replayed.named_parameters()]
         flat = torch.cat([param.detach().flatten() for param in replayed.tensors])
-        probed = probe(pilot.exchange, choice, lambda _: compressor, flat, shapes, self.workers)
+        probed = probe(controller.exchange, choice, lambda _: compressor, flat, shapes, self.workers)
         noise = max(0.0, self.own - self.mean) / (self.workers - 1)
         if probed is None:
             return 0.0

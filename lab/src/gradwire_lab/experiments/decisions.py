@@ -36,8 +36,8 @@ class DecisionLog:
 
     def note(self, step: int, exchange: Exchange | None) -> None:
         """Note the state of an exchange after a step; an exchange without a controller gives no entry."""
-        if exchange is not None and exchange.pilot is not None:
-            self.add(step, exchange.pilot.report())
+        if exchange is not None and exchange.controller is not None:
+            self.add(step, exchange.controller.report())
 
     def add(self, step: int, report: Mapping[str, Any]) -> None:
         """Add the report of ``decisions()`` after a step, if it is new.

@@ -146,7 +146,7 @@ class ReplayPlan:
 @dataclass(frozen=True)
 class Result:
     """The figures of one worker over the counted steps. ``interface_bytes`` is None on the loopback, and ``decisions``
-    without a pilot.
+    without a controller.
     """
 
     seconds: list[float]

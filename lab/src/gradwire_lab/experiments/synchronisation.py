@@ -221,7 +221,7 @@ class ExchangingOptimizer(Synchronisation):
 
     def finish(self) -> None:
         """Exchange the changes since the last round."""
-        for name in ("exchange_ways", "finish"):
+        for name in ("synchronize", "finish"):
             if not self.in_step:
                 getattr(self.optimizer, name, lambda: None)()
 

@@ -42,19 +42,19 @@ class Flight:
         device = self.mean.data.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def begin(self, exchanged: Callable[[Tensor], bool], way: Tensor) -> None:
+    def begin(self, exchanged: Callable[[Tensor], bool], delta: Tensor) -> None:
         """Hand in a change. One that is not finite spoils the round for all, and this rank takes no part in it.
 
         Args:
             exchanged: replaces a flat tensor by its mean over the ranks and says whether that is finite.
         """
-        self.mean.data.copy_(way)
-        self.own.data.copy_(way)
-        self.spoilt = any_nonfinite([way])
+        self.mean.data.copy_(delta)
+        self.own.data.copy_(delta)
+        self.spoilt = any_nonfinite([delta])
         if self.spoilt:
             self.own.data.zero_()
         # The copy is made on the caller's stream, and the thread uses another one.
-        ready = None if self._stream is None else torch.cuda.current_stream(way.device).record_event()
+        ready = None if self._stream is None else torch.cuda.current_stream(delta.device).record_event()
         self._future = self._worker.submit(partial(_run, exchanged, self.mean.data, self._stream, ready))
         self.open = True
 

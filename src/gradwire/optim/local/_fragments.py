@@ -151,16 +151,16 @@ class Fragments:
         """The fragments whose exchange is not applied yet."""
         return [self.all[index] for index in sorted(self._flights)]
 
-    def send(self, fragment: Fragment, exchanged: Callable[[Tensor], bool], way: Tensor) -> None:
+    def send(self, fragment: Fragment, exchanged: Callable[[Tensor], bool], delta: Tensor) -> None:
         """Start the exchange of a change.
 
         Args:
             fragment: the fragment.
             exchanged: replaces a flat tensor by its mean over the ranks and says whether that is finite.
-            way: flat float32; copied.
+            delta: flat float32; copied.
         """
         flight = Flight(self.params[fragment.numbers], self._worker)
-        flight.begin(exchanged, way)
+        flight.begin(exchanged, delta)
         self._flights[fragment.place] = flight
         self.sent += 1
         self._last[fragment.place] = self.sent
@@ -236,7 +236,7 @@ class Fragments:
             if not known or set(saved["own"]) != set(names[self.all[int(index)].numbers]):
                 raise ConfigError(
                     "state_dict must be one with the same fragments, every and delay, or be saved after "
-                    f"exchange_ways(), got one in which fragment {index} was under way"
+                    f"synchronize(), got one in which fragment {index} was under way"
                 )
 
     def __iter__(self) -> Iterator[Fragment]:

@@ -84,17 +84,17 @@ class LocalNoise:
         return self._exchange.channel.world > 1 and (t <= self._since + FIRST or t % EVERY == 0)
 
     @torch.no_grad()
-    def measure(self, way: Tensor) -> None:
+    def measure(self, delta: Tensor) -> None:
         """Compare a sample of this rank's pseudo-gradient with the mean; all ranks must call it in the same round.
 
         Args:
-            way: this rank's pseudo-gradient, flat, float32.
+            delta: this rank's pseudo-gradient, flat, float32.
         """
         world = self._exchange.channel.world
-        samples = [self._sample(way, spans) for spans in self._groups]
+        samples = [self._sample(delta, spans) for spans in self._groups]
         squares = torch.stack([sample.square().sum() for sample in samples])
         # A rank that left out its steps, because its gradients were not finite, has gone nowhere.
-        absent = 1 - way.any().float()
+        absent = 1 - delta.any().float()
         mean = torch.cat([*samples, squares, absent[None]])
         # One message for all groups: the samples, their squares and the flag.
         self._exchange.average(mean, extra=True)
@@ -110,13 +110,13 @@ class LocalNoise:
                 self._shares[group] = now if before is None else (now + before) / 2
         self._say()
 
-    def _sample(self, way: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    def _sample(self, delta: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
         """Return elements of a group drawn at random, the same on all ranks, or all of a small group."""
         sizes = [hi - lo for lo, hi in spans]
         numel = sum(sizes)
         wanted = min(max(numel // SHARE, LEAST), MOST_SAMPLED)
         if numel <= wanted:
-            return torch.cat([way[lo:hi] for lo, hi in spans] or [way[:0]])
+            return torch.cat([delta[lo:hi] for lo, hi in spans] or [delta[:0]])
         # A regular choice would see one column of a matrix, or rows of one kind.
         drawn = torch.randint(
             numel, (wanted,), generator=torch.Generator().manual_seed(self._exchange.step), device="cpu"
@@ -125,7 +125,7 @@ class LocalNoise:
         # What is at the end of a span in the group is at the end of it in the flat tensor, too.
         shifts = torch.tensor([hi for _, hi in spans], device="cpu") - ends
         places = drawn + shifts[torch.searchsorted(ends, drawn, right=True)]
-        return way[places.to(way.device)]
+        return delta[places.to(delta.device)]
 
     def _say(self) -> None:
         largest = max(self.factors)

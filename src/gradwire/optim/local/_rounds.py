@@ -1,6 +1,6 @@
 """Exchange over a meeting: workers that hand in before a round closes count, and nothing of the others is lost.
 
-    x_i = m_i + late_i + way_i is compressed; way_i is the pseudo-gradient of worker i, and m_i its residual
+    x_i = m_i + late_i + delta_i is compressed; delta_i is the pseudo-gradient of worker i, and m_i its residual
 
 Invariants:
     * If the round closes with this worker's payload, m_i keeps what the payload does not contain, and ``late`` is
@@ -102,11 +102,11 @@ class Rounds:
             raise ConfigError("join() must be called before the first step with a meeting, got no call")
         return self.attendance
 
-    def join(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
+    def join(self, delta: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
         """Join the meeting; return the mean change of each round that is over.
 
         Args:
-            way: pseudo-gradient since ``state``; if the round of ``state`` is over, see ``moved``, it waits for the
+            delta: pseudo-gradient since ``state``; if the round of ``state`` is over, see ``moved``, it waits for the
                 next round.
             state: state on which all agree, which whoever takes the means moves by each; or overwritten with the
                 others'.
@@ -128,8 +128,8 @@ class Rounds:
         yield from self._follow(state, known=True)
         self.moved = self.moved or self.exchange.step != before
         if self.moved and not self.forgot:
-            self.late.add_(way)
-        self._brought = way.clone() if not self.moved and way.any() else None
+            self.late.add_(delta)
+        self._brought = delta.clone() if not self.moved and delta.any() else None
 
     def _take_frozen(self, there: Attendance) -> None:
         """Take over the frozen parameters of the worker that came first; they stay at the place, for all who come."""
@@ -146,30 +146,32 @@ class Rounds:
             self.attendance.leave(self.exchange.step)
             self.attendance = None
 
-    def means(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
+    def means(self, delta: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
         """Hand in a change; return the mean change of the round, and of each that was closed while this worker was
         late.
 
         Args:
-            way: flat float32.
+            delta: flat float32.
             state: state on which all agree, which whoever takes the means moves by each; others may be sent it.
         """
         t, there = self.exchange.step + 1, self.there
-        self.exchange.counters.dense_bytes += way.nbytes
-        finite, self.forgot, self.settled = not any_nonfinite([way]), False, False
-        counted = not there.is_closed(t) and self.hand_in(t, way, finite=finite)
+        self.exchange.counters.dense_bytes += delta.nbytes
+        finite, self.forgot, self.settled = not any_nonfinite([delta]), False, False
+        counted = not there.is_closed(t) and self.hand_in(t, delta, finite=finite)
         self.settled = True
         if not counted:
             self.left_behind += 1
             log.warning(
-                "round %d closed without this worker, %s: its way goes with that of its next round", t, there.name
+                "round %d closed without this worker, %s: its pseudo-gradient goes with that of its next round",
+                t,
+                there.name,
             )
         try:
             yield from self._follow(state, known=counted)
         finally:
             # After it, because an earlier process whose payload is in the round has not sent what was gone since.
             if finite and not counted:
-                self.late.add_(way)
+                self.late.add_(delta)
                 if self.forgot and self._brought is not None:
                     self.late.sub_(self._brought)
             self._brought = None
@@ -309,12 +311,12 @@ class Rounds:
         self.exchange.protocol.go_to(t)
         self.moved = True
 
-    def hand_in(self, t: int, way: Tensor, *, finite: bool) -> bool:
+    def hand_in(self, t: int, delta: Tensor, *, finite: bool) -> bool:
         """Hand in for the round; return whether it closed with this worker. Without a finite payload it takes part, and
         sends nothing.
         """
         there, part, counters = self.there, self._part(t), self.exchange.counters
-        self.flat.copy_(way).add_(self.late)
+        self.flat.copy_(delta).add_(self.late)
         if finite:
             with counters.timed("encode"):
                 part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))

@@ -42,9 +42,9 @@ class StreamedRounds(Rounds):
         facts: other values that must be the same on all workers.
         frozen: parameters that nobody trains.
         fragments: the fragments.
-        gather: writes the change of a fragment into its part of ``way``.
-        put: sets the parameters of a fragment to the agreed ones without ``way``.
-        way: change of all parameters.
+        gather: writes the change of a fragment into its part of ``delta``.
+        put: sets the parameters of a fragment to the agreed ones without ``delta``.
+        delta: change of all parameters.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class StreamedRounds(Rounds):
         fragments: Fragments,
         gather: Callable[[Fragment], None],
         put: Callable[[Fragment], None],
-        way: Tensor,
+        delta: Tensor,
     ) -> None:
         super().__init__(exchange, named, meeting, facts, frozen)
         # What is late is in the parameters.
         self.late = self.flat = torch.zeros(0)
-        self.fragments, self._gather, self._put, self.way = fragments.all, gather, put, way
+        self.fragments, self._gather, self._put, self.delta = fragments.all, gather, put, delta
         self.kept = KEPT * len(self.fragments)
         self._codecs = [Rounds(exchange, named[each.numbers], meeting, facts) for each in self.fragments]
         self._flight: tuple[Fragment, Flight] | None = None
@@ -86,7 +86,7 @@ class StreamedRounds(Rounds):
         self._dropped.clear()
         for each in self.fragments:
             self._gather(each)
-        own = self.way.clone()
+        own = self.delta.clone()
         if under_way is not None and self.sent:
             own[under_way[0].span] -= under_way[1].own.data
         # An earlier process of this name may have sent it since.
@@ -144,22 +144,22 @@ class StreamedRounds(Rounds):
         yield from self._follow(state, known=True)
 
     def unsent(self, fragment: Fragment) -> None:
-        """Write the change of a fragment that is still to be sent into its part of ``way``."""
+        """Write the change of a fragment that is still to be sent into its part of ``delta``."""
         self._gather(fragment)
-        way = self.way[fragment.span]
+        delta = self.delta[fragment.span]
         if self._flight is not None and self._flight[0] is fragment:
             flight, self._flight = self._flight[1], None
             if flight.spoilt:
-                way.zero_()
+                delta.zero_()
             elif self.sent:
-                way.sub_(flight.own.data)
+                delta.sub_(flight.own.data)
                 if self._own is not None:
                     self._own[fragment.span] = 0.0
             flight.land()
         if fragment.place in self._dropped:
             self._dropped.remove(fragment.place)
             if self._own is not None:
-                way.sub_(self._own[fragment.span])
+                delta.sub_(self._own[fragment.span])
                 self._own[fragment.span] = 0.0
 
     def metrics(self) -> dict[str, Any]:

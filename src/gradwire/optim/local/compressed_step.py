@@ -94,13 +94,13 @@ class CompressedStep(LocalSteps):
         keep: a rank goes on from its own parameters, agreed - m_i, as in CSER, and not from the agreed ones: what it
             has not sent yet is missing from the others' parameters, and not from its own. That is markedly better. The
             ranks are in step after ``finish()`` at the end of a round, which averages the residuals, uncompressed: call
-            it before parameters are measured or saved; within a round call ``exchange_ways()`` first.
+            it before parameters are measured or saved; within a round call ``synchronize()`` first.
         reset: number of steps, with ``keep``, in which each element of the residuals is averaged uncompressed once, a
             part of them in every round, >= 1. It costs 8 (W - 1) / W bytes an element in so many steps. Fewer: ranks
             stay closer together, for more bytes. None: only in ``finish()``; until then ranks may drift apart without
             bound.
         late: exchange a round beside the steps of the next one, on a thread, and apply it one round late: the network
-            is hidden, for 8 bytes more an element and a mean that is a round old. ``exchange_ways()`` brings all in
+            is hidden, for 8 bytes more an element and a mean that is a round old. ``synchronize()`` brings all in
             step, and ``finish()`` applies what is under way.
         variance_correction: multiply local steps by what the noise of this rank's own gradients makes the mean step too
             short, for each parameter group: with one step a round the mean is then about as long as a step of one AdamW
@@ -201,12 +201,12 @@ class CompressedStep(LocalSteps):
         if moments != "apart":
             facts["kinds"] = kinds_of(inner)
         super().__init__(inner, compressor, every, options, process_group, meeting, facts, check)
-        pilot = self.exchange.pilot
-        if pilot is not None:
+        controller = self.exchange.controller
+        if controller is not None:
             # The residual of a step is added when it arrives, and divided by nothing.
-            pilot.follow_optimizers(lambda: True)
+            controller.follow_optimizers(lambda: True)
         # That of whatever is decided for is a residual.
-        memory = self.exchange.methods.memory_for(self.exchange.methods.compressor if pilot is None else TopK())
+        memory = self.exchange.methods.memory_for(self.exchange.methods.compressor if controller is None else TopK())
         if keep:
             self._check_kept(memory)
         self.decay: Decay = chosen
@@ -234,7 +234,7 @@ class CompressedStep(LocalSteps):
             ConfigError
         """
         # What an autotuner decides may have a residual, too.
-        waits = self.exchange.pilot is not None or "residual" in self.exchange.methods.buffers("buffers")
+        waits = self.exchange.controller is not None or "residual" in self.exchange.methods.buffers("buffers")
         if not waits:
             why = "where nothing waits"
         elif facts.residual_is_momentum(memory):
@@ -259,7 +259,7 @@ class CompressedStep(LocalSteps):
         return super().round
 
     @torch.no_grad()
-    def exchange_ways(self) -> None:
+    def synchronize(self) -> None:
         """Exchange now, and apply the mean: ``step`` does this by itself. All ranks must call it; use it after the last
         step.
 
@@ -278,14 +278,14 @@ class CompressedStep(LocalSteps):
         """
         if self._late or self._apart:
             # Before ``agreed`` moves, because the pseudo-gradient is the distance from it.
-            self._gather_way()
+            self._gather_delta()
             if self._apart:
                 self._reset(0, self.agreed.data.numel())
             self._apart = False
             if self._late:
                 self._land()
             for number, param in enumerate(self.params):
-                param.copy_(self._start(number) - self.way.views[number])
+                param.copy_(self._start(number) - self.delta.views[number])
 
     @classmethod
     def check_parameters(cls, given: Mapping[str, object]) -> None:
@@ -321,7 +321,7 @@ class CompressedStep(LocalSteps):
 
         Args:
             on_resize: treatment of another number of ranks, as for every optimizer of this kind; with ``late`` or
-                ``keep`` save after ``exchange_ways()`` for another number of ranks.
+                ``keep`` save after ``synchronize()`` for another number of ranks.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
@@ -330,7 +330,7 @@ class CompressedStep(LocalSteps):
         flight = state_dict.get("flight", {})
         same = state_dict.get("exchange", {}).get("world") == self.exchange.channel.world
         fits = not flight or (self._flight is not None and same)
-        allowed = "saved after exchange_ways() for another number of ranks or late=False"
+        allowed = "saved after synchronize() for another number of ranks or late=False"
         require(fits, "state_dict", allowed, Verbatim("one with a round under way"))
         apart = bool(state_dict.get("apart", False))
         in_step = "saved after finish() for another number of ranks or keep=False"
@@ -419,13 +419,13 @@ class CompressedStep(LocalSteps):
             self._average_moments()
             self._look_for_zeros()
             return
-        self._gather_way()
+        self._gather_delta()
         if self._late:
             # The round before must have ended: its thread uses the exchange.
             self._land()
         self._compare()
         self._begin_exchange()
-        self._flight.begin(self.exchanged, self.way.data)
+        self._flight.begin(self.exchanged, self.delta.data)
         self._restart()
         self.since = 0
 
@@ -466,7 +466,7 @@ class CompressedStep(LocalSteps):
         """Begin the step of the exchange, and measure at intervals what the pseudo-gradients have in common."""
         super()._begin_exchange()
         if self._noise is not None and self._noise.due():
-            self._noise.measure(self.way.data)
+            self._noise.measure(self.delta.data)
 
     def _step_alone(self) -> None:
         if self.decay == "inner":
@@ -494,10 +494,10 @@ class CompressedStep(LocalSteps):
         ]
         # Pseudo-gradients are written when the round ends; until then their slots are free.
         for number, _ in longer:
-            self.way.views[number].copy_(self.params[number])
+            self.delta.views[number].copy_(self.params[number])
         super()._step_alone()
         for number, factor in longer:
-            param, before = self.params[number], self.way.views[number]
+            param, before = self.params[number], self.delta.views[number]
             param.copy_(before.lerp_(param.float(), factor))
 
     def _shrink(self) -> None:
@@ -509,9 +509,9 @@ class CompressedStep(LocalSteps):
                 param = self.params[number]
                 if param.requires_grad:
                     # Before ``agreed`` changes, because the pseudo-gradient is the distance from it.
-                    way = self._way_of(number).mul_(factor)
+                    delta = self._delta_of(number).mul_(factor)
                     self.agreed.views[number].mul_(factor)
-                    param.copy_(self._start(number) - way)
+                    param.copy_(self._start(number) - delta)
 
 
 def decoupled(inner: Optimizer) -> bool:

@@ -51,9 +51,9 @@ class DiLoCo(LocalSteps):
         p_i = agreed + (p_i - sent_i)  or  p_i = mix p_i + (1 - mix) agreed
 
     with the new ``agreed``: the first keeps what was trained meanwhile, which goes with the fragment's next exchange,
-    so that everything goes exactly once; the second is the authors'. A fragment that is dropped, because a way was not
+    so that everything goes exactly once; the second is the authors'. A fragment that is dropped, because one was not
     finite, is not lost either: ranks whose own was finite keep it, and send it the next time. ``agreed`` has the same
-    bits on all ranks; their parameters have after ``exchange_ways()``: call it before they are measured or saved for
+    bits on all ranks; their parameters have after ``synchronize()``: call it before they are measured or saved for
     others.
 
     Args:
@@ -156,14 +156,14 @@ class DiLoCo(LocalSteps):
         self.lr, self.momentum, self.mix = lr, momentum, mix
         self.velocity = FlatParameters(self.params, offload)
         sizes = [len(numbers) for numbers in self._dealt]
-        self.streams = Fragments(self.way.views, sizes, every, delay) if streams else None
+        self.streams = Fragments(self.delta.views, sizes, every, delay) if streams else None
         self.exchange.expect_apart(max(1, len(sizes)))
         self.streamed: StreamedRounds | None = None
         if self.streams is not None and meeting is not None:
             frozen, put = list(self.frozen.values()), self._put
             self.rounds = self.streamed = StreamedRounds(
                 *(self.exchange, self.named, meeting, self.facts, frozen),
-                *(self.streams, self._gather_ways, put, self.way.data),
+                *(self.streams, self._gather_deltas, put, self.delta.data),
             )
 
     @classmethod
@@ -325,7 +325,7 @@ class DiLoCo(LocalSteps):
 
         Args:
             on_resize: treatment of another number of ranks, as for every optimizer of this kind; save after
-                ``exchange_ways()`` for another number of ranks or other fragments.
+                ``synchronize()`` for another number of ranks or other fragments.
 
         Raises:
             ConfigError: the state is of another optimizer, of another number of ranks, or has other fragments under
@@ -353,7 +353,7 @@ class DiLoCo(LocalSteps):
             self.streams.check(saved, [name for name, _ in self.named])
         elif saved.get("flights"):
             raise ConfigError(
-                "state_dict must be saved after exchange_ways() for one without fragments, got one with some under way"
+                "state_dict must be saved after synchronize() for one without fragments, got one with some under way"
             )
 
     def _arrange(self) -> None:
@@ -438,8 +438,8 @@ class DiLoCo(LocalSteps):
         t = self.exchange.step + 1
         fragment = rounds.fragment(t)
         rounds.there.due.clear()
-        self._gather_ways(fragment)
-        streams.send(fragment, partial(rounds.run, t), self.way.data[fragment.span])
+        self._gather_deltas(fragment)
+        streams.send(fragment, partial(rounds.run, t), self.delta.data[fragment.span])
         return fragment
 
     def _land_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> None:
@@ -464,7 +464,7 @@ class DiLoCo(LocalSteps):
     def _put(self, fragment: Fragment) -> None:
         for number in range(fragment.numbers.start, fragment.numbers.stop):
             param = self.params[number]
-            param.copy_(self.agreed.views[number].to(param.device) - self.way.views[number])
+            param.copy_(self.agreed.views[number].to(param.device) - self.delta.views[number])
 
     def _note_met(self, met: list[bool]) -> None:
         """Note that all ranks are in step, if all fragments have just met."""
@@ -476,12 +476,12 @@ class DiLoCo(LocalSteps):
         assert self.streams is not None
         failed = list[Exception]()
         try:
-            self._gather_ways(fragment)
+            self._gather_deltas(fragment)
         except Exception as error:
             failed.append(error)
-        way = self.way.data[fragment.span]
-        self._note_nonfinite(way, bool(failed))
-        self.streams.send(fragment, partial(self._exchange_fragment, fragment, failed), way)
+        delta = self.delta.data[fragment.span]
+        self._note_nonfinite(delta, bool(failed))
+        self.streams.send(fragment, partial(self._exchange_fragment, fragment, failed), delta)
 
     def _exchange_fragment(self, fragment: Fragment, failed: list[Exception], flat: Tensor) -> bool:
         """Exchange a fragment, on the thread."""
@@ -503,12 +503,12 @@ class DiLoCo(LocalSteps):
         """Apply the exchange of a fragment that is due; return whether the ranks have the same parameters in it, if
         nothing was trained meanwhile.
 
-        A fragment that was dropped waits in the parameters of the ranks whose way was finite.
+        A fragment that was dropped waits in the parameters of the ranks whose delta was finite.
         """
         assert self.streams is not None
         flight = self.streams.arrived(fragment)
-        self._gather_ways(fragment)
-        trained = self.way.data[fragment.span].sub_(flight.own.data)
+        self._gather_deltas(fragment)
+        trained = self.delta.data[fragment.span].sub_(flight.own.data)
         spoilt, mean = flight.spoilt, flight.land()
         if mean is not None:
             self._outer(mean, fragment.span)
@@ -522,9 +522,9 @@ class DiLoCo(LocalSteps):
             if mix and mean is not None:
                 param.copy_(torch.lerp(agreed, param.float(), mix))
             else:
-                param.copy_(agreed if mix is not None else agreed - self.way.views[number])
+                param.copy_(agreed if mix is not None else agreed - self.delta.views[number])
         return mean is not None and not mix
 
-    def _gather_ways(self, fragment: Fragment) -> None:
+    def _gather_deltas(self, fragment: Fragment) -> None:
         for number in range(fragment.numbers.start, fragment.numbers.stop):
-            self._way_of(number)
+            self._delta_of(number)

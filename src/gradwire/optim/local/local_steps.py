@@ -103,7 +103,7 @@ class LocalSteps(Exchanged):
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
         self.trained: list[Tensor] = list(named(self.param_groups).values())
         self._arrange()
-        self.agreed, self.way = FlatParameters(self.params, offload), FlatParameters(self.params)
+        self.agreed, self.delta = FlatParameters(self.params, offload), FlatParameters(self.params)
         self.agreed.gather(self.params)
         self.rounds = (
             None
@@ -145,8 +145,8 @@ class LocalSteps(Exchanged):
             return
         if self.since == 0:
             self._refresh()
-        self._gather_way()
-        for mean in self.rounds.join(self.way.data, self.kept()):
+        self._gather_delta()
+        for mean in self.rounds.join(self.delta.data, self.kept()):
             self._go(mean)
         if self.rounds.moved:
             self._meet()
@@ -173,7 +173,7 @@ class LocalSteps(Exchanged):
         return loss
 
     @torch.no_grad()
-    def exchange_ways(self) -> None:
+    def synchronize(self) -> None:
         """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
         self._locate()
         self._end_round()
@@ -198,7 +198,7 @@ class LocalSteps(Exchanged):
             self._end_round()
 
     def _end_round(self) -> None:
-        self._gather_way()
+        self._gather_delta()
         try:
             for mean in self._means():
                 self._go(mean)
@@ -213,13 +213,13 @@ class LocalSteps(Exchanged):
         self.agreed.scatter(self.params)
         self.since = 0
 
-    def _gather_way(self) -> None:
+    def _gather_delta(self) -> None:
         for number in range(len(self.params)):
-            self._way_of(number)
+            self._delta_of(number)
 
-    def _way_of(self, number: int) -> Tensor:
-        """Write the change of a parameter in this round into its slot of ``way``."""
-        return self.way.views[number].copy_(self._start(number)).sub_(self.params[number])
+    def _delta_of(self, number: int) -> Tensor:
+        """Write the change of a parameter in this round into its slot of ``delta``."""
+        return self.delta.views[number].copy_(self._start(number)).sub_(self.params[number])
 
     def _start(self, number: int) -> Tensor:
         """The value at which a parameter started this round: the rounded value for 16 bits, so that rounding is no
@@ -230,25 +230,25 @@ class LocalSteps(Exchanged):
     def _means(self) -> Iterator[Tensor]:
         """The mean changes of the rounds that are over: of this one, and at a meeting of those that were missed."""
         if self.rounds is not None:
-            yield from self.rounds.means(self.way.data, self.kept())
+            yield from self.rounds.means(self.delta.data, self.kept())
             return
-        self._note_nonfinite(self.way.data)
+        self._note_nonfinite(self.delta.data)
 
         def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
             self._begin_exchange()
-            return self.exchanged(self.way.data, everywhere=everywhere)
+            return self.exchanged(self.delta.data, everywhere=everywhere)
 
         if exchange() if self.island is None else self.island.all_shards(exchange):
-            yield self.way.data
+            yield self.delta.data
 
-    def _note_nonfinite(self, way: Tensor, bad: bool = False) -> None:
+    def _note_nonfinite(self, delta: Tensor, bad: bool = False) -> None:
         """Spoil the change of this shard if that of another shard of the island is not finite.
 
         Args:
             bad: this rank has no change to send.
         """
-        if self.island is not None and self.island.largest(bad or any_nonfinite([way])):
-            way[:1] = float("nan")
+        if self.island is not None and self.island.largest(bad or any_nonfinite([delta])):
+            delta[:1] = float("nan")
 
     def _begin_exchange(self) -> None:
         """Begin the step of the exchange in which the gathered changes of this round are sent."""
@@ -289,7 +289,7 @@ class LocalSteps(Exchanged):
         return {**{key: flat.data.nbytes for key, flat in self.kept().items()}, "residual": residuals}
 
     def __str__(self) -> str:
-        place = " (host)" if self.agreed.data.device != self.way.data.device else ""
+        place = " (host)" if self.agreed.data.device != self.delta.data.device else ""
         kept = [f"{in_words(n)} {key}{place * (key != 'residual')}" for key, n in self.kept_bytes().items() if n]
         return f"{super().__str__()}\n  kept      {', '.join(kept)}"
 
