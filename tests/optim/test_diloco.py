@@ -154,6 +154,7 @@ def test_a_scheduler_moves_the_inner_rate() -> None:
         ({"lr": 0.0}, "DiLoCo.lr must be a finite number > 0, got 0.0"),
         ({"momentum": 1.0}, "DiLoCo.momentum must be in [0, 1), got 1.0"),
         ({"ratio": 0.1}, "'qsgd' has no parameter 'ratio'"),
+        ({"fragmets": 2}, "'qsgd' has no parameter 'fragmets': did you mean 'fragments'"),
     ],
 )
 def test_bad_parameters_are_refused(options: dict[str, Any], text: str) -> None:

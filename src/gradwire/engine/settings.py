@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from gradwire.vocabulary import Configuration
 LONGEST = 1e6
 """Seconds that ``timeout`` may be at most."""
 
-__all__ = ["LONGEST", "Settings", "build_compressor", "compressor", "valid_timeout"]
+__all__ = ["LONGEST", "Settings", "build_compressor", "compressor", "refuse_unknown", "valid_timeout"]
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,24 @@ def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None
     raise ConfigError(f"unknown option {name!r} beside {compressor!r}: {nearest(name, options)}")
 
 
+def refuse_unknown(compressor: str, params: Mapping[str, Any], others: Iterable[str] = ()) -> None:
+    """Refuse parameters that neither a method has nor what is called.
+
+    Args:
+        compressor: its name.
+        params: what was given beside ``Settings``.
+        others: further arguments of what is called.
+
+    Raises:
+        ConfigError: one is unknown; the message has the nearest known one.
+    """
+    known = {*registry.parameters(registry.find("compressors", registry.named_of(compressor)["name"]))}
+    for given in params:
+        if given not in known:
+            options = known | {f.name for f in dataclasses.fields(Settings)} | {*others}
+            raise ConfigError(f"{compressor!r} has no parameter {given!r}: {nearest(given, options)}")
+
+
 def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "compressor") -> Compressor:
     """Make a compressor from an object or a registered name with parameters.
 
@@ -194,11 +212,6 @@ def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "co
             refuse_parameters(compressor, params)
         return compressor
     require(isinstance(compressor, str), name, "a name, a compressor or a recipe", compressor)
-    cls = registry.find("compressors", registry.named_of(compressor)["name"])
-    known = [*registry.parameters(cls)]
-    for given in params:
-        if given not in known:
-            options = known + [f.name for f in dataclasses.fields(Settings)]
-            raise ConfigError(f"{compressor!r} has no parameter {given!r}: {nearest(given, options)}")
+    refuse_unknown(compressor, params)
     built: Compressor = registry.build("compressors", compressor, params)
     return built

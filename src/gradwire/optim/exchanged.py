@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
@@ -22,9 +23,17 @@ from torch.optim import Optimizer
 from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.plan import Named
+from gradwire.engine.settings import Settings, refuse_unknown
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.frontends.ownership import Caller, Ranks, classes_of, conflict_with_ddp
-from gradwire.frontends.setup import check_dtypes, prepare_alone, prepare_named, share_start, warn_of_statistics
+from gradwire.frontends.setup import (
+    check_dtypes,
+    is_auto,
+    prepare_alone,
+    prepare_named,
+    share_start,
+    warn_of_statistics,
+)
 from gradwire.frontends.summary import summary
 from gradwire.notices import log
 from gradwire.optim._flat import any_nonfinite
@@ -86,6 +95,10 @@ class Exchanged(ShortTracebacks, Optimizer):
 
         def select() -> dict[str, nn.Parameter]:
             check()
+            if isinstance(compressor, str) and not is_auto(compressor):
+                own = inspect.signature(type(self)).parameters.values()
+                others = [each.name for each in own if each.kind is not each.VAR_KEYWORD]
+                refuse_unknown(compressor, Settings.split(options)[1], others)
             found = self.on_rank(named(self.param_groups))
             check_dtypes(found)
             for name, param in found.items():
