@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["WINDOW", "CountedBytes", "Metrics"]
+__all__ = ["WINDOW", "Metrics"]
 
 WINDOW = 32
 """Steps that recent figures are of at least, and half of what they are of at most."""

@@ -18,7 +18,7 @@ from typing import Protocol, Self
 from gradwire.errors import require
 from gradwire.transport.collective_round import Round
 
-__all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Rated", "Wire"]
+__all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Wire"]
 
 _SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
 

@@ -23,7 +23,7 @@ from gradwire.auto.step_record import BucketRun, Moment, StepRecord, StepWindow,
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 
-__all__ = ["LONGEST", "WINDOW", "SpoiltSteps", "StepRecorder"]
+__all__ = ["LONGEST", "WINDOW", "StepRecorder"]
 
 FIRST, WINDOW, LONGEST = 4, 12, 32
 """Steps of the first window, of one in which something may change, and at most: where nothing changes windows grow. A

@@ -23,7 +23,7 @@ from gradwire.memory.base import Memory, default_memory
 from gradwire.transport.collective_round import Round, ring
 from gradwire.vocabulary import align
 
-__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "shared", "traffic"]
+__all__ = ["PredictedTraffic", "dense_traffic", "shared", "traffic"]
 
 
 @dataclass(frozen=True)

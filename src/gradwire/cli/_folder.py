@@ -38,7 +38,7 @@ from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__
 
-__all__ = ["INTERRUPTED", "LABORATORY", "Folder", "app"]
+__all__ = ["LABORATORY", "app"]
 
 
 INTERRUPTED = 130

@@ -43,7 +43,7 @@ from gradwire.compressors import capabilities
 from gradwire.errors import ConfigError, WireError
 from gradwire.vocabulary import Configuration, Key, Layout, Payload, State
 
-__all__ = ["Compressor", "Family", "Feedback", "MultiRound", "as_gradient", "reduce_fields"]
+__all__ = ["Compressor", "Family", "Feedback", "MultiRound", "reduce_fields"]
 
 Family = Literal["cast", "quantisation", "sparsification", "hybrid", "low rank", "wrapper"]
 """Ways in which a method saves bytes: fewer bits for an element, fewer elements, both, thin factors, or another method

@@ -29,7 +29,6 @@ __all__ = [
     "STORE",
     "TORCH",
     "Remedies",
-    "Trouble",
     "is_adaptive",
     "is_adaptive_class",
     "is_orthogonal",

@@ -58,7 +58,7 @@ from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 from gradwire.vocabulary import Key
 
-__all__ = ["PENDING", "USED", "Controller", "Exchange"]
+__all__ = ["USED", "Controller", "Exchange"]
 
 
 CAPTURED = (

@@ -35,7 +35,6 @@ __all__ = [
     "grouped",
     "joined",
     "same_choices",
-    "try_extend",
     "try_retune",
 ]
 

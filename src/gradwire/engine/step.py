@@ -31,7 +31,7 @@ from gradwire.engine.second_moment import SecondMoment
 from gradwire.transport.channel import Channel
 from gradwire.vocabulary import Key
 
-__all__ = ["BucketPlan", "StepContext", "prepare"]
+__all__ = ["prepare"]
 
 
 class BucketPlan(Protocol):

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from gradwire.errors import Verbatim, require
 from gradwire.notices import log
 
-__all__ = ["CopiedState", "CopyNotice", "forget_copied", "note_copies", "note_copies_of_optimizer"]
+__all__ = ["CopiedState", "forget_copied", "note_copies", "note_copies_of_optimizer"]
 
 
 class CopiedState:

@@ -49,7 +49,6 @@ __all__ = [
     "ranks_in",
     "refuse",
     "refuse_steps_in_backward",
-    "shapes_of",
     "share_start",
     "trainable",
     "uncompiled",

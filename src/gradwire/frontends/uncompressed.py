@@ -20,7 +20,6 @@ from gradwire.notices import log
 
 __all__ = [
     "DTYPES",
-    "Reduced",
     "announce_uncompressed",
     "kinds_of",
     "reduced_by_ddp",

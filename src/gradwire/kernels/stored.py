@@ -47,7 +47,6 @@ __all__ = [
     "part_of",
     "quantised",
     "read",
-    "read_into",
     "row_bytes",
     "scale_of",
     "shaped",

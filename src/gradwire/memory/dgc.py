@@ -23,7 +23,7 @@ from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Payload, State
 
-__all__ = ["DGCMemory", "DenseMomentum"]
+__all__ = ["DGCMemory"]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ __all__ = [
     "check_many",
     "check_properties",
     "check_summable",
-    "check_sums",
     "check_used",
 ]
 

@@ -33,7 +33,6 @@ __all__ = [
     "FORMS",
     "SMALLEST",
     "STEP",
-    "BlockRun",
     "blocks_of",
     "code_bytes",
     "flip",

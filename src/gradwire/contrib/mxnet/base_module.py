@@ -18,7 +18,7 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.protocol.store import KVStore
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 
-__all__ = ["RATE", "BaseModule", "as_list", "gathered", "input_of", "pieces", "sample_count"]
+__all__ = ["RATE", "BaseModule", "as_list", "gathered", "pieces", "sample_count"]
 
 BatchEnd: TypeAlias = Callable[[BatchEndParam], None]
 

@@ -21,7 +21,7 @@ from gradwire.kvstore import create
 from gradwire.kvstore.protocol.lr_scheduler import MultiFactorScheduler
 from gradwire.kvstore.protocol.store import KVStore
 
-__all__ = ["Loaders", "add_fit_args", "fit"]
+__all__ = ["add_fit_args", "fit"]
 
 Loaders: TypeAlias = Callable[[argparse.Namespace, KVStore], tuple[Iterable[Any], Iterable[Any] | None]]
 """``loaders(args, kv)``: a worker's share of the training batches, and what is scored."""

@@ -23,7 +23,7 @@ from gradwire.transport.collective_round import Kind, Round, to_all
 from gradwire.transport.handshake import DIGEST as HEAD
 from gradwire.vocabulary import Key, align
 
-__all__ = ["GatheredSession", "GatheringStrategy", "Mover"]
+__all__ = ["GatheringStrategy", "Mover"]
 
 Mover = Callable[[Tensor, Tensor | None], None]
 """A collective. It takes rows, uint8 of shape (W, bytes), of which this rank's own holds its message, and the same

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "LaunchCall", "Recording", "ScratchMemory", "launch", "recorded", "scratch"]
+__all__ = ["BLOCK", "LaunchCall", "ScratchMemory", "launch", "recorded", "scratch"]
 
 BLOCK = 2048  # elements for one program: 16 for each of its 128 threads, enough loads in flight for full bandwidth
 

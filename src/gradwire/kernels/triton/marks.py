@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.kernels.triton.compact import PART, bits_of
 from gradwire.kernels.triton.kernel_launch import launch
 
-__all__ = ["count_marks", "room_for_counts"]
+__all__ = ["count_marks"]
 
 
 @triton.jit

@@ -36,7 +36,6 @@ from gradwire.kvstore.launch.reaper import Reaper
 
 __all__ = [
     "GRACE",
-    "AgentMachine",
     "Host",
     "Lines",
     "LocalMachine",

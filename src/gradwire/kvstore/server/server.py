@@ -29,7 +29,7 @@ from gradwire.kvstore.server.access import Guard, check_exposure, lock_server, r
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.system import SYSTEM, System
 
-__all__ = ["QUEUED", "QUIET", "Finished", "Outbox", "Server", "keep_memory"]
+__all__ = ["QUIET", "Finished", "Server", "keep_memory"]
 
 QUEUED = 64
 """Messages that a connection may hold in either direction, besides what lies in the kernel."""

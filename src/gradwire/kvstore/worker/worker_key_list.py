@@ -37,7 +37,7 @@ from gradwire.kvstore.protocol.small_keys import (
 from gradwire.kvstore.worker.worker_key import Destination, PushedPart, PushProgress, WorkerKey, as_bytes
 from gradwire.vocabulary import align
 
-__all__ = ["Grouping", "KeyListRegistry", "WorkerKeyList"]
+__all__ = ["KeyListRegistry", "WorkerKeyList"]
 
 DTYPES = (torch.float32, torch.float64, torch.float16)
 """The dtypes of keys that may be joined."""

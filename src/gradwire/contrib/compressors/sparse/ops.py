@@ -36,7 +36,6 @@ __all__ = [
     "BITMAP",
     "BLOCK",
     "DENSE",
-    "TAIL_SEGMENT",
     "capacity",
     "exponent_add_decoded",
     "exponent_encode",

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.helpers import count_of
 from gradwire.kernels import Each, Places
 
-__all__ = ["Chunk", "Kind", "Region", "batches", "chunks", "kinds", "parts", "regions", "rows_of"]
+__all__ = ["Kind", "batches", "chunks", "kinds", "parts", "regions", "rows_of"]
 
 _BATCH, _LARGE_BATCH = 1 << 16, 1 << 24
 """Elements transformed at once, or one tile if that is more: few enough for a cache of the CPU, and on an accelerator

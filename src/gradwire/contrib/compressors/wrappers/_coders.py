@@ -20,7 +20,7 @@ from gradwire.contrib.compressors.wrappers import ops
 from gradwire.contrib.compressors.wrappers.ops import SYMBOLS, TOTAL, chunk_count
 from gradwire.errors import WireError
 
-__all__ = ["CODERS", "RAW", "Coder", "elias", "frequencies", "huffman", "read_section", "write_section"]
+__all__ = ["CODERS", "elias", "frequencies", "huffman", "read_section", "write_section"]
 
 RAW = 0
 LONGEST = 15
