@@ -35,7 +35,7 @@ def local_sgd(
 
     Args:
         inner: the local optimizer, over all that is exchanged; 16 or 32 bits.
-        compressor: compressor of the way gone, by name or as an object; it and what it declares decide what is sent and
+        compressor: compressor of the change, by name or as an object; it and what it declares decide what is sent and
             kept.
         every: local steps in a round, >= 1. More: fewer bytes, and workers drift further apart.
         meeting: meeting of workers that come and go; None: they are the ranks of ``process_group``, fixed.
@@ -74,7 +74,7 @@ def local_sgd(
 @short_traceback
 def diloco(
     inner: Optimizer,
-    compressor: Any = "qsgd",
+    compressor: Any = None,
     *,
     every: int = 500,
     lr: float = 0.7,
@@ -89,7 +89,8 @@ def diloco(
 
     Args:
         inner: the local optimizer, usually ``torch.optim.AdamW``.
-        compressor: compressor of the pseudo-gradient; below 8 bits with ``memory="residual"``.
+        compressor: compressor of the pseudo-gradient; below 8 bits with ``memory="residual"``. None: "qsgd", 4 bits an
+            element, with a residual.
         every: local steps in a round, >= 1.
         lr: learning rate of the outer step, > 0.
         momentum: momentum of the outer step, in [0, 1).

@@ -85,7 +85,7 @@ def test_embeddings_and_head_are_adamws_and_a_function_may_say_otherwise() -> No
         ({"params": [nn.Parameter(torch.ones(2, 2))]}, "names and parameters"),
         ({"params": [("bias", nn.Parameter(torch.ones(2)))]}, "some with a matrix for Muon"),
         ({"matrix": lambda *_: True}, "MuonAdamW:"),
-        ({"lr": -1.0}, "MuonAdamW:"),
+        ({"lr": -1.0}, "MuonAdamW.lr must be a finite number >= 0, got -1.0"),
         ({"betas": (0.9, 1.5)}, "MuonAdamW:"),
     ],
 )
@@ -108,6 +108,7 @@ def _by_hand(rank: int) -> float:
     parts = _both(alone)
     agreed = [param.detach().clone() for param in alone.parameters()]
     velocity = [torch.zeros_like(param) for param in agreed]
+    apart = 0.0
     for step in range(9):
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
@@ -115,15 +116,20 @@ def _by_hand(rank: int) -> float:
         forward(alone, parts[0], step, rank).backward()
         for part in parts:
             part.step()
-        for param, met, moved in zip(alone.parameters(), agreed, velocity, strict=True) if step % 3 == 2 else ():
+        if step % 3 != 2:
+            continue
+        for param, theirs, met, moved in zip(alone.parameters(), model.parameters(), agreed, velocity, strict=True):
             change = met - param.detach()
             dist.all_reduce(change)
             change /= dist.get_world_size()
             moved.mul_(0.6).add_(change)
             met.sub_(0.7 * (change + 0.6 * moved))
+            apart = max(apart, float((met - theirs.detach()).abs().max()))
+            # Muon rounds to bfloat16, by which a difference in the last bit of float32 would grow.
+            met.copy_(theirs.detach())
             with torch.no_grad():
                 param.copy_(met)
-    return max(float((a - b).abs().max()) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+    return apart
 
 
 def test_muloco_is_the_algorithm_as_it_is_written() -> None:
@@ -155,3 +161,32 @@ def test_two_bits_learn_as_32_do_with_a_residual_of_the_changes(streams: dict[st
 def test_a_memory_without_bits_is_refused() -> None:
     with pytest.raises(ConfigError, match="memory must be left out without bits, where nothing is kept, got one"):
         DiLoCo.muloco(MuonAdamW(model_of().named_parameters()), memory="residual")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"momentum": 1.5}, "MuonAdamW.momentum must be in [0, 1), got 1.5"),
+        ({"lr": "a"}, "MuonAdamW.lr must be a finite number >= 0, got 'a'"),
+        ({"adamw_lr": -1.0}, "MuonAdamW.adamw_lr must be a finite number >= 0, got -1.0"),
+    ],
+)
+def test_bad_values_are_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        MuonAdamW(model_of().named_parameters(), **options)
+
+
+def test_a_scheduler_cycles_the_momentum_of_muon_alone() -> None:
+    optimizer = MuonAdamW(model_of().named_parameters(), betas=(0.8, 0.99))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.001], total_steps=10)
+    for step in range(4):
+        forward(model_of(), optimizer, step, 0)
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["momentum"] != 0.9
+    assert optimizer.param_groups[1]["betas"] == (0.8, 0.99)
+    again = MuonAdamW(model_of().named_parameters())
+    cyclic = torch.optim.lr_scheduler.CyclicLR(again, 0.01, 0.02)
+    again.step()
+    cyclic.step()
+    assert again.param_groups[0]["momentum"] != 0.9

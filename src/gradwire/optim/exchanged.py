@@ -236,6 +236,7 @@ class Exchanged(ShortTracebacks, Optimizer):
         """
 
         def fit(exchange: Mapping[str, Any]) -> Mapping[str, Any]:
+            self.check_state(state)
             channel = self.exchange.channel
             alike = exchange["world"] == channel.world
             borrowed = str(channel.rank) not in exchange["ranks"] if alike else on_resize == "error"
@@ -246,7 +247,6 @@ class Exchanged(ShortTracebacks, Optimizer):
                 "rank, or when all are in step (docs/checkpoints.md)",
                 Verbatim("that of another rank"),
             )
-            self.check_state(state)
             return exchange
 
         self.exchange.load_state_dict(state["exchange"], on_resize=on_resize, fit=fit)

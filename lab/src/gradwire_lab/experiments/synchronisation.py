@@ -22,6 +22,7 @@ from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.metrics import Metrics
 from gradwire.optim.exchanged import Exchanged
+from gradwire.optim.local.diloco import DiLoCo
 from gradwire_lab.experiments.exchanging_optimizer import build_optimizer
 from gradwire_lab.experiments.recipe import Recipe
 from gradwire_lab.experiments.sharding import count_gathers, rows_of, shard, with_rows
@@ -219,8 +220,17 @@ class ExchangingOptimizer(Synchronisation):
             param.copy_(saved)
         self.optimizer.load_state_dict(own["optimizer"])
 
+    @torch.no_grad()
     def finish(self) -> None:
-        """Exchange the changes since the last round."""
+        """Exchange the changes since the last round; of fragments take what all have in common, because one exchange
+        more than without fragments would be no comparison.
+        """
+        if isinstance(self.optimizer, DiLoCo) and self.optimizer.streams is not None:
+            with self.optimizer.agreed_parameters():
+                agreed = [param.clone() for param in self._params]
+            for param, value in zip(self._params, agreed, strict=True):
+                param.copy_(value)
+            return
         for name in ("synchronize", "finish"):
             if not self.in_step:
                 getattr(self.optimizer, name, lambda: None)()

@@ -106,6 +106,7 @@ class Fragments:
         waited: seconds for which training has waited for exchanges that had not arrived when they were due.
         sent: exchanges that were started; the same on all ranks after the same step, as the exchange's own count, which
             a thread advances, is not.
+        met: places of the fragments in which all ranks have just met, and nobody has trained since.
     """
 
     def __init__(self, params: Sequence[Tensor], sizes: Sequence[int], every: int, delay: int) -> None:
@@ -117,6 +118,7 @@ class Fragments:
             numel = sum(param.numel() for param in params[number : number + size])
             self.all.append(Fragment(index, slice(number, number + size), slice(place, place + numel)))
             number, place = number + size, place + numel
+        self.met = set[int]()
         self._flights: dict[int, Flight] = {}
         self._worker = Worker()
         self._flown = self._ready = 0
@@ -141,6 +143,7 @@ class Fragments:
 
     def tick(self) -> tuple[list[Fragment], list[Fragment]]:
         """Count a step; return the fragments that are due to arrive after it, and those that then leave."""
+        self.met.clear()
         self.clock = self.clock % self.every + 1
         offsets = [(each.place + 1) * self.every // len(self.all) for each in self.all]
         due = [(offset + self.delay - self.clock) % self.every == 0 for offset in offsets]
@@ -204,7 +207,7 @@ class Fragments:
         flights = {
             str(each.place): self._flights[each.place].state_dict(names[each.numbers]) for each in self.under_way()
         }
-        return {"clock": self.clock, "flights": flights, "period": self.period}
+        return {"clock": self.clock, "flights": flights, "period": self.period, "met": sorted(self.met)}
 
     def load(self, state: Mapping[str, Any], names: Sequence[str], clock: int, sent: int) -> None:
         """Continue from a ``state_dict`` that was checked.
@@ -219,6 +222,8 @@ class Fragments:
         self._flights, self._worker, self.sent = {}, Worker(), sent
         self._flown, self._ready, self._last = 0, 0, [sent] * len(self.all)
         self.clock = state.get("clock", clock) % self.every
+        # What all have just met in is the same for any fragments only if it is all of them.
+        self.met = set(state.get("met", ())) if state.get("period") == self.period else set()
         for index, saved in state.get("flights", {}).items():
             fragment = self.all[int(index)]
             flight = Flight(self.params[fragment.numbers], self._worker)

@@ -28,7 +28,7 @@ from gradwire.engine.exchange import Exchange
 from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.plan import Named, grouped
 from gradwire.engine.strategies.base import Site, bare_pieces
-from gradwire.errors import ConfigError, GroupError, WireError, require
+from gradwire.errors import ConfigError, GroupError, Verbatim, WireError, require
 from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.notices import log
@@ -191,12 +191,20 @@ class Rounds:
         """Return the payloads that were late, and the meeting of the round."""
         return {"late": self.late, "meeting": self.mark}
 
+    def check_late(self, late: Tensor | None) -> None:
+        """Refuse payloads that were late and that there is no room for, as fragments keep them in the parameters.
+
+        Raises:
+            ConfigError
+        """
+        fits = late is None or late.shape == self.late.shape or not late.any()
+        allowed = "saved when all had counted in a round, to go on with fragments, without, or with another model"
+        require(fits, "state_dict", allowed, Verbatim("one with a change that was late"))
+
     def load(self, late: Tensor | None, mark: str = "") -> None:
-        """Continue from a ``state_dict``; None if the state was saved without a meeting."""
-        fits = late is None or late.shape == self.late.shape
-        require(fits, "late of the state", f"of shape {tuple(self.late.shape)}", getattr(late, "shape", late))
+        """Continue from a ``state_dict`` that was checked; None if the state was saved without a meeting."""
         self._current, self.mark = None, mark
-        if late is None:
+        if late is None or late.shape != self.late.shape:
             self.late.zero_()
         else:
             self.late.copy_(late)

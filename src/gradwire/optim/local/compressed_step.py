@@ -87,7 +87,8 @@ class CompressedStep(LocalSteps):
             and decays must then be the same on all ranks, which is compared in every round. It is meant for decoupled
             decay alone, and reaches parameters without a gradient too. "inner" leaves the decay in the step: it is the
             same small value on all ranks for every element, which a sparse code sends late and in pieces. None:
-            "outer" for ``AdamW`` without a meeting, and "inner" for everything else.
+            "outer" for optimizers of torch with decoupled decay, such as ``AdamW``, without a meeting, and "inner" for
+            everything else.
         moments: "apart": each rank keeps the second moments of its own gradients. An integer K >= 1: after every K
             rounds ``exp_avg_sq`` (and ``max_exp_avg_sq``) become their mean over the ranks that have them. It travels
             in float32: 8 (W - 1) / W bytes an element, which ``metrics()`` counts; lower K, more bytes.
@@ -265,6 +266,7 @@ class CompressedStep(LocalSteps):
 
         With ``late`` all are in step after it, too.
         """
+        self._refuse_inside("synchronize()")
         self._end_round()
         self.finish()
 

@@ -53,13 +53,14 @@ class DiLoCo(LocalSteps):
     with the new ``agreed``: the first keeps what was trained meanwhile, which goes with the fragment's next exchange,
     so that everything goes exactly once; the second is the authors'. A fragment that is dropped, because one was not
     finite, is not lost either: ranks whose own was finite keep it, and send it the next time. ``agreed`` has the same
-    bits on all ranks; their parameters have after ``synchronize()``: call it before they are measured or saved for
-    others.
+    bits on all ranks: measure and save the model inside ``with optimizer.agreed_parameters():``. ``synchronize()``
+    brings the ranks' own parameters together, by an exchange more of each fragment that was trained since its last.
 
     Args:
         inner: the local optimizer, usually ``torch.optim.AdamW``, over all that is exchanged; 16 or 32 bits. Rank 0's
             parameters are sent to the others. Give it ``model.named_parameters()`` where options name parameters.
-        compressor: compressor of the pseudo-gradient, by name or as an object.
+        compressor: compressor of the pseudo-gradient, by name or as an object. None: "qsgd", which takes 4 bits an
+            element, with a residual.
         every: local steps in a round, >= 1; 30 to 1000 are usual. More: fewer bytes, and ranks drift further apart.
         lr: learning rate of the outer step, > 0.
         momentum: momentum of the outer step, in [0, 1).
@@ -118,7 +119,7 @@ class DiLoCo(LocalSteps):
     def __init__(
         self,
         inner: Optimizer,
-        compressor: Any = "qsgd",
+        compressor: Any = None,
         *,
         every: int = 500,
         lr: float = 0.7,
@@ -133,6 +134,8 @@ class DiLoCo(LocalSteps):
         offload: bool = False,
         **options: Any,
     ) -> None:
+        if compressor is None:
+            compressor, options = "qsgd", {"memory": "residual", **options}
         streams = fragments is not None or delay != 0 or mix is not None
         self._dealt = list[list[int]]()
 
@@ -259,6 +262,7 @@ class DiLoCo(LocalSteps):
             B. Thérien, X. Huang, I. Rish, E. Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
             arXiv:2505.23725, 2025.
         """
+        require(bits is not None or decay == 0.9, "decay", "left out without bits, where nothing is kept", decay)
         if bits is None:
             require("memory" not in options, "memory", "left out without bits, where nothing is kept", Verbatim("one"))
             return cls(inner, "none", every=every, lr=lr, momentum=momentum, **options)
@@ -375,7 +379,8 @@ class DiLoCo(LocalSteps):
         for fragment in leaving:
             self._send(fragment)
         if not self.streams.delay:
-            self._note_met([self._land(fragment, self.mix) for fragment in leaving])
+            for fragment in leaving:
+                self._meet_in(fragment, self.mix)
 
     def _end_round(self) -> None:
         if self.streams is None:
@@ -386,9 +391,12 @@ class DiLoCo(LocalSteps):
             return
         for fragment in self.streams.under_way():
             self._land(fragment, self.mix)
-        for fragment in self.streams:
+        # One in which all have just met has no change, and would take a step of the outer momentum alone.
+        apart = [fragment for fragment in self.streams if fragment.place not in self.streams.met]
+        for fragment in apart:
             self._send(fragment)
-        self._note_met([self._land(fragment, None) for fragment in self.streams])
+        for fragment in apart:
+            self._meet_in(fragment, None)
         self.streams.clock = 0
 
     @torch.no_grad()
@@ -431,7 +439,8 @@ class DiLoCo(LocalSteps):
             fragment = self._send_at_meeting(rounds, streams)
             self._land_at_meeting(rounds, streams)
             met |= {fragment.place} if rounds.sent else set()
-        self._note_met([True] * len(met))
+        if len(met) == len(streams.all):
+            self.since = 0
         streams.clock = 0
 
     def _send_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> Fragment:
@@ -466,9 +475,14 @@ class DiLoCo(LocalSteps):
             param = self.params[number]
             param.copy_(self.agreed.views[number].to(param.device) - self.delta.views[number])
 
-    def _note_met(self, met: list[bool]) -> None:
-        """Note that all ranks are in step, if all fragments have just met."""
-        if len(met) == len(self.fragments) and all(met):
+    def _meet_in(self, fragment: Fragment, mix: float | None) -> None:
+        """Apply the exchange of a fragment in which nothing was trained meanwhile; all ranks are in step if they have
+        just met in every fragment.
+        """
+        assert self.streams is not None
+        if self._land(fragment, mix):
+            self.streams.met.add(fragment.place)
+        if len(self.streams.met) == len(self.streams.all):
             self.since = 0
 
     def _send(self, fragment: Fragment) -> None:
@@ -481,9 +495,11 @@ class DiLoCo(LocalSteps):
             failed.append(error)
         delta = self.delta.data[fragment.span]
         self._note_nonfinite(delta, bool(failed))
-        self.streams.send(fragment, partial(self._exchange_fragment, fragment, failed), delta)
+        # The clock goes on while the thread exchanges.
+        job = partial(self._exchange_fragment, fragment, failed, self.streams.clock)
+        self.streams.send(fragment, job, delta)
 
-    def _exchange_fragment(self, fragment: Fragment, failed: list[Exception], flat: Tensor) -> bool:
+    def _exchange_fragment(self, fragment: Fragment, failed: list[Exception], clock: int, flat: Tensor) -> bool:
         """Exchange a fragment, on the thread."""
 
         def check() -> None:
@@ -493,7 +509,8 @@ class DiLoCo(LocalSteps):
         params = self.named[fragment.numbers]
 
         def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
-            self._begin_exchange()
+            self._compare_steps(clock)
+            self.exchange.begin_step()
             self.exchange.open(check, [name for name, _ in params])
             return self.exchanged(flat, params, everywhere)
 

@@ -9,7 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -71,6 +73,10 @@ class LocalSteps(Exchanged):
     ) -> None:
         name = type(self).__name__
         require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
+        closure = inspect.signature(inner.step).parameters.get("closure")
+        alone = closure is None or closure.default is not closure.empty
+        require(alone, f"{name}.inner", "one whose step needs no closure", Verbatim(type(inner).__name__))
+        require(isinstance(meeting, Meeting | None), f"{name}.meeting", "a gradwire.Meeting or None", meeting)
         require(meeting is None or group is None, "process_group", "None with a meeting", group)
         alone = islands is None or (meeting is None and group is None)
         require(alone, "islands", "None with a meeting or a process_group", Verbatim("both"))
@@ -101,6 +107,7 @@ class LocalSteps(Exchanged):
             # A mean that was well here is dropped if that of another shard was not.
             self.exchange.rollback.follow_skips(True)
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
+        self._shows_agreed = False
         self.trained: list[Tensor] = list(named(self.param_groups).values())
         self._arrange()
         self.agreed, self.delta = FlatParameters(self.params, offload), FlatParameters(self.params)
@@ -159,6 +166,7 @@ class LocalSteps(Exchanged):
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step of the inner optimizer, and at intervals an exchange. The closure computes local gradients."""
+        self._refuse_inside("step()")
         self.check_model()
         loss = None
         if closure is not None:
@@ -174,9 +182,67 @@ class LocalSteps(Exchanged):
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
+        """Exchange now what was trained since the last exchange, as ``step`` does by itself at the end of a round.
+
+        All ranks must call it after the same step; use it after the last step of a run. Where all are in step nothing
+        is exchanged. To measure or save what all have in common, in between, use ``agreed_parameters``.
+
+        Raises:
+            GroupError: ranks called it after different steps, or the exchange failed.
+        """
+        self._refuse_inside("synchronize()")
+        if self.in_step and self.rounds is None:
+            # A round without a change would be a step of the outer momentum alone.
+            return
         self._locate()
         self._end_round()
+
+    @contextmanager
+    def agreed_parameters(self) -> Iterator[None]:
+        """Give the model, inside the block, the parameters on which all ranks last agreed; nothing is exchanged.
+
+        These have the same bits on all ranks. Afterwards this rank's own are back, to the bit, and training goes on as
+        if there had been no block.
+
+        Raises:
+            ConfigError: the optimizer is used inside the block.
+
+        Example:
+            >>> import torch, torch.distributed as dist, gradwire
+            >>> model = torch.nn.Linear(1, 1, bias=False)
+            >>> inner = torch.optim.SGD(model.named_parameters(), lr=0.25)
+            >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+            >>> optimizer = gradwire.local_sgd(inner, "none", every=10)
+            >>> _ = torch.nn.init.ones_(model.weight)
+            >>> for _ in range(2):
+            ...     model.weight.grad = torch.ones(1, 1)
+            ...     optimizer.step()
+            >>> with optimizer.agreed_parameters():
+            ...     print(model.weight.item())
+            1.0
+            >>> model.weight.item()
+            0.5
+            >>> dist.destroy_process_group()
+        """
+        self._refuse_inside("agreed_parameters()")
+        self._locate()
+        with torch.no_grad():
+            own = [param.clone() for param in self.params]
+            if self.since == 0:
+                # What was loaded or set by hand since is what all have.
+                self._refresh()
+            self.agreed.scatter(self.params)
+        self._shows_agreed = True
+        try:
+            yield
+        finally:
+            self._shows_agreed = False
+            with torch.no_grad():
+                for param, kept in zip(self.params, own, strict=True):
+                    param.copy_(kept)
+
+    def _refuse_inside(self, call: str) -> None:
+        require(not self._shows_agreed, call, "outside of agreed_parameters()", Verbatim("a call in its block"))
 
     def on_rank(self, params: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """The shards of the parameters that this rank holds, if it is one of an island."""
@@ -252,7 +318,13 @@ class LocalSteps(Exchanged):
 
     def _begin_exchange(self) -> None:
         """Begin the step of the exchange in which the gathered changes of this round are sent."""
+        self._compare_steps(self.since)
         self.exchange.begin_step()
+
+    def _compare_steps(self, since: int) -> None:
+        """Let the ranks compare how many steps are exchanged: a mean of 10 steps and 30 would go unnoticed."""
+        if self.rounds is None:
+            self.exchange.protocol.compare(local_steps=since)
 
     def _go(self, mean: Tensor) -> None:
         if not any_nonfinite([mean]):
@@ -263,6 +335,7 @@ class LocalSteps(Exchanged):
 
         Within a round this rank's parameters are among them, because they are those of no other rank.
         """
+        self._refuse_inside("state_dict()")
         names = [name for name, _ in self.named]
         self._locate()
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
@@ -304,6 +377,7 @@ class LocalSteps(Exchanged):
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
         """
+        self._refuse_inside("load_state_dict()")
         if set(state_dict.get("kept", {})) != set(self.kept()):
             raise ConfigError(f"state_dict must be one of {type(self).__name__}, got {sorted(state_dict)}")
         self._locate()
@@ -333,7 +407,7 @@ class LocalSteps(Exchanged):
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse the state of another shard.
+        """Refuse the state of another shard, of another model, or one from within a round of other ranks.
 
         Raises:
             ConfigError
@@ -341,6 +415,20 @@ class LocalSteps(Exchanged):
         ours = None if self.island is None else self.island.shard
         theirs = state_dict.get("shard")
         require(theirs == ours, "state_dict", f"that of shard {ours}, None where nothing is sharded", theirs)
+        saved, here = state_dict["exchange"]["world"], self.exchange.channel.world
+        under_way = bool(state_dict.get("streams", {}).get("flights"))
+        alike = saved == here or (state_dict["since"] == 0 and not under_way)
+        allowed = f"saved after synchronize() for another number of ranks, here {here}"
+        require(alike, "state_dict", allowed, Verbatim(f"one of {saved} from within a round"))
+        shapes = {name: tuple(shape) for name, shape in self.named}
+        for key, tensors in (*state_dict["kept"].items(), ("own", state_dict.get("own", shapes))):
+            found = {name: tuple(getattr(each, "shape", each)) for name, each in tensors.items()}
+            odd = sorted(f"{name} {shape}" for name, shape in found.items() ^ shapes.items())
+            require(not odd, f"{key} of the state_dict", "tensors of this model's names and shapes", Verbatim(odd[:2]))
+        sizes, own = ([len(each["params"]) for each in of] for of in (state_dict["param_groups"], self.param_groups))
+        require(sizes == own, "param_groups of the state_dict", f"groups of {own} parameters", sizes)
+        if self.rounds is not None:
+            self.rounds.check_late(state_dict.get("late"))
 
     def _refresh(self) -> None:
         """Take over parameters that were loaded or changed by hand since the last round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from gradwire._short_traceback import ShortTracebacks
-from gradwire.errors import ConfigError, Verbatim, require
+from gradwire.errors import ConfigError, Verbatim, is_number, require
 from gradwire.optim.local._fragments import layer_of
 
 __all__ = ["MuonAdamW"]
@@ -63,6 +64,10 @@ class MuonAdamW(ShortTracebacks, Optimizer):
     ) -> None:
         muon = getattr(torch.optim, "Muon", None)
         require(muon is not None, "torch", "2.9 or later, which has Muon", Verbatim(torch.__version__))
+        require(is_number(momentum) and 0 <= momentum < 1, "MuonAdamW.momentum", "in [0, 1)", momentum)
+        rates = {"lr": lr, "adamw_lr": lr if adamw_lr is None else adamw_lr, "weight_decay": weight_decay}
+        for name, value in rates.items():
+            require(is_number(value) and 0 <= value < math.inf, f"MuonAdamW.{name}", "a finite number >= 0", value)
         given = list(params)
         pairs = all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in given)
         require(pairs, "MuonAdamW.params", "names and parameters, as model.named_parameters()", Verbatim("others"))
@@ -79,6 +84,8 @@ class MuonAdamW(ShortTracebacks, Optimizer):
             raise ConfigError(f"MuonAdamW: {error}") from None
         super().__init__([group for part in parts for group in part.param_groups], {"lr": lr})
         self._parts = parts
+        # A scheduler that cycles the momentum looks here for what it may change: Muon's, and AdamW has none.
+        self.defaults["momentum"] = momentum
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add one of its own groups; afterwards there is none to add."""
