@@ -68,9 +68,6 @@ CAPTURED = (
 )
 """Message where the exchange would become a part of a graph."""
 
-PATIENCE = 3
-"""Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
-
 
 USED, PENDING = 2, 1
 """Uses of a parameter in a step: some rank has a gradient; or none has, but something waits for it on some rank. The
@@ -256,7 +253,6 @@ class Exchange:
         self.planner, self.first_zeros = Planner(self.channel, self.device, self.residuals), FirstZeros()
         self.second_moment: SecondMoment | None = None
         self.controller: Controller | None = None
-        self._patience, self._buckets_apart = 0, 1
         if self.device.type == "cpu" and not capabilities.identity(compressor):
             warn_without_kernels()
 
@@ -276,7 +272,7 @@ class Exchange:
 
     def expect_apart(self, buckets: int) -> None:
         """Expect each of so many buckets in a step of its own: what a loaded state holds waits longer for them."""
-        self._buckets_apart = buckets
+        self.residuals.buckets_apart = buckets
 
     def measure_noise(self) -> None:
         """Measure from now on how much compression lengthens the mean; all ranks must call it, before a step."""
@@ -333,9 +329,8 @@ class Exchange:
         # Before the comparison, whose bytes belong to the new step.
         self.counters.turn(self.protocol.step)
         self.protocol.begin()
-        self._patience -= 1
-        if self._patience == 0:
-            self.residuals.give_up_waiting()
+        if self.residuals.patience:
+            self.residuals.wait_less()
 
     def open(self, check: Callable[[], None] | None = None, first: Sequence[str] = ()) -> None:
         """Start to compare this step with the other ranks, unless that was done in this step.
@@ -593,7 +588,6 @@ class Exchange:
         self.residuals.load_state_dict(kept[0])
         self.protocol.restart(state["step"])
         self.leftovers.restart()
-        self._patience = PATIENCE * self._buckets_apart
         if self.controller is not None:
             self.controller.load_state_dict(json.loads(state.get("auto", "{}")))
         if self.second_moment is not None:

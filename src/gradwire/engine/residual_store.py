@@ -27,15 +27,24 @@ __all__ = ["ResidualStore", "used_here"]
 APART = 16
 """Elements to a multiple of which units that share a tensor begin: vectors are loaded faster from there."""
 
+PATIENCE = 3
+"""Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
+
 Shard = tuple[str, str, int, int]
 """A part that an owner keeps: parameter, buffer, first element and number of elements."""
 
 
 class ResidualStore:
-    """The memories of one rank, by parameter name."""
+    """The memories of one rank, by parameter name.
+
+    Attributes:
+        patience: steps for which loaded shards still wait for their cut; 0: none does.
+        buckets_apart: buckets that have a step of their own each, for which loaded shards wait longer.
+    """
 
     def __init__(self, world: int, device: torch.device, seed: int) -> None:
         self.world, self.device, self.seed = world, device, seed
+        self.patience, self.buckets_apart = 0, 1
         self.worker: dict[str, dict[str, Tensor]] = {}
         self.states: dict[str, State] = {}
         self.sessions: dict[str, State] = {}
@@ -122,6 +131,12 @@ class ResidualStore:
             if (names is None or name in names) and not waits:
                 self._hand_back(name, buffer, lo, self._loaded.pop((name, buffer, lo, numel)))
 
+    def wait_less(self) -> None:
+        """Count a step in which loaded shards have waited; after the last one they are given up."""
+        self.patience -= 1
+        if self.patience == 0:
+            self.give_up_waiting()
+
     def _hand_back(self, name: str, buffer: str, lo: int, view: Tensor) -> None:
         used_here(view)
         own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
@@ -198,6 +213,7 @@ class ResidualStore:
             for buffer, views in buffers.items()
             for lo, view in views.items()
         }
+        self.patience = PATIENCE * self.buckets_apart
 
     def narrow(self, buffers: Container[str]) -> None:
         """Keep these buffers only, and no state of a method, because another method follows."""

@@ -87,7 +87,7 @@ class Rounds:
         # The pseudo-gradient with which this worker has joined within a round; an earlier process of its name may have
         # sent it.
         self._brought: Tensor | None = None
-        self.moved = self.forgot = self.settled = self.sent = False
+        self.moved = self.forgot = self.settled = self.sent = self._has_left = False
         self._made_for: Compressor | None = None
         self._current: Part | None = None
 
@@ -99,7 +99,8 @@ class Rounds:
             ConfigError: the worker has not joined.
         """
         if self.attendance is None:
-            raise ConfigError("join() must be called before the first step with a meeting, got no call")
+            got = "leave() after it" if self._has_left else "no call"
+            raise ConfigError(f"join() must be called before the first step with a meeting, got {got}")
         return self.attendance
 
     def join(self, delta: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
@@ -144,7 +145,7 @@ class Rounds:
         """Leave the meeting."""
         if self.attendance is not None:
             self.attendance.leave(self.exchange.step)
-            self.attendance = None
+            self.attendance, self._has_left = None, True
 
     def means(self, delta: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
         """Hand in a change; return the mean change of the round, and of each that was closed while this worker was
