@@ -74,6 +74,69 @@ def test_a_hook_of_the_script_is_left_alone(when: str, tmp_path: Path) -> None:
     assert "left alone" in line
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("unfreeze", "left alone: parameters must be those that were trainable when DDP was made"),
+        ("builtin", "a hook of its own, FP16_COMPRESS"),
+        ("join", "left alone: its join() has divide_by_initial_world_size=False"),
+        ("alone", "the script ended after 12 steps"),
+    ],
+)
+def test_what_runs_without_gradwire_runs_with_it_bit_for_bit(what: str, said: str, tmp_path: Path) -> None:
+    plain = started([*TORCHRUN, str(SCRIPTS / "ddp.py"), "12", what], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    done = started([*RUN, "--", *TORCHRUN, str(SCRIPTS / "ddp.py"), "12", what], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    assert any(said in line for line in lines(done)), done.stderr
+
+
+def test_models_one_after_the_other_are_counted_together(tmp_path: Path) -> None:
+    done = started([*RUN, "--", *TORCHRUN, str(SCRIPTS / "ddp.py"), "30", "again"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, last = lines(done)
+    assert "of a step of" in first
+    assert "60 steps" in last
+    report = json.loads((tmp_path / "gradwire-report.json").read_text())
+    assert (report["steps"], [each["steps"] for each in report["models"]]) == (60, [30, 30])
+    assert [step for step, _ in report["loss"]] == [*range(1, 61)]
+
+
+def test_the_first_rank_of_a_model_reports_where_rank_0_has_no_part_in_it(tmp_path: Path) -> None:
+    done = started([*RUN, "--", *TORCHRUN, str(SCRIPTS / "ddp.py"), "60", "second rank"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the group has one rank, so nothing travels" in lines(done)[0]
+    assert json.loads((tmp_path / "gradwire-report-rank1.json").read_text())["steps"] == 60
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_report(tmp_path: Path) -> None:
+    done = started([*RUN, "--", *TORCHRUN, str(SCRIPTS / "ddp.py"), "60", "nan"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "gradwire-report.json").read_text()
+    assert "NaN" not in text
+    assert None in [value for _, value in json.loads(text)["loss"]]
+
+
+def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "script.py").write_text(
+        "import inspect, sys\n"
+        "def f(x: int): pass\n"
+        "print(__file__, sys.argv, sys.path[0], f.__annotations__, f.__code__.co_filename)\n"
+    )
+    command = ["folder/script.py", "--flag"]
+    plain = started([sys.executable, *command], tmp_path)
+    done = started([sys.executable, "-m", "gradwire.run", *command], tmp_path)
+    assert plain.returncode == 0
+    assert done.stdout == plain.stdout
+    safe = [
+        started([sys.executable, *form, *command], tmp_path, PYTHONSAFEPATH="1")
+        for form in ([], ["-m", "gradwire.run"])
+    ]
+    assert safe[0].stdout == safe[1].stdout
+
+
 def test_gradients_that_are_all_reduced_are_watched(tmp_path: Path) -> None:
     done = started([*RUN, "--apply", "--", *TORCHRUN, str(SCRIPTS / "plain.py")], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -81,6 +144,12 @@ def test_gradients_that_are_all_reduced_are_watched(tmp_path: Path) -> None:
     assert "gradwire.compress_optimizer(optimizer, model)" in advice
     assert "is spent in all_reduce" in paragraph
     assert json.loads((tmp_path / "gradwire-report.json").read_text())["all_reduced"]["step_bytes"] == 4 * 72
+
+
+def test_sums_that_nobody_waits_for_at_once_say_nothing_of_the_network(tmp_path: Path) -> None:
+    done = started([*RUN, "--", *TORCHRUN, str(SCRIPTS / "plain.py"), "later"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "it is not known how long that is waited for" in lines(done)[1]
 
 
 def test_the_exit_status_is_that_of_the_script(tmp_path: Path) -> None:
@@ -138,10 +207,12 @@ def test_signals_reach_the_script(number: signal.Signals, tmp_path: Path) -> Non
     assert process.wait(60) == 5
 
 
-def test_a_script_that_a_signal_ends_ends_the_command_alike(tmp_path: Path) -> None:
-    done = started([*RUN, "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], tmp_path)
-    assert done.returncode == -signal.SIGTERM
-    assert "SIGTERM" in lines(done)[0]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_script_that_a_signal_ends_ends_the_command_alike(number: signal.Signals, tmp_path: Path) -> None:
+    done = started([*RUN, "--", sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"], tmp_path)
+    assert done.returncode == -number
+    (line,) = done.stderr.splitlines()
+    assert number.name in line
 
 
 def test_a_wrong_mode_is_one_line_and_the_script_runs(tmp_path: Path) -> None:

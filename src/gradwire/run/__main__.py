@@ -41,12 +41,14 @@ def main() -> None:
         runpy.run_module(given[1], run_name="__main__", alter_sys=True)
         return
     sys.argv[:] = given
-    sys.path[0] = str(Path(given[0]).resolve().parent)
-    script = ModuleType("__main__")
-    vars(script).update(__file__=given[0], __builtins__=__builtins__, __spec__=None)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(given[0]).resolve().parent)
+    script, file = ModuleType("__main__"), os.path.abspath(given[0])
+    vars(script).update(__file__=file, __builtins__=__builtins__, __spec__=None)
     # For good: threads and functions that run at the end find what they had.
     sys.modules["__main__"] = script
-    exec(compile(Path(given[0]).read_bytes(), given[0], "exec"), vars(script))
+    # The script's annotations are not those of this file, which imports them from the future.
+    exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), vars(script))
 
 
 if __name__ == "__main__":

@@ -66,10 +66,15 @@ def run_command(command: Sequence[str], mode: str, report: Path, sentinel: int) 
 def end_text(status: int) -> str:
     """The end of a process in words.
 
-    >>> end_text(7), end_text(-15)
-    ('exit status 7', 'SIGTERM')
+    >>> end_text(7), end_text(-15), end_text(-40)
+    ('exit status 7', 'SIGTERM', 'signal 40')
     """
-    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # a real-time signal, which has no name
+        return f"signal {-status}"
 
 
 def in_foreground() -> bool:

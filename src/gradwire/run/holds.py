@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.errors import GradwireError
+from gradwire.errors import ConfigError, GradwireError
 from gradwire.notices import log
 from gradwire.run.session import PLAIN, RunSession, StepCurve
+from gradwire.transport.channel import divided
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,18 @@ if TYPE_CHECKING:
     from gradwire.frontends.fsdp import FSDPState
     from gradwire.run.sentinel import Sentinel
 
-__all__ = ["Hold", "Plain", "advise", "expect", "give_up", "hold_pending", "is_ours", "loss_of", "plain"]
+__all__ = [
+    "Hold",
+    "Plain",
+    "advise",
+    "decline_join",
+    "expect",
+    "give_up",
+    "hold_pending",
+    "is_ours",
+    "loss_of",
+    "plain",
+]
 
 Kind = Literal["ddp", "fsdp"]
 State = Union["GradwireState", "FSDPState"]
@@ -38,6 +50,10 @@ AFTER = 8
 
 NAMES = {"ddp": "DistributedDataParallel", "fsdp": "fully_shard"}
 
+LOOKS = 32
+"""Backward passes in which it is looked whether a model took part; a compiled one does so in its first."""
+
+_asked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _pending: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Models whose first forward pass in training is waited for, with the session and the hook that does so."""
 
@@ -69,24 +85,32 @@ class Hold:
         kind: "ddp" or "fsdp".
         state: state of its exchange.
         apply: true: "auto" decides; false: it proposes.
+        session: session that says what is left alone.
     """
 
-    def __init__(self, kind: Kind, state: "State", *, apply: bool) -> None:
-        self.kind, self.apply = kind, apply
+    def __init__(self, kind: Kind, state: "State", *, apply: bool, session: RunSession | None = None) -> None:
+        self.kind, self.apply, self._session = kind, apply, session
         self.state: State | None = state
         self.last: dict[str, Any] = {}
         """The figures and decisions of the exchange when its model ended."""
-        self.first, self.world = dist.get_rank() == 0, state.exchange.channel.world
+        members = state.exchange.channel.members
+        self.speaker = 0 if 0 in members or kind == "fsdp" else members[0]
+        """The rank that reports: the first of all, or where it has no part in the model the first that has."""
+        self.first, self.world = dist.get_rank() == self.speaker, state.exchange.channel.world
         self.elements = sum(state.sizes.values())
         self.gathered_share: float | None = None
         """The share of weights in the bytes of uncompressed steps, where they are gathered."""
         self.steps, self._then = 0, time.perf_counter()
+        self.begun_at = 0
+        """Steps of models that had ended when this one began."""
         self._sent = 0
         self.seconds, self.bytes_sent = StepCurve(), StepCurve()
         self.before, self.after = Totals(), Totals()
         self.sentinel: Sentinel | None = None
         self.checks: list[dict[str, Any]] = []
         """The rows of the sentinel."""
+        self.model: Callable[[], Any] = lambda: None
+        """Returns the model of DDP, as long as there is one."""
         self.instead: tuple[Any, Any] | None = None
         """The hook that the script has registered later, and its state."""
 
@@ -129,10 +153,28 @@ class Hold:
             hook, own = self.instead
             found: torch.futures.Future[torch.Tensor] = hook(own, bucket)
             return found
-        if self.sentinel is not None and not isinstance(bucket, tuple):
-            return self.sentinel.reduce(bucket, gradwire_hook)
         assert self.state is not None
-        return gradwire_hook(cast("GradwireState", self.state), bucket)
+        state = cast("GradwireState", self.state)
+        try:
+            if self.sentinel is not None and not isinstance(bucket, tuple):
+                return self.sentinel.reduce(bucket, gradwire_hook)
+            return gradwire_hook(state, bucket)
+        except ConfigError as error:
+            # Known before anything of the bucket was sent, and on all ranks, which do the same with their models.
+            model = self.model()
+            if model is None or not getattr(model, "_divide_by_initial_world_size", True):
+                raise  # No hook knows how many ranks have not ended.
+            self.leave(str(error))
+            self.instead = _as_torch, model.process_group
+            return _as_torch(model.process_group, bucket)
+
+    def leave(self, why: str) -> None:
+        """Leave the model alone from now on, and say why."""
+        if self._session is not None:
+            self._session.event("left")
+            said = " ".join(why.split())
+            self._session.note(f"a model of {NAMES[self.kind]} is left alone: {said}", first=self.first)
+        self.release()
 
     def facts(self) -> dict[str, Any]:
         """Return the figures and decisions of the exchange, as plain numbers and words."""
@@ -189,11 +231,48 @@ def run_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     return _by_state[state].reduce(bucket)
 
 
-def hold_pending(session: RunSession) -> None:
-    """Hold the models whose forward pass was compiled, so that nobody was asked in it."""
-    for model in list(_pending):
-        if model in _pending and model.training:
+def hold_pending(session: RunSession, tensors: Any) -> None:
+    """Hold the models whose forward pass was compiled, so that nobody was asked in it.
+
+    Args:
+        tensors: tensors from which a backward pass begins. A model of DDP that it does not reach had no forward pass on
+            this rank, and so perhaps on no other, which would be waited for.
+    """
+    waiting = [model for model in _pending if model.training and _kinds[model] == "fsdp"]
+    asked = [model for model in _pending if model.training and _kinds[model] == "ddp" and _asked.get(model, 0) < LOOKS]
+    if asked:
+        found = _reached(tensors)
+        for model in asked:
+            _asked[model] = _asked.get(model, 0) + 1
+            waiting += [model] if any(id(param) in found for param in model.parameters()) else []
+    for model in waiting:
+        if model in _pending:
             hold(session, root_of(model))
+
+
+def _reached(tensors: Any) -> set[int]:
+    """The leaves of the graph of some tensors, by their ids."""
+    nodes = [each.grad_fn for each in (tensors if isinstance(tensors, list | tuple) else [tensors]) if each is not None]
+    seen, found = set[Any](), set[int]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        nodes += [each for each, _ in node.next_functions]
+    return found
+
+
+def _as_torch(
+    group: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket as DDP does without a hook."""
+    work: Any = dist.all_reduce(divided(bucket.buffer(), dist.get_world_size(group)), group=group, async_op=True)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
 
 
 def root_of(module: Any) -> Any:
@@ -242,7 +321,8 @@ def hold_ddp(session: RunSession, model: Any) -> Hold:
     from gradwire.frontends.ddp import GradwireState
 
     state = GradwireState(model, "auto")
-    made = Hold("ddp", state, apply=session.apply)
+    made = Hold("ddp", state, apply=session.apply, session=session)
+    made.model = weakref.ref(model)
     _by_state[state] = made
     steer(session, made, model.process_group)
     with _registering():
@@ -255,7 +335,7 @@ def hold_fsdp(session: RunSession, model: Any) -> Hold:
     from gradwire.frontends.fsdp import compress_fsdp, managed
 
     state = compress_fsdp(model, "auto")
-    made = Hold("fsdp", state, apply=session.apply)
+    made = Hold("fsdp", state, apply=session.apply, session=session)
     made.gathered_share = gathered_share(managed(model), 1 if state.exchange.channel.is_nccl else 2)
     steer(session, made, None)
     if made.sentinel is not None:
@@ -299,17 +379,32 @@ def give_up(session: RunSession, model: Any, args: Sequence[Any], kwargs: dict[s
     if model not in _kinds:
         return False  # DDP itself registers one, while the model is made.
     session.event("left")
-    named = kwargs.get("hook", args[-1] if args else None)
+    named = kwargs.get("hook", kwargs.get("comm_hook_type", args[-1] if args else None))
     name = getattr(named, "__qualname__", getattr(named, "name", str(named)))
     said = f"the script registers a hook of its own, {name}, so its model of {NAMES['ddp']} is left alone"
     session.note(said, first=dist.get_rank() == 0)
     made = _held.get(model)
     forget(model)
-    if made is None or not callable(named):
+    if made is None:
         return False
-    made.instead = named, kwargs.get("state", args[0] if args else None)
+    if callable(named):
+        made.instead = named, kwargs.get("state", args[0] if args else None)
+    else:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        halves = "FP16" in str(named)
+        made.instead = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook, model.process_group
     made.release()
     return True
+
+
+def decline_join(session: RunSession, model: Any) -> None:
+    """Leave a model alone that is told to divide by the ranks that have not ended yet: torch tells no hook how many."""
+    if model in _pending:
+        session.event("left")
+        said = f"a model of {NAMES['ddp']} is left alone: its join() has divide_by_initial_world_size=False"
+        session.note(said, first=dist.get_rank() == 0)
+        forget(model)
 
 
 def advise(session: RunSession, name: str, line: str) -> None:
@@ -342,12 +437,15 @@ class Plain:
         self.steps, self._summed, self._spent, self._sent = 0, set[int](), 0.0, 0
         self._then = time.perf_counter()
         self.seconds, self.exposed, self.bytes_summed = StepCurve(), StepCurve(), 0
+        self.waits = True
+        """False where a call returns before the sum is there, so that its time says nothing."""
 
     def all_reduce(self, theirs: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the script's all-reduce, and note what it sums and how long it is waited for."""
         begun = time.perf_counter()
         found = theirs(tensor, *args, **kwargs)
         if isinstance(tensor, Tensor):
+            self.waits &= found is None and not tensor.is_cuda
             self._spent += time.perf_counter() - begun
             self._sent += tensor.nbytes
             self._summed.add(tensor.data_ptr())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def report_of(session: RunSession) -> dict[str, Any]:
         if plain is None or session.holds or not plain.steps
         else {
             "step_seconds": _middle(plain.seconds.numbers()),
-            "exposed_seconds": _middle(plain.exposed.numbers()),
+            "exposed_seconds": _middle(plain.exposed.numbers()) if plain.waits else None,
             "step_bytes": plain.bytes_summed,
         },
         "loss": session.loss.numbers(),
@@ -84,6 +85,11 @@ def _plain_paragraph(made: dict[str, Any]) -> str:
     found = made["all_reduced"]
     if found is None or not found["step_seconds"]:
         return f"step {made['steps']}: nothing was measured"
+    if found["exposed_seconds"] is None:
+        return (
+            f"step {made['steps']}: a step of {time_text(found['step_seconds'])} has {bytes_text(found['step_bytes'])} "
+            "in all_reduce, whose calls return before the sum is there, so it is not known how long that is waited for"
+        )
     share = found["exposed_seconds"] / found["step_seconds"]
     return (
         f"step {made['steps']}: {percent_text(share)} of a step of {time_text(found['step_seconds'])} is spent in "
@@ -144,8 +150,18 @@ def write_report(made: dict[str, Any], stem: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    for end, text in ((".json", json.dumps(made, indent=1)), (".html", page(made, paragraph_of(made)))):
+    plain = json.dumps(_finite(made), indent=1, allow_nan=False)
+    for end, text in ((".json", plain), (".html", page(made, paragraph_of(made)))):
         replace_text(stem.with_name(f"{stem.name}{end}"), text)
+
+
+def _finite(value: Any) -> Any:
+    """Put null in place of what JSON has no number for, such as a loss that is NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _middle(points: list[tuple[int, float]]) -> float | None:

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradwire.errors import GradwireError
-
 if TYPE_CHECKING:
     from gradwire.run.holds import Hold, Plain
 
@@ -36,6 +34,9 @@ TOLD_AFTER = 50
 
 TOLD_BY = 150
 """Steps after which it is shown whatever is known."""
+
+REPORTED_EVERY = 500
+"""Steps from one report to the next."""
 
 POINTS = 1000
 """Points of a curve that are kept: where there would be more, every second one is left out from then on."""
@@ -118,6 +119,7 @@ class RunSession:
         self.speaks = self.speaks and not self.events
         self.events = {"loaded"} if self.events else set()
         self.holds: list[Hold] = []
+        self._next_report = 0
         self.plain: Plain | None = None
         self.notes: list[str] = []
         self.loss = StepCurve()
@@ -126,8 +128,10 @@ class RunSession:
 
     @property
     def steps(self) -> int:
-        """The training steps of the first model."""
-        return self.holds[0].steps if self.holds else self.plain.steps if self.plain is not None else 0
+        """The training steps so far: those of the model with the most, after those of models that ended before it."""
+        if not self.holds:
+            return self.plain.steps if self.plain is not None else 0
+        return max(each.begun_at + each.steps for each in self.holds)
 
     @property
     def apply(self) -> bool:
@@ -161,6 +165,11 @@ class RunSession:
 
             # Processes of multiprocessing call no ``atexit`` functions, and these forget the parent's.
             Finalize(None, self.finish, exitpriority=100)
+            if made.speaker:
+                # Groups of which the first rank is none may be several, with a report each.
+                self.report = self.report.with_name(f"{self.report.name}-rank{made.speaker}")
+        elif all(each.state is None for each in self.holds):
+            made.begun_at = self.steps
         self.holds.append(made)
         self.event("held")
 
@@ -201,19 +210,25 @@ class RunSession:
         due = self.steps >= TOLD_AFTER and (self.steps >= TOLD_BY or all(each.known for each in self.holds))
         if due and not self.announced:
             self.tell()
-        elif self.announced and self.steps % 500 == 0:
+        elif self.announced and self.steps >= self._next_report:
+            self._next_report = self.steps + REPORTED_EVERY
             self.write()
 
     def tell(self) -> None:
         """Show the paragraph; other ranks leave that to the first."""
-        self.announced = True
-        self.event("told")
+        self.announced, self._next_report = True, self.steps + REPORTED_EVERY
+        if self._speaks:
+            self.event("told")
         self.write(paragraph=True)
+
+    @property
+    def _speaks(self) -> bool:
+        """True where this process is the one of the ranks of its first model that reports."""
+        return self.holds[0].first if self.holds else self.plain is not None and self.plain.first
 
     def write(self, *, paragraph: bool = False) -> None:
         """Write the report, on the first rank alone."""
-        first = self.holds[0].first if self.holds else self.plain is not None and self.plain.first
-        if not first:
+        if not self._speaks:
             return
         from gradwire.run.report import paragraph_of, report_of, write_report
 
@@ -224,8 +239,8 @@ class RunSession:
             write_report(made, self.report)
             if self.finished and self.announced:
                 say(f"{self.report}.html and .json have the figures of {self.steps} steps")
-        except (OSError, GradwireError, RuntimeError, ValueError) as error:
-            say(f"the report could not be written: {error}")
+        except Exception as error:  # A report is no reason for a script to end.
+            say(f"the report could not be written: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
         """End: write the report, and say in one line what was seen if nothing else has said it."""

@@ -113,7 +113,7 @@ def wrap_backward(session: RunSession, module: Any) -> None:
 
         inside = True
         try:
-            holds.hold_pending(session)
+            holds.hold_pending(session, tensors)
             found = theirs(tensors, *args, **kwargs)
             session.after_backward(holds.loss_of(tensors))
         finally:
@@ -141,7 +141,15 @@ def wrap_ddp(session: RunSession, module: Any) -> None:
             return None
         return theirs(self, *args, **kwargs)
 
+    def joined(theirs: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        from gradwire.run import holds
+
+        if not (kwargs.get("divide_by_initial_world_size", True) if not args else args[0]):
+            holds.decline_join(session, self)
+        return theirs(self, *args, **kwargs)
+
     around(model, "__init__", made)
+    around(model, "join", joined)
     for name in ("register_comm_hook", "_register_builtin_comm_hook"):
         around(model, name, registered)
 

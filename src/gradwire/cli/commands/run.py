@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -44,7 +45,8 @@ def command(mode: str, report: Path, sentinel: int, program: tuple[str, ...]) ->
     status = run_command(program, mode, report, sentinel)
     if status < 0:
         # The same end, for whoever looks at how a process ended.
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler that could be set.
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
         status = 128 - status
     sys.exit(status)
