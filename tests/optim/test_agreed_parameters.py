@@ -1,4 +1,4 @@
-"""What ranks with local steps have in common: shown in the model, reached at once, and refused where it cannot be."""
+"""Ranks with local steps show what they have in common, reach it at once, and refuse what cannot be gone on with."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def refuse_unknown(compressor: str, params: Mapping[str, Any], others: Iterable[
 
     Args:
         compressor: its name.
-        params: what was given beside ``Settings``.
+        params: parameters that were given beside ``Settings``.
         others: further arguments of what is called.
 
     Raises:

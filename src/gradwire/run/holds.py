@@ -437,7 +437,7 @@ class Plain:
         self.steps, self._summed, self._spent, self._sent = 0, set[int](), 0.0, 0
         self._then = time.perf_counter()
         self.seconds, self.exposed, self.bytes_summed = StepCurve(), StepCurve(), 0
-        self.waits = True
+        self.blocking = True
         """False where a call returns before the sum is there, so that its time says nothing."""
 
     def all_reduce(self, theirs: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -445,7 +445,7 @@ class Plain:
         begun = time.perf_counter()
         found = theirs(tensor, *args, **kwargs)
         if isinstance(tensor, Tensor):
-            self.waits &= found is None and not tensor.is_cuda
+            self.blocking &= found is None and not tensor.is_cuda
             self._spent += time.perf_counter() - begun
             self._sent += tensor.nbytes
             self._summed.add(tensor.data_ptr())

@@ -40,7 +40,7 @@ def report_of(session: RunSession) -> dict[str, Any]:
         if plain is None or session.holds or not plain.steps
         else {
             "step_seconds": _middle(plain.seconds.numbers()),
-            "exposed_seconds": _middle(plain.exposed.numbers()) if plain.waits else None,
+            "exposed_seconds": _middle(plain.exposed.numbers()) if plain.blocking else None,
             "step_bytes": plain.bytes_summed,
         },
         "loss": session.loss.numbers(),

@@ -26,7 +26,7 @@ class RecordingChannel(Channel):
     Args:
         world: number of pretended ranks, >= 1.
         metrics: counts the bytes, as for ``Channel``.
-        rank: which of them this one is.
+        rank: number of this one, 0 to ``world`` - 1.
         echoes: true: each peer is taken to send what this rank would send in its place, so that decoders do the work of
             all payloads. False: nothing is written, as on ``meta``, where a copy would count as an operation.
 
