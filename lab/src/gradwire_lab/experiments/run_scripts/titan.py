@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 if not torch.accelerator.is_available():
     torch._utils._get_available_device_type = lambda: "cpu"
@@ -15,6 +16,14 @@ if not torch.accelerator.is_available():
     torch.cpu.get_device_properties = lambda _: SimpleNamespace(total_memory=2**34)
     torch.cpu.memory_stats = lambda _: {}
     torch.cpu.empty_cache = torch.cpu.reset_peak_memory_stats = lambda: None
+    divide = FSDPModule.set_gradient_divide_factor
+
+    def divide_apart(self: FSDPModule, factor: float) -> None:
+        """Set a factor, which Gloo cannot multiply by while it sums."""
+        divide(self, factor)
+        self.set_force_sum_reduction_for_comms(True)
+
+    FSDPModule.set_gradient_divide_factor = divide_apart
 
 from datasets import Dataset
 from torchtitan.components.tokenizer import BaseTokenizer
@@ -56,7 +65,7 @@ def main() -> None:
     config.model.name, config.model.flavor = "letters", "debugmodel"
     config.training.dataset, config.training.steps = "python", 1_000_000
     config.training.seq_len, config.training.local_batch_size = 64, 4
-    config.training.mixed_precision_param = "float32"
+    config.training.mixed_precision_param, config.debug.seed = "float32", 0
     Trainer(config).train()
 
 
