@@ -1,15 +1,30 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and what JSON can say in them."""
 
+import math
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["RenamedError", "replace_file", "replace_text", "sync"]
+__all__ = ["RenamedError", "for_json", "replace_file", "replace_text", "sync"]
 
 
 class RenamedError(OSError):
     """A file was replaced, and it is not known whether the disk has its name."""
+
+
+def for_json(value: Any) -> Any:
+    """Replace every number that JSON does not have by None, which becomes null.
+
+    >>> for_json({"loss": [1.5, float("nan")]})
+    {'loss': [1.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {name: for_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def replace_file(path: str | Path, write: Callable[[Path], object], *, by: Path | None = None) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradwire._files import replace_text
+from gradwire._files import for_json, replace_text
 from gradwire.run.page import bytes_text, page, percent_text, time_text, times_text
 from gradwire.version import __version__
 
@@ -150,18 +149,9 @@ def write_report(made: dict[str, Any], stem: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    plain = json.dumps(_finite(made), indent=1, allow_nan=False)
+    plain = json.dumps(for_json(made), indent=1, allow_nan=False)
     for end, text in ((".json", plain), (".html", page(made, paragraph_of(made)))):
         replace_text(stem.with_name(f"{stem.name}{end}"), text)
-
-
-def _finite(value: Any) -> Any:
-    """Put null in place of what JSON has no number for, such as a loss that is NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _middle(points: list[tuple[int, float]]) -> float | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from gradwire._files import for_json
 from gradwire.errors import ConfigError
 
 __all__ = ["SCHEMA", "Point", "Record", "RunSettings", "append", "append_line", "check", "counted", "kind_of", "read"]
@@ -198,7 +199,7 @@ class Record:
     def to_json(self) -> str:
         """Return one line of JSON without its line end."""
         line = {"schema": SCHEMA, "kind": "train", "id": self.settings.id, **dataclasses.asdict(self)}
-        return json.dumps(_finite(line), separators=(",", ":"), allow_nan=False)
+        return json.dumps(for_json(line), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Self:
@@ -346,17 +347,8 @@ def _parsed(tail: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def _finite(value: Any) -> Any:
-    """Replace every number that JSON does not have by null."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore the numbers that ``_finite`` replaced."""
+    """Restore the numbers that ``for_json`` replaced."""
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 

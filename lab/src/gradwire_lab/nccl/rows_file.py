@@ -9,10 +9,10 @@ Invariants:
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
+from gradwire._files import for_json
 from gradwire.errors import ConfigError
 from gradwire_lab.experiments.records import append_line, check
 
@@ -73,16 +73,7 @@ class RowsFile:
 
     def append(self, row: Row) -> None:
         """Append a row, or a description of a call, and wait until it is on the disk."""
-        append_line(self.path, json.dumps({"kind": KIND, **_finite(row)}))
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite, for which JSON has no word, by None."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        append_line(self.path, json.dumps({"kind": KIND, **for_json(row)}))
 
 
 def is_wrong(row: Row) -> bool:
