@@ -34,6 +34,10 @@ class FreshDecoder(ManyDecoder):
     def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         """Compute ``out += scale * sum_w D(payloads[w])``, or ``=`` in place of ``+=`` if ``fresh``."""
 
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        # Not by ``add_decoded_many``: a server decodes each push, and every call counts.
+        self.add_rows(rows_of(payload), out, scale, fresh=False)
+
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_rows(payloads, out, scale, fresh=False)
 

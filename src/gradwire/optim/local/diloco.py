@@ -223,7 +223,7 @@ class DiLoCo(LocalSteps):
         lr: float = 0.8,
         momentum: float = 0.8,
         bits: float | None = None,
-        decay: float = 0.9,
+        decay: float | None = None,
         **options: Any,
     ) -> DiLoCo:
         """Exchange what Muon has changed, in float32 or in a few bits with a residual that fades.
@@ -240,7 +240,7 @@ class DiLoCo(LocalSteps):
             lr: learning rate of the outer step, > 0: 0.7 for one worker, 0.8 to 0.9 for 8 to 16.
             momentum: momentum of the outer step, in [0, 1): 0.6 for one worker, 0.8 to 0.9 for 8 to 16.
             bits: bits for each element, as of ``eden``; None: 32.
-            decay: share of the residual that returns in the next round, in (0, 1].
+            decay: share of the residual that returns in the next round, in (0, 1]; None: 0.9 with ``bits``.
             options: further arguments of ``DiLoCo``, such as ``fragments`` and ``delay``.
 
         Returns:
@@ -262,11 +262,11 @@ class DiLoCo(LocalSteps):
             B. Thérien, X. Huang, I. Rish, E. Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
             arXiv:2505.23725, 2025.
         """
-        require(bits is not None or decay == 0.9, "decay", "left out without bits, where nothing is kept", decay)
+        require(bits is not None or decay is None, "decay", "left out without bits, where nothing is kept", decay)
         if bits is None:
             require("memory" not in options, "memory", "left out without bits, where nothing is kept", Verbatim("one"))
             return cls(inner, "none", every=every, lr=lr, momentum=momentum, **options)
-        own = {"bits": bits, "scaled": True, "memory": Residual(beta=decay)}
+        own = {"bits": bits, "scaled": True, "memory": Residual(beta=0.9 if decay is None else decay)}
         return cls(inner, "eden", every=every, lr=lr, momentum=momentum, **{**own, **options})
 
     @property
