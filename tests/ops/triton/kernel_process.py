@@ -80,18 +80,9 @@ def interpret_many(name: str, arguments: bytes) -> tuple[bytes, int]:
 
 def on_many(name: str, named: dict[str, Any]) -> None:
     """Ask the GPU version of an operation, wherever the tensors are."""
-    base = importlib.import_module("gradwire.kernels.base")
-    many = (
-        base.Many(importlib.import_module("gradwire.testing.operations").operations()[name])
-        if name not in _many
-        else _many[name]
-    )
-    _many[name] = many
+    many = importlib.import_module("gradwire.testing.operations").operations()[name].many
     given = {key: named.get(key, many.said.defaults.get(key)) for key in many.said.parameters}
     many.on_gpu(many.table(*given.values()), *many.shared(tuple(given.values()))[1])
-
-
-_many: dict[str, Any] = {}
 
 
 def compile_many(name: str, calls: list[dict[str, Any]]) -> list[Compiled]:
