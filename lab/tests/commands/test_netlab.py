@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ import pytest
 
 from gradwire_lab.netlab import _watchdog
 from gradwire_lab.netlab.check import LinkRow
+from gradwire_lab.netlab.status import labs
 from lab.tests.netlab.conftest import here, namespaces
 
 
@@ -101,16 +103,16 @@ dist.destroy_process_group()
 """
 
 
-def run_command(tmp_path, *arguments):
+def run_command(tmp_path, *arguments, options=()):
     script = tmp_path / "train.py"
     script.write_text(SENT)
-    command = [sys.executable, "-m", "gradwire", "netlab", "run", "--link", "100mbit", "--workers", "2", "--"]
-    before = namespaces()
-    done = subprocess.run(
-        [*command, sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert namespaces() == before
-    return done
+    command = [sys.executable, "-m", "gradwire", "netlab", "run", "--link", "100mbit", "--workers", "2", *options]
+    command += ["--", sys.executable, str(script), *arguments]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = started.communicate(timeout=120)
+    # Other tests may have labs at the same time.
+    assert not [row for row in labs() if row["owner"] == started.pid]
+    return subprocess.CompletedProcess(command, started.returncode, out, err)
 
 
 def test_a_script_of_ones_own_runs_on_links(tmp_path):
@@ -119,6 +121,15 @@ def test_a_script_of_ones_own_runs_on_links(tmp_path):
     for rank in range(2):
         assert f"rank {rank} of 2 sum [3.0, 3.0] ['--steps', '3']" in done.stdout
     assert "gradwire netlab: 2 workers, each with a link of 100mbit, until they have ended" in done.stderr
+
+
+def test_a_timeline_says_when_workers_computed_and_waited(tmp_path):
+    page = tmp_path / "page.html"
+    done = run_command(tmp_path, options=["--timeline", str(page)])
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert re.search(rf"netlab: worker {rank} computed \d+ % and waited \d+ % of [\d.]+ s", done.stderr)
+    assert "gradwire netlab run --link 100mbit --delay 0ms" in page.read_text()
 
 
 def test_a_worker_that_fails_ends_the_others_with_its_exit_code(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gradwire._files import replace_text
 from gradwire.cli.command_group import CommandGroup, Integer, Number
-from gradwire.cli.output import emit, json_option
+from gradwire.cli.output import emit, json_option, writable
 from gradwire.errors import ConfigError, nearest
 from gradwire_lab.netlab import Netlab, remove
 from gradwire_lab.netlab.check import LinkRow, check
@@ -19,6 +22,8 @@ from gradwire_lab.netlab.each_worker import run_all
 from gradwire_lab.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire_lab.netlab.status import lab_of, labs
 from gradwire_lab.netlab.system import require_system
+from gradwire_lab.netlab.worker_times import WorkerTimes, in_words, since_first_message
+from gradwire_lab.netlab.worker_times_page import page_of_times
 
 __all__ = ["command"]
 
@@ -54,14 +59,23 @@ def up_command(workers: int, rate: str, delay: str, congestion: str | None, json
 )
 @click.option("--link", default="100mbit", show_default=True, metavar="RATE", help="As 100mbit, 2.5gbit or none.")
 @_delay
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
+    help="A page of when each worker computed and waited, and of its link.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_context
-def run_command(ctx: click.Context, workers: int, link: str, delay: str, program: tuple[str, ...]) -> None:
+def run_command(
+    ctx: click.Context, workers: int, link: str, delay: str, timeline: Path | None, program: tuple[str, ...]
+) -> None:
     """Run a script of your own on links of a given rate, as `gradwire netlab run --link 100mbit -- python train.py`.
 
     COMMAND is started once for each worker, with what torchrun would set (RANK, WORLD_SIZE, MASTER_ADDR, ...), so that
     init_process_group("gloo") needs nothing else. What workers write is shown at once. When one fails, the others are
-    ended, and its exit code is the command's.
+    ended, and its exit code is the command's. With --timeline a line for each worker says how much of its time it
+    computed, from the first message to the first end; any script can be watched so, and is not changed.
     """
     if program[0].endswith("torchrun"):
         raise ConfigError(
@@ -71,7 +85,15 @@ def run_command(ctx: click.Context, workers: int, link: str, delay: str, program
         rate = "no limit" if link == "none" else link
         # On stderr, because stdout is the script's.
         click.echo(f"gradwire netlab: {workers} workers, each with a link of {rate}, until they have ended", err=True)
-        ctx.exit(run_all(lab, program))
+        times = WorkerTimes()
+        code = run_all(lab, program, watch=nullcontext if timeline is None else times.watch)
+    if timeline is not None:
+        found = since_first_message(times.intervals)
+        said = [in_words(worker, intervals) for worker, intervals in enumerate(found) if intervals]
+        for line in said or ["the workers sent each other nothing"]:
+            click.echo(f"gradwire netlab: {line}", err=True)
+        replace_text(timeline, page_of_times(times.intervals, f"gradwire netlab run --link {link} --delay {delay}"))
+    ctx.exit(code)
 
 
 @command.command("down")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from gradwire.errors import require
 from gradwire_lab.netlab.lab import Netlab
@@ -16,7 +17,12 @@ GRACE = 10.0
 """Seconds in which workers must end that were told to, before they are killed."""
 
 
-def run_all(lab: Netlab, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+def run_all(
+    lab: Netlab,
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    watch: Callable[[Sequence[int]], AbstractContextManager[object]] = nullcontext,
+) -> int:
     """Run a command on every worker until all have ended; return the exit code of the first that failed, or 0.
 
     What they write goes where this process writes. An interrupt of the terminal reaches them as well.
@@ -25,6 +31,7 @@ def run_all(lab: Netlab, command: Sequence[str], env: Mapping[str, str] | None =
         lab: lab whose workers run it.
         command: program with its arguments.
         env: more variables.
+        watch: makes a context from the pids of the workers, in which they are waited for.
 
     Raises:
         ConfigError: there is no such program.
@@ -32,7 +39,8 @@ def run_all(lab: Netlab, command: Sequence[str], env: Mapping[str, str] | None =
     require(shutil.which(command[0]) is not None, "COMMAND", "a program that can be started", command[0])
     started = [lab.popen(rank, command, env=env) for rank in range(lab.workers)]
     try:
-        return _first_failure(started)
+        with watch([process.pid for process in started]):
+            return _first_failure(started)
     finally:
         _end(started)
 
