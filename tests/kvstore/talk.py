@@ -82,13 +82,13 @@ def laid_out(tensors):
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def pull(core, peer, seq, key, step):
-    return pull_units(core, peer, seq, [(key, step)])
+def pull(core, peer, seq, key, step, now=0.0):
+    return pull_units(core, peer, seq, [(key, step)], now)
 
 
-def pull_units(core, peer, seq, units):
+def pull_units(core, peer, seq, units, now=0.0):
     """Pull several units, each (name, step)."""
-    return ask(core, peer, "pull", seq, items=[list(each) for each in units])
+    return ask(core, peer, "pull", seq, now=now, items=[list(each) for each in units])
 
 
 def compressed(core, peer, seq, number, params):

@@ -1,11 +1,14 @@
 """In async: pushes of one worker that overtake each other all count, and are kept until they are on the disk."""
 
+import pytest
 import torch
 
+from gradwire import ConfigError, GroupError
 from gradwire.kvstore.protocol.small_keys import MAX_NAME, is_small
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.trainer import Trainer
+from tests.kvstore.in_threads import stores
 from tests.kvstore.talk import ask, hello, init, messages, pull, push, save
 
 
@@ -53,3 +56,35 @@ def test_a_store_that_updates_takes_the_numbers_of_a_file(tmp_path):
     first.save_states(tmp_path / "file")
     second.load_states(tmp_path / "file")
     assert second.learning_rate == 0.001
+
+
+def test_a_worker_that_has_set_no_optimizer_does_not_replace_what_others_trained():
+    """The setting of another worker counts, as it does in a sync store."""
+    core, (one, other) = started(Rules(workers=2))
+    push(core, one, 3, "w", 1, torch.ones(4), optimizer=1)
+    push(core, other, 3, "w", 1, torch.ones(4))
+    assert core.values.parts["w"].value.tolist() == [2.0] * 4
+
+
+def test_a_bound_that_only_the_servers_have_holds_pushes_back():
+    with stores(2, name="dist_async", rules={"staleness": 1}, timeout=3.0) as (fast, slow):
+        for store in (fast, slow):
+            store.init("w", torch.zeros(2))
+        fast.push("w", torch.ones(2))
+        fast.push("w", torch.ones(2))
+        with pytest.raises(GroupError, match="step 2 of key 'w' waits for worker 1, more than 1 steps behind"):
+            fast.push("w", torch.ones(2))
+        slow.push("w", torch.ones(2))
+        fast.push("w", torch.ones(2))
+
+
+def test_a_trainer_of_an_async_store_lets_it_have_the_weights():
+    with stores(1, name="dist_async") as (store,):
+        params = [torch.nn.Parameter(torch.zeros(2))]
+        with pytest.raises(ConfigError, match="update_on_kvstore must be True with a store of a type with 'async'"):
+            Trainer(params, "sgd", {"learning_rate": 0.1}, store, update_on_kvstore=False)
+        trainer = Trainer(params, "sgd", {"learning_rate": 0.1}, store)
+        params[0].grad = torch.ones(2)
+        trainer.step(1)
+        assert trainer.keeps_weights
+        assert params[0].tolist() == pytest.approx([-0.1, -0.1])

@@ -26,7 +26,7 @@ def made(link, seq, op="push", *, declare=False):
 
 
 def welcome(link, epoch=b"e" * 16, run=b"r" * 16, snapshots=1):
-    link._welcome([], epoch, run, 0, 1, snapshots)
+    link._welcome([], epoch, run, 0, 1, snapshots, bounded=False)
 
 
 def repeated(link):
@@ -119,3 +119,24 @@ def test_the_oldest_setting_that_a_kept_push_names_is_declared_again(link):
     link._drop("w", 2)
     made(link, 60, "optimizer", declare=True).fields["number"] = 6
     assert [each.fields["number"] for each in link.declared] == [3, 4, 5, 6]
+
+
+def declared(link, op, number, seq):
+    link.add(Request(op, {"number": number}, declare=True, seq=seq))
+
+
+@pytest.mark.parametrize("op", ["config", "optimizer"])
+def test_what_may_change_in_every_step_is_not_kept_for_ever(link, op):
+    """A server that was restarted is told the newest, and those that a repeated push may name."""
+    welcome(link)
+    for number in range(1, 50):
+        declared(link, op, number, number)
+    assert len(link.declared) <= 2
+    fields = {"items": [["w", 1, 4, -1]], "config": 0, "optimizer": 0, op: 49}
+    link.add(Request("push", fields, torch.zeros(4, dtype=torch.uint8), seq=50))
+    for number in range(50, 60):
+        declared(link, op, number, number + 1)
+    assert [each.fields["number"] for each in link.declared] == list(range(49, 60))
+    link._done([], 50, 0, [1], 1)
+    declared(link, op, 60, 61)
+    assert [each.fields["number"] for each in link.declared] == [59, 60]

@@ -325,3 +325,32 @@ def test_limits():
     for key in range(2):
         assert ops(init(core, a, 2 + key, key)) == ["done"]
     assert "at most 2 keys" in messages(init(core, a, 9, "third"))[0][2]["text"]
+
+
+def test_an_optimizer_for_a_value_of_integers_is_refused_before_anything_counts():
+    core = ServerCore(Rules(workers=1))
+    peer = hello(core, 0, world=1)
+    init(core, peer, 1, "n", torch.zeros(4, dtype=torch.int64))
+    ask(core, peer, "optimizer", 2, number=1, name="sgd", numbers={"learning_rate": 0.1})
+    ((_, op, fields, _),) = messages(push(core, peer, 3, "n", 1, torch.ones(4, dtype=torch.int64), optimizer=1))
+    assert (op, fields["kind"]) == ("error", "config")
+    assert "key 'n', which optimizer 'sgd' updates, must be floating-point, got torch.int64" in fields["text"]
+    assert ops(push(core, peer, 4, "n", 1, torch.ones(4, dtype=torch.int64))) == ["done"]
+    assert core.values.parts["n"].version == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_cannot_be_applied_is_told_to_all_and_ends_nobody(late, capsys):
+    """Also where the clock completes it, because the worker that was missing is dead."""
+    core, a, b = pair(on_dead_worker="continue")
+    core.values.parts["w"]._sum = None  # Stands for memory that is not there, or an optimizer that raises.
+    push(core, a, 2, "w", 1, ONES, now=1e3)
+    assert pull(core, a, 3, "w", 1, now=1e3) == []
+    told = core.tick(1e3) if late else push(core, b, 2, "w", 1, ONES, now=1e3)
+    errors = {peer: fields["text"] for peer, op, fields, _ in messages(told) if op == "error"}
+    assert "step 1 of key 'w' could not be applied: TypeError" in errors[a]
+    for peer, seq in ((a, 4),) if late else ((a, 4), (b, 4)):
+        ((_, op, fields, _),) = messages(pull(core, peer, seq, "w", 1, now=1e3))
+        assert (op, fields["kind"]) == ("error", "config")
+        assert "could not be applied" in fields["text"]
+    assert "TypeError" in capsys.readouterr().err

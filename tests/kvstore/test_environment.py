@@ -41,6 +41,7 @@ def test_two_starters_are_not_mixed():
     ("call", "message"),
     [
         (lambda: read_place({}), "GRADWIRE_SERVERS"),
+        (lambda: read_place({"GRADWIRE_SERVERS": "127.0.0.1:7000"}), "GRADWIRE_SERVERS must be endpoints as tcp://"),
         (lambda: read_place(HERE), "GRADWIRE_RANK and GRADWIRE_WORLD_SIZE, or RANK and WORLD_SIZE, or DMLC_RANK"),
         (lambda: ranked({"RANK": "3", "WORLD_SIZE": "3"}), r"RANK must be in \[0, 3\), got 3"),
         (lambda: ranked({"RANK": "a", "WORLD_SIZE": "3"}), "RANK must be an integer, got 'a'"),

@@ -229,3 +229,11 @@ def test_a_memory_in_codes_refuses_rows():
 def test_a_time_that_no_store_can_wait_is_refused(name, bad):
     with pytest.raises(ConfigError, match=rf"^{name} must be seconds > 0"):
         DistStore("dist_sync", WorkerPlace(("tcp://127.0.0.1:1",), 0, 1), **{name: bad})
+
+
+def test_a_call_that_names_a_known_key_initialises_none():
+    kv = kvstore.create("local")
+    kv.init("b", torch.zeros(1))
+    with pytest.raises(ConfigError, match="key 'b' must be initialised once"):
+        kv.init(["a", "b"], [torch.ones(1), torch.ones(1)])
+    kv.init("a", torch.zeros(1))

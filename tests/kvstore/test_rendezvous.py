@@ -149,3 +149,21 @@ def test_who_does_not_come_is_missed_by_all_who_did():
 def test_an_address_that_others_can_reach_needs_keys():
     with pytest.raises(ConfigError, match="gradwire keygen"):
         schedule("tcp://0.0.0.0:0", 1, 1, timeout=1)
+
+
+def test_a_worker_that_leaves_before_the_group_is_complete_makes_room_for_itself():
+    core = Rendezvous(2, 1)
+    joined(core, b"w0", rank=0)
+    joined(core, b"w1", rank=1)
+    core.receive(b"w1", [pack("leave")], 0.0)
+    assert core.missing() == "1 of 2 workers and 0 of 1 servers have joined"
+    assert joined(core, b"again", rank=1) == {}
+    told = joined(core, b"s", A)
+    assert {peer: fields["rank"] for peer, (_, fields) in told.items()} == {b"w0": 0, b"again": 1, b"s": -1}
+
+
+def test_a_worker_that_leaves_a_complete_group_keeps_its_rank():
+    core = complete()
+    core.receive(b"w1", [pack("leave")], 0.0)
+    assert joined(core, b"late") == {b"late": ("error", {"text": joined(complete(), b"late")[b"late"][1]["text"]})}
+    assert joined(core, b"again", rank=1)[b"again"][1]["rank"] == 1

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire import ConfigError, kvstore
+from tests.kvstore.in_threads import stores
 from tests.kvstore.simulate import Simulated
 from tests.kvstore.stores import SHAPE, added, device, rows_of
 
@@ -134,3 +135,17 @@ def test_another_sparse_form_is_refused():
     kv.init(1, torch.zeros(SHAPE))
     with pytest.raises(ConfigError, match="one sparse dimension"):
         kv.push(1, torch.ones(SHAPE).to_sparse())
+
+
+def test_rows_of_a_dense_key_that_is_cut_inside_of_rows_are_refused_where_rows_count_alone():
+    with stores(1, servers=2, bound=8) as (kv,):
+        kv.init("w", torch.ones(5, 3))
+        kv.push("w", rows_of(torch.ones(1, 3), [0], (5, 3)))
+        out = torch.empty(5, 3)
+        kv.pull("w", out)
+        assert out[:, 0].tolist() == [1, 0, 0, 0, 0], "a sum is the same however it is cut"
+        kv.set_optimizer("sgd", learning_rate=0.1, lazy_update=True)
+        with pytest.raises(ConfigError, match=r"dense with lazy_update, got a row-sparse one: .* cut over 2 servers"):
+            kv.push("w", rows_of(torch.ones(1, 3), [0], (5, 3)))
+        kv.set_optimizer("sgd", learning_rate=0.1)
+        kv.push("w", rows_of(torch.ones(1, 3), [0], (5, 3)))

@@ -6,6 +6,7 @@ from torch import nn
 
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore import Trainer
+from gradwire.kvstore.protocol.lr_scheduler import FactorScheduler
 from tests.kvstore.simulate import Simulated
 
 NUMBERS = {"learning_rate": 0.1, "momentum": 0.9}
@@ -155,3 +156,57 @@ def test_a_store_of_the_callers_own_is_used():
     out = torch.empty(2)
     kv.pull(0, out)
     assert torch.equal(out, torch.ones(2))
+
+
+def test_a_store_that_updates_by_itself_must_have_the_weights():
+    """Its values would be taken for sums of gradients."""
+    kv = kvstore.create("device")
+    kv.set_optimizer("sgd", learning_rate=0.1)
+    with pytest.raises(ConfigError, match="update_on_kvstore must be True with a store that has an optimizer"):
+        Trainer([nn.Parameter(torch.ones(1))], "sgd", {"learning_rate": 0.1}, kvstore=kv)
+
+
+@pytest.mark.parametrize("store", [5, object(), ["device"]])
+def test_what_is_no_store_is_refused(store):
+    with pytest.raises(ConfigError, match="kvstore must be a store, the type of one, or None"):
+        Trainer([nn.Parameter(torch.ones(1))], "sgd", {"learning_rate": 0.1}, kvstore=store)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "lazy_update": True}),
+        ("sgd", {"learning_rate": 0.1, "wd": 0.1}),
+        ("adam", {"learning_rate": 0.1}),
+    ],
+)
+def test_rows_are_updated_here_as_a_store_updates_them(name, numbers, tmp_path):
+    weights = []
+    for there in (True, False):
+        layer = nn.Embedding(4, 2, sparse=True)
+        nn.init.ones_(layer.weight)
+        trainer = Trainer([layer.weight], name, numbers, update_on_kvstore=there)
+        for rows in ([0, 0, 2], [1], [0]):
+            layer.weight.grad = None
+            layer(torch.tensor(rows)).sum().backward()
+            trainer.step(1)
+        trainer.save_states(tmp_path / "states")
+        weights.append(layer.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_a_rate_goes_on_where_the_loaded_states_were_saved(tmp_path):
+    def trainer(store):
+        scheduler = FactorScheduler(step=2, factor=0.5, base_lr=1.0)
+        param = nn.Parameter(torch.ones(2))
+        return param, Trainer([param], "sgd", {"lr_scheduler": scheduler}, kvstore=store, update_on_kvstore=bool(store))
+
+    for store in (None, "device"):
+        param, first = trainer(store)
+        for _ in range(6):
+            param.grad = torch.ones(2)
+            first.step(1)
+        first.save_states(tmp_path / "states")
+        _, second = trainer(store)
+        second.load_states(tmp_path / "states")
+        assert (second.steps, second.learning_rate) == (first.steps, first.learning_rate) == (6, 0.25)

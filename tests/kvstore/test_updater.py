@@ -2,13 +2,15 @@
 
 from functools import partial
 
+import msgpack
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore.protocol.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
-from gradwire.kvstore.protocol.optimizer_states import by_server
+from gradwire.kvstore.protocol.optimizer_states import by_server, load_states
 from gradwire.kvstore.protocol.updater import OptimizerConfig, SignumOptimizer, optimizer_names
 
 SHAPE = (5, 3)
@@ -196,3 +198,59 @@ def test_a_rate_of_a_scheduler_is_finite_and_not_negative(value):
             make(**{name: value})
     with pytest.raises(ConfigError, match=r"^final_lr must be a finite number >= 0, got"):
         PolyScheduler(8, final_lr=value)
+
+
+def test_numbers_of_numpy_are_pythons_in_what_travels(tmp_path):
+    config = OptimizerConfig(
+        "sgd",
+        {"learning_rate": np.float32(0.5), "lr_scheduler": FactorScheduler(step=np.int64(2), base_lr=np.float32(0.5))},
+    )
+    packed = msgpack.unpackb(msgpack.packb({"numbers": dict(config.numbers)}))
+    assert packed["numbers"]["learning_rate"] == 0.5
+    assert packed["numbers"]["lr_scheduler"]["step"] == 2
+    kv = kvstore.create("local")
+    kv.set_optimizer(config)
+    kv.save_optimizer_states(tmp_path / "states", dump_optimizer=True)
+    assert load_states(tmp_path / "states")[1] == config
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "pair"),
+    [
+        ("sgd", {"learning_rate": 0.1, "lr": 0.5}, "lr and learning_rate"),
+        ("adam", {"weight_decay": 0.1, "wd": 0.1}, "wd and weight_decay"),
+        ("rmsprop", {"gamma1": 0.1, "alpha": 0.1}, "alpha and gamma1"),
+    ],
+)
+def test_two_names_of_one_parameter_are_refused(name, numbers, pair):
+    with pytest.raises(ConfigError, match=f"{pair} of optimizer '{name}' are one parameter: give one of them"):
+        OptimizerConfig(name, numbers)
+
+
+def test_updates_are_counted_before_there_is_a_scheduler(tmp_path):
+    """A schedule that is set after a file was loaded goes on where it would be in a run that nobody interrupted."""
+    saved, loaded = kvstore.create("local"), kvstore.create("local")
+    for kv in (saved, loaded):
+        kv.init("w", torch.zeros(1))
+        kv.set_optimizer("sgd", learning_rate=1.0)
+    for _ in range(5):
+        saved.push("w", torch.zeros(1))
+    saved.save_optimizer_states(tmp_path / "states")
+    loaded.load_optimizer_states(tmp_path / "states")
+    for kv in (saved, loaded):
+        kv.set_optimizer("sgd", lr_scheduler=FactorScheduler(step=2, factor=0.5, base_lr=1.0))
+        kv.push("w", torch.ones(1))
+        out = torch.empty(1)
+        kv.pull("w", out)
+        assert out.item() == -0.25
+
+
+def test_an_optimizer_updates_no_integers():
+    kv = kvstore.create("local")
+    kv.init(["w", "n"], [torch.zeros(1), torch.zeros(1, dtype=torch.int64)])
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    with pytest.raises(ConfigError, match="key 'n', which optimizer 'sgd' updates, must be floating-point, got torch"):
+        kv.push(["w", "n"], [torch.ones(1), torch.ones(1, dtype=torch.int64)])
+    out = torch.empty(1)
+    kv.pull("w", out)
+    assert out.item() == 0, "a call that is refused changes nothing"

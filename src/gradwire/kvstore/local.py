@@ -47,6 +47,10 @@ class LocalStore(KVStore):
         self._entries: dict[StoreKey, LocalKey] = {}
         self._updater: UpdaterFunction | None = None
 
+    @property
+    def updates(self) -> bool:
+        return self._updater is not None
+
     def set_updater(self, updater: UpdaterFunction) -> None:
         require(callable(updater), "updater", "a function of key, merged and stored", updater)
         self._updater = updater
@@ -69,13 +73,14 @@ class LocalStore(KVStore):
 
     @ordinary_modes()
     def _init(self, key: StoreKey, value: Tensor) -> None:
-        if key in self._entries:
-            raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
         dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
         self._entries[key] = LocalKey(dense, value.is_sparse, Merger(dense.shape, dense.device))
 
     @ordinary_modes()
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        if isinstance(self._updater, Updater):
+            for key, _ in pairs:
+                self._updater.config.check_value(key, self._entry(key).value.dtype)
         for key, grads in pairs:
             self._push(key, grads)
 
@@ -149,6 +154,9 @@ class LocalStore(KVStore):
                 out.copy_(row_sparse(rows, value[rows], value.shape))
             else:
                 out.zero_()[rows.to(out.device)] = value[rows].to(out.device, out.dtype)
+
+    def _has(self, key: StoreKey) -> bool:
+        return key in self._entries
 
     def _shape(self, key: StoreKey) -> torch.Size:
         return self._entry(key).value.shape

@@ -14,7 +14,7 @@ from gradwire.kvstore._create import create
 from gradwire.kvstore.protocol.merge import add_dense
 from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
 from gradwire.kvstore.protocol.store import KVStore
-from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
+from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater, updates_of
 
 __all__ = ["Trainer"]
 
@@ -68,15 +68,22 @@ class Trainer(ShortTracebacks):
         self._rescale = self._config.rescale_grad
         if kvstore is None and compression_params:
             raise ConfigError("compression_params need a kvstore, got None: 'device' or a dist type compresses")
+        known = kvstore is None or isinstance(kvstore, str | KVStore)
+        require(known, "kvstore", "a store, the type of one, or None", kvstore)
         self._store = create(kvstore) if isinstance(kvstore, str) else kvstore
         if self._store is not None and compression_params:
             self._store.set_gradient_compression(compression_params)
-        if self._store is not None:
-            self._store.applied_by(self._config)
-        shared = self._store is not None and self._store.num_workers > 1
         require(update_on_kvstore in (None, True, False), "update_on_kvstore", "True, False or None", update_on_kvstore)
+        # A store whose pushes count at once never has a sum of all workers' gradients, so it must have the weights.
+        alone = self._store is not None and "async" in self._store.type
+        shared = self._store is not None and (self._store.num_workers > 1 or alone)
         self._on_store = shared if update_on_kvstore is None else update_on_kvstore
         require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
+        require(self._on_store or not alone, "update_on_kvstore", "True with a store of a type with 'async'", False)
+        if self._store is not None:
+            allowed = "True with a store that has an optimizer or an updater, which changes what is pushed"
+            require(self._on_store or not self._store.updates, "update_on_kvstore", allowed, update_on_kvstore)
+            self._store.applied_by(self._config)
         self._updater = Updater(self._config)
         self._started = self._configured = False
         """True once the store has the weights; and once it has the optimizer's numbers."""
@@ -230,7 +237,7 @@ class Trainer(ShortTracebacks):
             save_states(fname, self._updater.state_dict(), self._config)
 
     def load_states(self, fname: str, *, numbers: bool = True) -> None:
-        """Load the file of ``save_states``.
+        """Load the file of ``save_states``; ``steps`` is then the number of those that it was saved after.
 
         Args:
             fname: path of the file.
@@ -240,7 +247,8 @@ class Trainer(ShortTracebacks):
         if self._on_store:
             assert self._store is not None
             self._store.load_optimizer_states(fname)
-            _, config = load_states(fname)
+            states, config = load_states(fname)
+            self._steps = updates_of(states) or self._steps
             if config is not None:
                 # The store has the file's numbers: say the same from now on, or tell it ours again.
                 self._configured = True
@@ -248,6 +256,7 @@ class Trainer(ShortTracebacks):
             return
         states, config = load_states(fname)
         self._updater.load_state_dict(states)
+        self._steps = updates_of(states) or self._steps
         if config is not None and numbers:
             self._use(config)
 
@@ -269,8 +278,13 @@ class Trainer(ShortTracebacks):
     def _update(self, ignore_stale_grad: bool) -> None:
         with torch.no_grad():
             for key, copies in self._with_gradient(ignore_stale_grad):
+                grad, rows = gradients(copies)[0], None
+                if grad.is_sparse:
+                    grad = grad.coalesce()
+                    rows = grad.indices()[0]
                 # A copy, because the updater overwrites it and the caller may read the gradient after the step.
-                self._updater(key, gradients(copies)[0].clone(), copies[0].data)
+                merged = grad.clone() if rows is None else grad.to_dense()
+                self._updater(key, merged, copies[0].data, rows)
                 for other in copies[1:]:
                     other.data.copy_(copies[0].data)
 

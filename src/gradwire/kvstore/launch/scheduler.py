@@ -81,6 +81,9 @@ class Rendezvous:
             return [(peer, [pack("error", text=str(error)[:500])])]
         if op == "leave":
             self._heard.pop(peer, None)
+            if not self.complete:
+                # It may have failed, and is started again: its place is free for that.
+                self._wanted.pop(peer, None)
         elif peer in self._heard:
             self._heard[peer] = now
         return []

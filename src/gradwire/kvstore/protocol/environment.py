@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, require
 
 __all__ = [
     "INSECURE",
@@ -79,6 +79,10 @@ def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
             f"a dist store needs {SERVERS}, the servers' endpoints as tcp://ADDRESS:PORT,...: "
             "start the script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
         )
+    for server in servers:
+        # Other transports of ZeroMQ serve tests and machines of one's own.
+        known = server.startswith(("tcp://", "ipc://", "inproc://"))
+        require(known, SERVERS, "endpoints as tcp://ADDRESS:PORT,...", server)
     rank, world = ranked(variables)
     return WorkerPlace(servers, rank, world, own_keys(variables, f"worker-{rank}"))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradwire.errors import ConfigError, is_float32, is_int, nearest, require
+from gradwire.errors import ConfigError, as_python, is_float32, is_int, nearest, require
 
 __all__ = [
     "CosineScheduler",
@@ -52,7 +52,7 @@ class LRScheduler(ABC):
 
     def to_config(self) -> dict[str, Any]:
         """Return its name and numbers."""
-        return {"name": type(self).__name__, **asdict(self)}
+        return {"name": type(self).__name__, **{name: as_python(value) for name, value in asdict(self).items()}}
 
     @abstractmethod
     def _rate(self, num_update: int) -> float:
@@ -123,7 +123,7 @@ class MultiFactorScheduler(LRScheduler):
         grows = given and all(is_int(each, 1) for each in self.step) and list(self.step) == sorted(set(self.step))
         require(bool(self.step) and grows, "step", "integers >= 1, each larger than the one before it", self.step)
         require(is_float32(self.factor) and 0 < self.factor <= 1, "factor", "in (0, 1]", self.factor)
-        self.step = list(self.step)
+        self.step = [as_python(each) for each in self.step]
 
     def _rate(self, num_update: int) -> float:
         return self.base_lr * self.factor ** sum(num_update > each for each in self.step)

@@ -169,7 +169,7 @@ SEQ = {"seq": count(1)}
 CHUNKED = {**SEQ, "chunk": count(0), "chunks": count(1, 2**20)}
 """Fields of a request in pieces."""
 
-VERSION = 6
+VERSION = 7
 
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
@@ -177,7 +177,14 @@ CHUNK = 1 << 20
 MAX_HEADER = 64 * 1024
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
-    "welcome": {"epoch": token, "run": token, "rank": count(0), "world": count(1), "snapshots": count(0)},
+    "welcome": {
+        "epoch": token,
+        "run": token,
+        "rank": count(0),
+        "world": count(1),
+        "snapshots": count(0),
+        "bounded": boolean,
+    },
     "done": {**SEQ, "version": count(0), "durable": counts, "snapshots": count(0)},
     "value": {**CHUNKED, "durable": counts, "snapshots": count(0), "nbytes": count(0)},
     "error": {"seq": count(0), "kind": text, "text": text},

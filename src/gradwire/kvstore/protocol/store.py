@@ -60,6 +60,13 @@ class KVStore(ShortTracebacks, ABC):
         """The number of workers that share the store."""
         return 1
 
+    @property
+    def updates(self) -> bool:
+        """Return whether an optimizer or a function, of which this worker knows, updates the values by what is pushed;
+        else pushes replace them.
+        """
+        return False
+
     def is_capable(self, capability: str) -> bool:
         """Return whether the store can do something: "optimizer" is to keep weights and update them.
 
@@ -91,6 +98,10 @@ class KVStore(ShortTracebacks, ABC):
         for each, tensors in pairs:
             self._check_kind(each)
             require(len(tensors) == 1, f"value of key {each!r}", "one tensor", f"{len(tensors)} of them")
+            if self._has(each):
+                raise ConfigError(
+                    f"key {each!r} must be initialised once: it has a value already, which a push changes"
+                )
         # Only after all were checked, so that a call that raises has initialised none.
         for each, tensors in pairs:
             self._init(each, flat_gradient(tensors[0].detach()))
@@ -309,6 +320,10 @@ class KVStore(ShortTracebacks, ABC):
 
     @abstractmethod
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None: ...
+
+    @abstractmethod
+    def _has(self, key: StoreKey) -> bool:
+        """Return whether a key was initialised."""
 
     @abstractmethod
     def _shape(self, key: StoreKey) -> torch.Size:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.engine.adaptive import is_adaptive_class
-from gradwire.errors import ConfigError, is_float32, is_number, nearest, require
+from gradwire.errors import ConfigError, as_python, is_float32, is_number, nearest, require
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.lr_scheduler import LRScheduler, scheduler_of
 
-__all__ = ["OptimizerConfig", "SignumOptimizer", "Updater", "optimizer_names"]
+__all__ = ["OptimizerConfig", "SignumOptimizer", "Updater", "optimizer_names", "updates_of"]
 
 
 class SignumOptimizer(torch.optim.Optimizer):
@@ -174,8 +174,13 @@ class OptimizerConfig:
         known = isinstance(self.name, str) and self.name in optimizer_names()
         if not known:
             raise ConfigError(f"unknown optimizer {self.name!r}: {nearest(self.name, optimizer_names())}")
-        allowed = self._allowed()
+        # They travel, and are saved, as Python's own numbers.
+        object.__setattr__(self, "numbers", {name: as_python(value) for name, value in self.numbers.items()})
+        allowed, given = self._allowed(), dict[str, str]()
         for name, value in self.numbers.items():
+            other = given.setdefault(RENAMED.get(name, name), name)
+            if other != name:
+                raise ConfigError(f"{name} and {other} of optimizer {self.name!r} are one parameter: give one of them")
             if name not in allowed:
                 raise ConfigError(f"optimizer {self.name!r} has no parameter {name!r}: {nearest(name, allowed)}")
             if name != "lr_scheduler":
@@ -214,6 +219,11 @@ class OptimizerConfig:
         return bool(self.numbers.get("multi_precision")) and dtype in HALVES
 
     @property
+    def lazy(self) -> bool:
+        """Return whether rows that a row-sparse gradient does not name are left alone."""
+        return bool(self.numbers.get("lazy_update"))
+
+    @property
     def rescale_grad(self) -> float:
         return float(self.numbers.get("rescale_grad", 1.0) or 0.0)
 
@@ -237,6 +247,15 @@ class OptimizerConfig:
                 betas[i] = numbers.get(n, betas[i])
             arguments["betas"] = tuple(betas)
         return {**self.row.fixed, **arguments}
+
+    def check_value(self, key: StoreKey, dtype: torch.dtype) -> None:
+        """Refuse to update a value of a dtype that the arithmetic of the optimizer does not have.
+
+        Raises:
+            ConfigError: the optimizer is torch's, and the dtype is not floating-point.
+        """
+        fits = self.row.torch_class is None or dtype.is_floating_point
+        require(fits, f"the dtype of key {key!r}, which optimizer {self.name!r} updates,", "floating-point", dtype)
 
     def check_state(self, key: StoreKey, state: Mapping[str, Any], value: Tensor) -> None:
         """Refuse a state that this optimizer cannot continue from.
@@ -382,7 +401,7 @@ class Updater:
             # A store may keep the value in other memory than it did.
             param.data = stored
         grad = merged.to(param.dtype)
-        if rows is None or not config.numbers.get("lazy_update"):
+        if rows is None or not config.lazy:
             param.grad = grad
             optimizer.step()
             param.grad = None
@@ -419,8 +438,8 @@ class Updater:
         for key, optimizer in self._optimizers.items():
             (param,) = optimizer.param_groups[0]["params"]
             states[key] = dict(optimizer.state[param])
-            if self._scheduler is not None:
-                states[key][COUNT] = torch.tensor(self._made.get(key, 0), device="cpu")
+            # Also where no scheduler reads it: one may be set later.
+            states[key][COUNT] = torch.tensor(self._made.get(key, 0), device="cpu")
             if key in self._wide:
                 states[key][MASTER] = param.data
         return states
@@ -461,6 +480,11 @@ class Updater:
         if MASTER in state:
             param.data = state.pop(MASTER)
         optimizer.state[param] = state
+
+
+def updates_of(states: Mapping[StoreKey, Mapping[str, Any]]) -> int:
+    """Return the number of updates of the key of a ``state_dict`` that has had the most."""
+    return max((int(state.get(COUNT, 0)) for state in states.values()), default=0)
 
 
 def step_rows(optimizer: torch.optim.Optimizer, param: Tensor, grad: Tensor, rows: Tensor) -> None:

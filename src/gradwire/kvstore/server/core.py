@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwire.errors import GradwireError, WireError
+from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
 from gradwire.kvstore.server.journal import NOTHING, Journal
 from gradwire.kvstore.server.members import Barriers, Members, State, StrangerError, WorkerSession
@@ -272,6 +272,9 @@ class ServerCore:
         ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:
+        part = self.values.unit(topic)
+        if part is not None and part.failed:
+            return [self.error(session.peer, seq, "config", ConfigError(part.failed))]
         if self.members.dead and self.rules.on_dead_worker == "error":
             return [self._dead(session.peer, seq, what)]
         self.pending.add(topic, PendingRequest(session.peer, seq, what, ready, answer))
@@ -323,15 +326,27 @@ class ServerCore:
     def _progress_once(self) -> list[Outgoing]:
         touched, self.pending.touched = self.pending.touched, {}
         live = self.members.live
+        out: list[Outgoing] = []
         # All steps first: a pull of many keys would find one after the other.
         for topic in touched:
             part = self.values.unit(topic)
             while self.progress.sync and part is not None and (pushes := part.ready(live)) is not None:
-                part.apply(pushes, self.optimizers.updaters)
+                try:
+                    part.apply(pushes, self.optimizers.updaters)
+                except Exception as error:
+                    out += self._fail(part, error)
+                    break
                 self.counters.complete(part.topic, part.version, self.now, part.count)
         again, self.pending.again = self.pending.again, []
-        out = [out for each in again for out in each.answer()]
+        out += [out for each in again for out in each.answer()]
         return out + [out for topic in touched for each in self.pending.take_ready(topic) for out in each.answer()]
+
+    def _fail(self, part: StoredPart, error: Exception) -> list[Outgoing]:
+        """Tell all who wait for a step that it could not be applied: those who come later are told, too."""
+        traceback.print_exc()
+        part.failed = f"step {part.version + 1} of {part.title} could not be applied: {type(error).__name__}: {error}"
+        told = ConfigError(part.failed)
+        return [self.error(each.peer, each.seq, "config", told) for each in self.pending.take_all(part.topic)]
 
     def _dead(self, peer: bytes, seq: int, what: Callable[[], str]) -> Outgoing:
         return peer, [pack("error", seq=seq, kind="dead", text=f"{self.members.silence()}: {what()}")]

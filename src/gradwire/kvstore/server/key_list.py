@@ -123,7 +123,7 @@ class KeyList(StoredPart):
         for each, value in zip(self.members, self._pieces(self.value), strict=True):
             each.value, each.version, each.last = value, self.version, dict(self.last)
             each.durable, each.durable_of = self.durable, dict(self.durable_of)
-            each.replaced, each.lent = self.replaced, self.lent
+            each.replaced, each.lent, each.failed = self.replaced, self.lent, self.failed
         # Pushes that still wait for other workers' are cut, too: each key's next push may come alone.
         for step, pushes in self.pending.items():
             for rank, push in pushes.items():

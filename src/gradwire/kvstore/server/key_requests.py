@@ -110,6 +110,7 @@ def push(
     for unit, (_, _, size, rows) in zip(units, items, strict=True):
         if size not in unit.expected(compression, rows):
             raise WireError(f"a push of {unit.title} has {size} bytes")
+        core.optimizers.check_value(unit, optimizer, alone=not core.progress.sync)
     steps = [(unit, item[1]) for unit, item in zip(units, items, strict=True)]
     if len(units) > 1 and len({(unit.title, step) for unit, step in steps}) < len(units):
         raise WireError("a push of many keys has one of them twice for the same step")

@@ -42,6 +42,21 @@ class OptimizerSettings:
             raise WireError(f"a push names optimizer setting {number}, which was never sent")
         self._name(number)
 
+    def check_value(self, part: StoredPart, number: int, *, alone: bool) -> None:
+        """Refuse a push that the setting with which it will be applied cannot apply.
+
+        Args:
+            part: part that is pushed.
+            number: number that the push names; 0: none.
+            alone: true: pushes count one by one, those without a number by the newest setting.
+
+        Raises:
+            ConfigError: an optimizer for a value of integers.
+        """
+        setting = self.updaters.get(number or (max(self.updaters, default=0) if alone else 0))
+        if setting is not None:
+            setting.config.check_value(part.keys[0], part.value.dtype)
+
     def declare(self, number: int, config: OptimizerConfig, *, joined: bool) -> tuple[int, bool]:
         """Register a setting under a number, and forget the one that was not named for the longest of too many.
 

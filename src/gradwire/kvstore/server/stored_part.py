@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -83,6 +83,8 @@ class StoredPart:
     """True: an answer may still read the value's memory, so it is not written any more."""
     replicas: dict[int, Replica] = field(default_factory=dict)
     """Replicas where answers are compressed: in sync one for all workers, ``SHARED``; in async each worker's own."""
+    failed: str = ""
+    """The reason for which a step, whose pushes are lost, could not be applied; the key takes no further step."""
     replaced: bool = True
     """True: the newest step replaced the value; false: it updated it."""
 
@@ -287,6 +289,12 @@ class StoredPart:
         self.lent = False
         self.version += 1
 
+    def _update_alone(self, push: Contribution, updaters: Mapping[int, Updater]) -> None:
+        """Apply one worker's push, by the newest setting if the worker itself has made none: in async mode no push of
+        another worker is there that names it, and a gradient would replace what others have trained.
+        """
+        self._update([replace(push, optimizer=push.optimizer or max(updaters, default=0))], updaters)
+
     def _update_by(self, updater: Updater, merged: Tensor, rows: Tensor | None) -> None:
         updater(self.key, merged, self.value, rows)
 
@@ -318,7 +326,7 @@ class StoredPart:
             if not self.pending[newest]:
                 del self.pending[newest]
             self.last[rank] = newest
-            self._update([following], updaters)
+            self._update_alone(following, updaters)
         return True
 
     def check_distance(self, rank: int, step: int) -> None:
@@ -338,7 +346,7 @@ class StoredPart:
         """Apply in async mode the pushes that wait for one that will never come; return whether there was one."""
         early = [step for step in sorted(self.pending) if rank in self.pending[step]]
         for step in early:
-            self._update([self.pending[step].pop(rank)], updaters)
+            self._update_alone(self.pending[step].pop(rank), updaters)
             self.last[rank] = step
             if not self.pending[step]:
                 del self.pending[step]

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Client:
         self._wakeup = self._context.socket(zmq.PAIR)
         self._wakeup.bind("inproc://wakeup")
         self._wakeup_lock = threading.Lock()
+        self._failed: list[GroupError] = []
+        """The reason for which the thread has ended, if it was not told to."""
         # Connected before the thread starts, because a message to a socket without a peer is lost.
         receiver = self._context.socket(zmq.PAIR)
         receiver.connect("inproc://wakeup")
@@ -103,7 +105,7 @@ class Client:
             )
             for index, endpoint in enumerate(endpoints)
         ]
-        arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock)
+        arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock, self._failed)
         thread = system.start(_serve, *arguments, name="gradwire-kvstore")
         end = partial(_end, self._inbox, self._wakeup, self._wakeup_lock, partial(system.join, thread, 10.0))
         # A client that is forgotten ends its thread, too; a child of fork has no such thread to end.
@@ -136,6 +138,9 @@ class Client:
         for server, request in requests:
             request.seq = next(self._seq)
             self._inbox.put((server, request))
+        if self._failed:
+            _refuse(self._inbox, self._failed[0])
+            raise GroupError(str(self._failed[0]))
         _wake(self._wakeup, self._wakeup_lock)
         return [request.future for _, request in requests]
 
@@ -180,6 +185,11 @@ class Client:
         now = self._clock.now
         return [connection.endpoint for connection in self._connections if now - connection.heard > seconds]
 
+    @property
+    def bounded(self) -> bool:
+        """True if a server bounds by how many steps a worker may be ahead."""
+        return any(connection.bounded for connection in self._connections)
+
     def check_kept(self) -> None:
         """Refuse to go on where a server has lost what it had acknowledged, though it is asked for nothing now.
 
@@ -218,6 +228,7 @@ def _serve(
     timeout: float,
     poller: zmq.Poller,
     clock: Readings,
+    failed: list[GroupError],
 ) -> None:
     pinged = clock.now - PING_INTERVAL
     for socket in (wakeup, *(connection.monitor.socket for connection in connections)):
@@ -234,6 +245,14 @@ def _serve(
             ping, pinged = (True, now) if now - pinged > PING_INTERVAL else (False, pinged)
             for connection in connections:
                 _attend(connection, ping, now, timeout)
+    except Exception as error:
+        # Nobody would answer what is asked for from now on, and every wait would last as long as it may.
+        reason = f"the thread that talks to the servers has ended: {type(error).__name__}: {error}"
+        failed.append(GroupError(reason))
+        log.exception("%s", reason)
+        _refuse(inbox, failed[0])
+        for connection in connections:
+            connection.fail(failed[0])
     finally:
         for connection in connections:
             # Whoever waits for an answer must not wait until the timeout.
@@ -272,6 +291,16 @@ def _take_requests(
         server, request = item
         connections[server].add(request)
     return True
+
+
+def _refuse(inbox: queue.SimpleQueue[tuple[int, Request] | None], error: GroupError) -> None:
+    """Fail the requests that no thread takes any more."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            item = inbox.get_nowait()
+            if item is not None:
+                with contextlib.suppress(InvalidStateError):
+                    item[1].future.set_exception(error)
 
 
 def _end(

@@ -121,7 +121,7 @@ class ServerConnection:
         self.socket.connect(endpoint)
         self._server_timeout, self._warned, self._trouble = server_timeout, False, ""
         self.snapshots: int | None = None
-        self.up, self.epoch, self.run = False, b"", b""
+        self.up, self.epoch, self.run, self.bounded = False, b"", b"", False
         self.lost: Exception | None = None
         self._hello_due = False
         self._refused: tuple[float, float] | None = None
@@ -303,7 +303,9 @@ class ServerConnection:
         self.monitor.close()
         self.socket.close()
 
-    def _welcome(self, rest: list[memoryview], epoch: bytes, run: bytes, rank: int, world: int, snapshots: int) -> None:
+    def _welcome(
+        self, rest: list[memoryview], epoch: bytes, run: bytes, rank: int, world: int, snapshots: int, bounded: bool
+    ) -> None:
         # Another epoch is another process: it knows of this worker what its snapshot has, which may be nothing.
         another, self.epoch = self.epoch not in (b"", epoch), epoch
         if self.run not in (b"", run):
@@ -316,7 +318,7 @@ class ServerConnection:
                     f"pushed until number {self.snapshots} is lost"
                 )
             )
-        self.run, self._warned, self._busy = run, False, ""
+        self.run, self.bounded, self._warned, self._busy = run, bounded, False, ""
         self.snapshots = max(snapshots, self.snapshots or 0)
         self.up, self._heap, self._partly_sent, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared}
@@ -329,13 +331,17 @@ class ServerConnection:
 
     def _needed_declarations(self) -> list[Request]:
         """List the declarations that a later or a repeated push may name; the optimizer may change in every step."""
-        settings = [each.fields["number"] for each in self.declared if each.op == "optimizer"]
-        if not settings:
-            return self.declared
-        # The first push of a unit names the oldest of its settings.
-        first = (next(iter(steps.values())) for steps in self.log.values() if steps)
-        oldest = min((push.fields["optimizer"] for push in first), default=max(settings))
-        return [each for each in self.declared if each.op != "optimizer" or each.fields["number"] >= oldest]
+        kept = self.declared
+        for op in ("optimizer", "config"):
+            # An open pull may name a compression; 0 is none.
+            named = [each.fields.get(op, 0) for each in self.unanswered.values() if each.op == "follow"]
+            # The first push of a unit that names one names the oldest.
+            pushes = (each.values() for each in self.log.values())
+            named += [next((number for push in steps if (number := push.fields.get(op, 0))), 0) for steps in pushes]
+            newest = max((each.fields["number"] for each in kept if each.op == op), default=0)
+            oldest = min(filter(None, named), default=newest)
+            kept = [each for each in kept if each.op != op or each.fields["number"] >= oldest]
+        return kept
 
     def _queue(self, request: Request) -> None:
         request.missing = None

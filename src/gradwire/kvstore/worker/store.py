@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gradwire._files import replace_file
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, GradwireError, is_float32, is_int, require
+from gradwire.errors import ConfigError, GradwireError, as_python, is_float32, is_int, require
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.environment import WorkerPlace, bigarray_bound
 from gradwire.kvstore.protocol.environment import server_timeout as default_server_timeout
@@ -110,9 +110,9 @@ class DistStore(KVStore):
         PROCESS_STORES.extend([self] if callable(where) else [])
         # Registered after the functions that ``where`` registered, and so called before them.
         system.at_exit(finish_at_exit, weakref.ref(self), weakref.ref(self._client))
-        self.staleness = staleness
+        self.staleness = as_python(staleness)
         if staleness is not None:
-            self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
+            self._ask_all("staleness", {"steps": self.staleness}, "a bound on staleness", declare=True)
 
     @property
     def rank(self) -> int:
@@ -122,14 +122,20 @@ class DistStore(KVStore):
     def num_workers(self) -> int:
         return self.place.world
 
+    @property
+    def updates(self) -> bool:
+        return self._optimizer_name is not None
+
     def set_updater(self, updater: UpdaterFunction) -> None:
         raise ConfigError("a function cannot travel to the servers: use set_optimizer, or update_on_kvstore=False")
 
     def barrier(self) -> None:
         # The servers must have all pushes before others pass the barrier.
         self._flush()
-        self._barriers += 1
-        self._ask_all("barrier", {"number": self._barriers}, f"barrier {self._barriers}")
+        number = self._barriers + 1
+        self._ask_all("barrier", {"number": number}, f"barrier {number}")
+        # Only now: a worker for which the others came too late comes to the same barrier again.
+        self._barriers = number
 
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
         return len(self._client.dead()) + len(self._client.silent(timeout))
@@ -218,8 +224,6 @@ class DistStore(KVStore):
 
     @ordinary_modes()
     def _init(self, key: StoreKey, value: Tensor) -> None:
-        if key in self._keys:
-            raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
         require(value.dtype in DTYPES.values(), f"the dtype of key {key!r}", "one of " + ", ".join(DTYPES), value.dtype)
         dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
         push, pull = self.compression.push, self.compression.pull
@@ -280,6 +284,8 @@ class DistStore(KVStore):
 
     @ordinary_modes()
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
+        for key, grads in pairs:
+            self._check_update(self._find(key), grads)
         if self.compression.push is not None and len(lists) + len(pairs) > 1:
             # Nothing is encoded before everything was checked. A list that is alone is checked while it is encoded.
             for each, grads in lists:
@@ -302,9 +308,28 @@ class DistStore(KVStore):
                 for part in parts:
                     batches.add(part.server, part.data.numel(), (unit, unit.progress.step, part), small=unit.small)
 
+    def _check_update(self, key: WorkerKey, grads: Sequence[Tensor]) -> None:
+        """Refuse gradients that the servers cannot apply as they are meant.
+
+        Raises:
+            ConfigError: an optimizer for a value of integers; or rows of a dense key that is cut inside of rows, with
+                ``lazy_update``: such a key takes them as a dense gradient, by which every row is updated.
+        """
+        config = self._optimizer if self.updates else None
+        if config is None:
+            return
+        config.check_value(key.key, key.dtype)
+        if config.lazy and not key.in_rows and any(grad.is_sparse for grad in grads):
+            raise ConfigError(
+                f"value of key {key.key!r} must be dense with lazy_update, got a row-sparse one: the key was "
+                f"initialised with a dense value of {key.shape.numel():,} elements, which is cut over "
+                f"{len(key.parts)} servers inside of rows. Initialise it with a row-sparse value, or keep it whole: "
+                f"MXNET_KVSTORE_BIGARRAY_BOUND is {self.bound:,} elements"
+            )
+
     def _settle(self, unit: WorkerUnit) -> None:
         """Raise the errors of earlier pushes of a unit, and wait for them where staleness is bounded."""
-        if self.staleness is not None:
+        if self.staleness is not None or self._client.bounded:
             # A push is answered when the slowest worker is near enough.
             self._client.wait(unit.progress.pushes, f"a push of {unit.title}")
         unit.progress.forget_answered()
@@ -362,6 +387,9 @@ class DistStore(KVStore):
             else:
                 out.zero_()[rows.to(out.device)] = values.to(out.device, out.dtype)
 
+    def _has(self, key: StoreKey) -> bool:
+        return key in self._keys
+
     def _shape(self, key: StoreKey) -> torch.Size:
         return self._find(key).shape
 
@@ -375,8 +403,10 @@ class DistStore(KVStore):
 
     def _set_compression(self, compression: Compression) -> None:
         require_alone(compression.push)
-        self._config += 1
-        self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
+        number = self._config + 1
+        self._ask_all("config", {"number": number, "config": compression.to_config()}, "a compression", True)
+        # Only now: pushes go on with the compression before where a server has refused this one.
+        self._config = number
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
         setting = {"number": max(self._optimizers) + 1, "name": config.name, "numbers": dict(config.numbers)}
