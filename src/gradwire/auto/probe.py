@@ -93,6 +93,7 @@ def probe(
     dry.assign({name: (code(name), strategy) for name in names})
     seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
     few, small = _rows(flat, params, names, CODED)
+    small = _as_if_used(small, few)
     return Probed(seconds, _omega(exchange, {name: (code(name), choice) for name in names}, policy, small, few))
 
 
@@ -109,6 +110,27 @@ def _rows(flat: Tensor, params: Sequence[Named], names: set[str], numel: int) ->
             parts.append(flat[lo : lo + math.prod(cut)])
         lo += math.prod(shape)
     return shapes, torch.cat(parts)
+
+
+def _as_if_used(sample: Tensor, shapes: Sequence[Named]) -> Tensor:
+    """Give parameters whose gradients are zero in this step normal ones, of the mean size of the others.
+
+    A branch that a step does not use, such as an expert or one of several heads, would count as coded without error,
+    and a method that is too coarse for the steps that use it would be chosen.
+    """
+    parts = torch.split(sample, [math.prod(shape) for _, shape in shapes])
+    used = torch.stack([part.any() for part in parts]).tolist()
+    if all(used):
+        return sample
+    there = [part for part, each in zip(parts, used, strict=True) if each]
+    size = torch.cat(there).square().mean().sqrt() if there else torch.ones((), device=sample.device)
+    # The same numbers on all ranks, on a generator of its own: the training's stays as it is.
+    drawn = torch.randn(sample.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(sample.device)
+    kept = [
+        part if each else size * noise
+        for part, each, noise in zip(parts, used, torch.split(drawn, [len(part) for part in parts]), strict=True)
+    ]
+    return torch.cat(kept)
 
 
 def _timed(dry: Exchange, sample: Tensor, shapes: Sequence[Named]) -> float:
