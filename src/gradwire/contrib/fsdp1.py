@@ -102,6 +102,7 @@ class FSDP1State(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.units.read_ahead(model, self.exchange.device)
         self.exchange.rollback.follow_skips(self.units.scaler is not None)
+        self.follow_steps(model.parameters())
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
         own = dict.fromkeys(self.uncompressed, reduce_mean)

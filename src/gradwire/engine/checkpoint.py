@@ -32,6 +32,7 @@ __all__ = [
     "check",
     "check_form",
     "check_names",
+    "check_on_resize",
     "checked_rank",
     "counted",
     "folded",
@@ -114,14 +115,22 @@ def check_form(state: object, parts: bool = True) -> None:
     require(held and {"version", "world", "step"} <= found, "state", allowed, sorted(found))
 
 
+def check_on_resize(on_resize: object) -> None:
+    """Refuse an invalid treatment of a state of another number of ranks, before there is a state.
+
+    Raises:
+        ConfigError
+    """
+    require(on_resize in ("error", "reshard", "reset"), "on_resize", "'error', 'reshard' or 'reset'", on_resize)
+
+
 def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
     """Refuse an invalid state, and one of another number of ranks unless resizing was asked for.
 
     Raises:
         ConfigError
     """
-    choices = ("error", "reshard", "reset")
-    require(on_resize in choices, "on_resize", "'error', 'reshard' or 'reset'", on_resize)
+    check_on_resize(on_resize)
     check_form(state, parts=False)
     require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])
     if state["world"] != world and on_resize == "error" and not keeps_nothing(state):

@@ -309,6 +309,7 @@ class Exchange:
         self.leftovers.forget()
         self.forget_plans()
         self.residuals.narrow(methods.buffers("buffers"))
+        self.rollback.forget()
 
     def describe(self, params: Sequence[Named], **facts: Any) -> str:
         """Describe configuration and parameters as JSON, with any other ``facts``: all ranks must agree on them."""
@@ -598,6 +599,7 @@ class Exchange:
         # The counters have measured the messages of this call, which belong to no step.
         self.counters.reset(self.protocol.step)
         self.rollback.restart()
+        self.rollback.forget()
         if self.channel.rank == 1 and lost[0]:
             # The first of the ranks that have nothing of their own says so for all of them.
             log.warning(

@@ -104,13 +104,14 @@ class Methods:
         strategy: Strategy | str | None = None,
         *,
         force: bool | None = None,
+        policy: Policy | None = None,
     ) -> Methods:
-        """Make methods with another main compressor, the same policy, and nothing assigned."""
+        """Make methods with another main compressor, the same policy if no other is given, and nothing assigned."""
         return Methods(
             compressor,
             memory,
             strategy,
-            policy=self.policy,
+            policy=policy or self.policy,
             world=self.world,
             force=self.force if force is None else force,
             residual_dtype=self.residual_dtype,

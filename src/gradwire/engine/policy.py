@@ -73,6 +73,10 @@ class Policy(Configuration):
         for pattern in [*excluded, *self.overrides]:
             if not any(matches(name, pattern) for name in names):
                 raise ConfigError(f"pattern {pattern!r} matches no parameter: {nearest(pattern, names)}")
+        self.check_schedule(compressor, world)
+
+    def check_schedule(self, compressor: Compressor, world: int = 1) -> None:
+        """Refuse a schedule that the compressor would refuse later; arguments and error as for ``check``."""
         known: list[str] = (
             [f.name for f in dataclasses.fields(compressor)] if dataclasses.is_dataclass(compressor) else []
         )

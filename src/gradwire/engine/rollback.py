@@ -103,6 +103,10 @@ class Rollback:
         """Return how many steps were not finite, the current one included; it waits for the device."""
         return int(self._count) + bool(self._flags and torch.stack(self._flags).any())
 
+    def forget(self) -> None:
+        """Free the copies, between steps: later steps may change other tensors, or none."""
+        self._storage.clear()
+
     def restart(self) -> None:
         """Count from zero."""
         self._count.zero_()

@@ -13,7 +13,7 @@ Why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import ClassVar
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.engine.exchange import USED
+from gradwire.engine.part import nonfinite
 from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError
 from gradwire.frontends.ownership import release
@@ -75,6 +76,11 @@ class Bucket:
             if param.grad is None:
                 param.grad = torch.empty_like(param)
             param.grad.copy_(view)
+
+    def narrowed(self) -> list[Tensor]:
+        """List the gradients that ``scatter`` has written in fewer bits than the bucket has."""
+        grads = (param.grad for param, unused in zip(self.params, self.unused, strict=True) if not unused)
+        return [grad for grad in grads if grad is not None and grad.itemsize < self.flat.itemsize]
 
 
 class SparseBucket(Bucket):
@@ -158,6 +164,11 @@ class BucketState(ExchangeState):
             # A rank that has all gradients knows that all are used, and need not wait for the device.
             bucket.unused = [False] * len(known) if all(known) else (part != USED).tolist()
             done(bucket)
+
+    def note_overflow(self, grads: Iterable[Tensor]) -> None:
+        """Note whether a mean that float32 holds is infinite in the bits of these gradients; it is so on all ranks."""
+        flags = [nonfinite(grad).to(self.exchange.device) for grad in grads]
+        self.exchange.rollback.note(flags)
 
     def _begin(self, job: Callable[[], Tensor]) -> Callable[[], object]:
         """Start an exchange; return the function that waits for its end."""

@@ -340,10 +340,10 @@ class DifferenceGather(WeightGather):
         self._start: Tensor | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's own part of h, by parameter; nothing before the first gather."""
-        if self.estimate is None:
+        """Return this rank's own part of h, by parameter; before the first gather what was loaded, or nothing."""
+        own = self._start if self.estimate is None else self.estimate[self.wire.channel.rank]
+        if own is None:
             return {}
-        own = self.estimate[self.wire.channel.rank]
         parts = torch.split(own, [cut.chunk for cut in self.cuts])
         # A view would be saved with the parts of all ranks.
         return {cut.name: part.clone() for cut, part in zip(self.cuts, parts, strict=True)}

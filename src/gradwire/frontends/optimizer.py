@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gradwire._short_traceback import short_traceback
 from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
-from gradwire.frontends._buckets import BucketState, buckets_of
+from gradwire.frontends._buckets import Bucket, BucketState, buckets_of
 from gradwire.frontends._model_copies import note_copies_of_optimizer
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, follow_optimizers
 from gradwire.frontends.ownership import Caller, owners_of
@@ -30,6 +30,9 @@ __all__ = ["OptimizerState", "compress_optimizer"]
 
 
 CALLER = Caller("gradwire.compress_optimizer")
+
+_GUARDS: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
+"""The hooks of optimizers whose state was closed, which refuse their steps until they have another one."""
 
 
 class OptimizerState(BucketState):
@@ -89,21 +92,33 @@ class OptimizerState(BucketState):
         # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
         self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._known = {id(param): param for param in params.values()}
-        self._done = self._closed = False
+        self._done = False
         self._seen: dict[int, tuple[int, int]] = {}
         self._pass = -1
         self.exchange.protocol.count_dropped(0, anew=True)
-        for param in params.values():
-            # Weakly, because the state may hold the optimizer, and parameters outlive both.
-            param.register_post_accumulate_grad_hook(partial(fresh, weakref.ref(self)))  # type: ignore[no-untyped-call]
+        # Weakly, because the state may hold the optimizer, and parameters outlive both.
+        note, self._optimizer = partial(fresh, weakref.ref(self)), weakref.ref(optimizer)
+        self._hooks: list[Any] = [
+            param.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+            for param in params.values()
+        ]
         # After the comparison of the ranks: tensors are sent in the order in which each rank has them.
         share_start([*model.parameters(), *model.buffers()], group)
+        self._hooks.append(optimizer.register_step_pre_hook(self.before_step))
+        if (guard := _GUARDS.pop(optimizer, None)) is not None:
+            guard.remove()
 
     def close(self) -> None:
         """End the communication thread; the optimizer must not step again unless another state has taken over."""
         super().close()
         self.stop_correcting()
-        self._closed = True
+        for hook in self._hooks:
+            # The optimizer and its parameters may live on, and what they call would keep the state's tensors.
+            hook.remove()
+        optimizer, self._hooks = self._optimizer(), []
+        if optimizer is not None and optimizer not in _GUARDS:
+            params: list[weakref.ref[Tensor]] = [weakref.ref(param) for param in self._known.values()]
+            _GUARDS[optimizer] = optimizer.register_step_pre_hook(partial(refuse_step, params))
 
     def exchange_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks; a parameter that no rank used keeps none.
@@ -111,7 +126,12 @@ class OptimizerState(BucketState):
         The optimizer's step does this by itself. With a ``GradScaler`` call it before ``scaler.step(optimizer)``, so
         that all ranks see the same overflow and skip the same step.
         """
-        self.average(lambda bucket: [param.grad for param in bucket.params], lambda bucket: bucket.scatter())
+
+        def scatter(bucket: Bucket) -> None:
+            bucket.scatter()
+            self.note_overflow(bucket.narrowed())
+
+        self.average(lambda bucket: [param.grad for param in bucket.params], scatter)
         self._done = True
         self._seen.clear()
 
@@ -125,20 +145,10 @@ class OptimizerState(BucketState):
         """Exchange before the optimizer's step, unless it was done by hand since the last backward.
 
         Raises:
-            ConfigError: a closure, whose gradients nobody would exchange, a parameter that was frozen or unfrozen, a
-                ``GradScaler`` that the state does not know, or a state that was closed.
+            ConfigError: a closure, whose gradients nobody would exchange, a parameter that was frozen or unfrozen, or a
+                ``GradScaler`` that the state does not know.
             GroupError: a rank did not answer in time, is in another iteration, or raised one of these errors.
         """
-        if self._closed:
-            taken_over = any(owners_of(param) for param in self._known.values())
-            require(
-                taken_over,
-                "state of the optimizer",
-                "open when it steps, or ranks would train apart: call "
-                "compress_optimizer again, or go on with a new optimizer",
-                Verbatim("one that was closed"),
-            )
-            return
         # The ranks do not compare this: a rank whose scaler skips the step would not be there to raise the error, too.
         scaler, known = scaler_at_work(), self.units.scaler
         allowed = "that whose step() is called, as scaler= of compress_optimizer: a rank skips it that overflows alone"
@@ -222,6 +232,20 @@ class OptimizerState(BucketState):
                     return True
         seen = self._seen.get(id(param))
         return seen is not None and now != (seen[0], seen[1] + 1)
+
+
+def refuse_step(params: Sequence[weakref.ref[Tensor]], *_: object) -> None:
+    """Refuse the step of an optimizer whose state was closed, if nobody else exchanges its gradients.
+
+    Raises:
+        ConfigError
+    """
+    require(
+        any(owners_of(param) for each in params if (param := each()) is not None),
+        "state of the optimizer",
+        "open when it steps, or ranks would train apart: call compress_optimizer again, or go on with a new optimizer",
+        Verbatim("one that was closed"),
+    )
 
 
 def fresh(state: weakref.ref[OptimizerState], param: Tensor) -> None:
@@ -317,7 +341,6 @@ def compress_optimizer(
     state = OptimizerState(
         optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction, variance_correction
     )
-    optimizer.register_step_pre_hook(state.before_step)
     note_copies_of_optimizer(optimizer)
     state.correct(optimizer if variance_correction else None)  # Behind the exchange, whose step it measures.
     return state

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gradwire.auto.shared_link import NO_GATHERS, Gathers, WeightControl
 from gradwire.auto.step_record import Moment, moment
@@ -21,6 +23,7 @@ from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
 from gradwire.frontends._background import WAITING, Background
 from gradwire.frontends._dropped import DroppedGradients
+from gradwire.frontends.optimizer_watch import follow_steps
 from gradwire.frontends.ownership import release
 from gradwire.frontends.resharding import of_shard, recut, repadded
 from gradwire.frontends.setup import backend_of
@@ -46,6 +49,9 @@ class ShardedState(ExchangeState):
         self.several = False
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[str] = set()
+        self._graph, self._used = -1, False
+        self._ids: frozenset[int] = frozenset()
+        self._ours: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self.scratch, self.background = Scratch(), Background()
         self.awaited = False
         """True once the thread that computes had to wait for a reduction."""
@@ -54,15 +60,39 @@ class ShardedState(ExchangeState):
         self.uncompressed: set[str] = set()
         """The names of parameters whose gradients no method takes; FSDP itself reduces these."""
 
+    def follow_steps(self, params: Iterable[Tensor]) -> None:
+        """Hear of the steps of the optimizers of these parameters."""
+        self._ids = frozenset(map(id, params))
+        follow_steps(self)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer, which may be of these parameters, has made a step."""
+        if optimizer not in self._ours:
+            groups = getattr(optimizer, "param_groups", None) or ()
+            self._ours[optimizer] = any(id(param) in self._ids for group in groups for param in group["params"])
+        self._used = self._used or self._ours[optimizer]
+
+    def begins(self, names: Collection[str]) -> bool:
+        """Return whether the turn of these parameters of a module, which comes now, begins a step.
+
+        So it is where they had their turn in this step. And in another backward pass after an optimizer has stepped, or
+        the loss scale has changed: the pass before may have been of other modules, as those of a GAN.
+        """
+        if not self._seen or not self._seen.isdisjoint(names):
+            return True
+        another = torch._C._current_graph_task_id() != self._graph
+        return another and (self._used or self.units.rescaled(self.exchange.device))
+
     def begin(self, names: Collection[str]) -> None:
-        """Begin the turn of these parameters of a module; one that had its turn in this step begins the next."""
+        """Begin the turn of these parameters of a module."""
         require(
             not self.closed,
             "state of the model",
             "open when gradients are reduced: compress the model anew after state.close()",
             "a closed one",
         )
-        if not self._seen.isdisjoint(names) or not self._seen:
+        if self.begins(names):
+            self._used = False
             self._seen.clear()
             # The exchange is one thread's at a time, and the jobs of the step before may still use it.
             self.background.finish()
@@ -74,6 +104,7 @@ class ShardedState(ExchangeState):
             self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
         self._seen |= set(names)
+        self._graph = torch._C._current_graph_task_id()
 
     def check_scatter(self) -> None:
         """Refuse methods that a reduce-scatter cannot carry, at set-up.
@@ -85,7 +116,7 @@ class ShardedState(ExchangeState):
             check_methods(self.exchange.methods)
         except ConfigError:
             # The refusal is raised on all ranks, and the parameters may be given to another exchange.
-            release(self.exchange)
+            self._give_back()
             raise
 
     def steer(self, *, one_mesh: bool, weights: WeightControl | None = None) -> None:
@@ -106,7 +137,7 @@ class ShardedState(ExchangeState):
                 exchange.controller.scatter(partial(check_method, exchange.methods), self.buffers, weights)
             except ConfigError:
                 # The caller gets no state that could be closed, so the group is given back here.
-                release(exchange)
+                self._give_back()
                 raise
             return
         exchange.change(exchange.methods.changed(BF16()))
@@ -130,7 +161,12 @@ class ShardedState(ExchangeState):
         if self.dropped is not None:
             self.dropped.leave()
         self.stop_correcting()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give the parameters and the group back, which another exchange may have from now on."""
         release(self.exchange)
+        self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same state as DDP's; between replicas each rank's is that of its own shard."""

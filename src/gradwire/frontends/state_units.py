@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.methods import Methods
+from gradwire.engine.policy import Schedule
 from gradwire.engine.settings import build_compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
@@ -145,6 +147,16 @@ class Units:
             if factor != 1:
                 exchange.residuals.rescale(factor, changed)
 
+    def rescaled(self, device: torch.device) -> bool:
+        """Return whether the scale is another than that of the residuals; on a GPU, where reading it would wait, only
+        one that was read ahead counts.
+        """
+        if self.scaler is None or self.scale is None:
+            return False
+        if self._ahead:
+            return self._ahead[-1][0] != self.scale
+        return device.type == "cpu" and self.scaler.get_scale() != self.scale
+
     def state_dict(self) -> dict[str, Any]:
         """Return the unit of the saved tensors, in numbers."""
         return {"scale": self.scale, "rates": dict(self.rates), "divisors": dict(self.divisors)}
@@ -160,7 +172,7 @@ class Units:
             ConfigError: the residuals followed a scaler, and there is none now, or the other way round.
         """
         scale = state.get("scale")
-        lost = scale is not None and self.scaler is None
+        lost = kept and scale is not None and self.scaler is None
         require(not lost, "scaler", f"given, as when the state was saved at scale {scale}", None)
         if self.scaler is not None and scale is None and kept:
             raise ConfigError(
@@ -304,19 +316,21 @@ class ExchangeState(ShortTracebacks):
         strategy: Strategy | str | None = None,
         drop: bool = False,
         force: bool | None = None,
+        schedule: Mapping[str, Schedule] | None = None,
         **params: Any,
     ) -> None:
         """Continue with another compressor or other settings from the next step on. All ranks must call it.
 
-        The new method sends what is in the residuals. "auto" decides nothing any more.
+        The new method sends what is in the residuals. "auto" decides nothing any more, and a schedule of set-up ends.
 
         Args:
-            compressor: a registered name, with its parameters, or a compressor.
+            compressor: a registered name, with its parameters, or a compressor; "auto" decides only from the start.
             memory: a memory or its name; None chooses.
             strategy: a strategy or its name; None chooses.
             drop: forget what the new memory does not keep, in place of an error.
             force: use error feedback where the method declares it unsafe, or none where it declares it required; None
                 is what the state was made with.
+            schedule: parameters of the new compressor to functions of the step, as at set-up; None: they stay as given.
 
         Raises:
             ConfigError: a combination that cannot work, one that would lose residuals, or a call inside a backward
@@ -324,7 +338,7 @@ class ExchangeState(ShortTracebacks):
             GroupError: ranks were given different arguments.
         """
         self.between_steps("change")
-        change(self.exchange, compressor, params, memory, strategy, drop, force, list(self.sizes), self.check)
+        change(self.exchange, compressor, params, memory, strategy, drop, force, schedule, self.check)
         self.adaptive.check()
 
     def check(self, methods: Methods) -> None:
@@ -345,7 +359,7 @@ def change(
     strategy: Strategy | str | None,
     drop: bool,
     force: bool | None,
-    names: Sequence[str],
+    schedule: Mapping[str, Schedule] | None,
     check: Callable[[Methods], None],
 ) -> None:
     """Give an exchange another compressor. All ranks must call it, between steps."""
@@ -354,8 +368,14 @@ def change(
 
     def describe() -> str:
         require(isinstance(force, bool | None), "force", "True, False or None", force)
-        after = exchange.methods.changed(build_compressor(compressor, params), memory, strategy, force=force)
-        after.policy.check(after.compressor, names, after.world)
+        decides = isinstance(compressor, str) and compressor.partition(":")[0] == "auto"
+        require(not decides, "compressor", "a method: 'auto' decides only in a state that was made with it", compressor)
+        # A value that is given here must not be overwritten by a schedule that was meant for another method.
+        policy = dataclasses.replace(exchange.methods.policy, schedule=dict(schedule or {}))
+        code = build_compressor(compressor, params)
+        after = exchange.methods.changed(code, memory, strategy, force=force, policy=policy)
+        # The patterns are those of set-up, which has compared them with the names.
+        after.policy.check_schedule(after.compressor, after.world)
         check(after)
         refuse_loss(exchange, after, drop)
         made.append(after)

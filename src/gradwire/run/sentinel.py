@@ -180,7 +180,7 @@ class CheckedScatter(ReduceScatter):
     ) -> None:
         sentinel, shards = self._sentinel, self.trained()
         names = tuple(each.name for each in shards)
-        if not set(names).isdisjoint(self.state._seen) or not self.state._seen:
+        if self.state.begins(names):
             sentinel._begin()
         if not sentinel._is_due(self._index, names) or self.inner is not None:
             super().__call__(output_tensor, input_tensor, group, op, async_op)

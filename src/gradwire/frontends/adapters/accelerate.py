@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire._extras import needs
-from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.checkpoint import OnResize, check_on_resize
 from gradwire.errors import ConfigError, require
 from gradwire.frontends.adapters._files import load_rank, save_rank
 from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged
@@ -62,6 +62,7 @@ def compress(
         ConfigError: a wrong option, a model that Accelerate did not wrap, or a hook that it registered already.
         GroupError: processes were given different options.
     """
+    check_on_resize(on_resize)
     wrapped = uncompiled(model)
     told = f"{type(model).__name__} of {accelerator.distributed_type}, {accelerator.num_processes} processes"
     if not exchanged(wrapped):

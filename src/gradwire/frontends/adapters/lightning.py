@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire._extras import needs
-from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.checkpoint import OnResize, check_on_resize
 from gradwire.errors import ConfigError, require
 from gradwire.frontends.adapters._figures import Measured, MetricsWriter
 from gradwire.frontends.adapters._gather import gathered
@@ -59,6 +59,7 @@ class GradwireCallback(Callback):
     def __init__(self, compressor: Any = "auto", *, on_resize: OnResize = "error", **options: Any) -> None:
         super().__init__()
         self.compressor, self.options = compressor, options
+        check_on_resize(on_resize)
         self.on_resize: OnResize = on_resize
         self.state: Attached | None = None
         self._waiting: dict[str, Any] | None = None

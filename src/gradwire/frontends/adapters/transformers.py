@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from gradwire._extras import needs
-from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.checkpoint import OnResize, check_on_resize
 from gradwire.errors import ConfigError, require
 from gradwire.frontends.adapters._files import load_rank, save_rank
 from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged
@@ -45,6 +45,7 @@ class GradwireTrainerCallback(TrainerCallback):
     ) -> None:
         self.trainer, self.compressor, self.options = trainer, compressor, options
         self.resume_from_checkpoint = resume_from_checkpoint
+        check_on_resize(on_resize)
         self.on_resize: OnResize = on_resize
         self.state: Attached | None = None
         self._model: nn.Module | None = None

@@ -23,6 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
@@ -48,6 +49,7 @@ from gradwire.optim.local._local_noise import LocalNoise
 from gradwire.optim.local._moments import AveragedMoments, keeps_moments, kinds_of
 from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.optim.local.meeting import Meeting
+from gradwire.transport.handshake import agree
 
 __all__ = ["CompressedStep"]
 
@@ -279,6 +281,11 @@ class CompressedStep(LocalSteps):
         it before parameters are changed by hand.
         """
         if self._late or self._apart:
+            # It is on another thread, and two must not talk on one channel.
+            self._wait()
+            channel, place = self.exchange.channel, {"step": self.exchange.step, "since": self.since}
+            # What follows is as large as the model, and must not meet a message of a rank that goes on with a step.
+            agree(channel, f"{type(self).__name__}.finish", lambda: json.dumps(place), self.exchange.device)
             # Before ``agreed`` moves, because the pseudo-gradient is the distance from it.
             self._gather_delta()
             if self._apart:
