@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError, GroupError
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import run_ranks
+from gradwire.transport import handshake
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 from tests.cases import together
@@ -97,3 +100,66 @@ def test_messages_of_different_sizes_never_meet(strategy: str, numel: int) -> No
     told = run_ranks(3, _of_other_sizes, strategy, numel, end=True)
     expected = "ranks came apart: compressor.bits is 4 on ranks 0, 2; 2 on rank 1"
     assert all(each.startswith(expected) for each in told), told
+
+
+class Event:
+    """An event of a device that has always reached it."""
+
+    def record(self) -> None:
+        """Mark nothing."""
+
+    def query(self) -> bool:
+        return True
+
+
+class TorchOnNccl:
+    """torch with events and pinned memory where there is no device; the messages are real."""
+
+    cuda = SimpleNamespace(Event=Event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *size: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+        return torch.empty(*size, **options)
+
+
+class AsOnNccl(Channel):
+    """A channel that others take for NCCL's; what it carries itself goes over Gloo."""
+
+    def begin_opening(self, rows: torch.Tensor) -> Any:
+        self.is_nccl = False
+        try:
+            return super().begin_opening(rows)
+        finally:
+            self.is_nccl = True
+
+
+def _on_nccl(rank: int, failing: list[int]) -> list[str]:
+    """Errors of three steps, where the digests are read in a later one, with those ranks' descriptions failing."""
+    handshake.torch = TorchOnNccl()  # type: ignore[attr-defined]
+    channel, told = AsOnNccl(dist.group.WORLD, Metrics()), list[str]()
+    channel.is_nccl = True
+    opening = handshake.Opening(channel, CPU)
+
+    def describe() -> str:
+        if rank in failing and not told:
+            raise ValueError("of this rank")
+        return json.dumps({"a": 1})
+
+    for step in range(3):
+        try:
+            opening.begin(step, describe)
+        except (ValueError, GroupError) as error:
+            told.append(str(error))
+    return told
+
+
+def test_on_nccl_a_rank_raises_what_failed_there_at_once() -> None:
+    """Also where all fail alike, so that their digests are the same and no later step tells."""
+    for told in run_ranks(2, _on_nccl, [0, 1]):
+        assert told[0] == "of this rank"
+        assert told[1:] == 2 * ["an earlier exchange failed: of this rank"]
+    one, other = run_ranks(2, _on_nccl, [1])
+    assert "ranks came apart in step 0" in one[0]
+    assert other[0] == "of this rank"

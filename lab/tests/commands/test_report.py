@@ -59,6 +59,18 @@ def test_markdown_goes_between_its_markers(gradwire, results, tmp_path):
     gradwire("report", str(results), "--markdown", str(alone))
     assert "| `topk` | 91.00" in alone.read_text()
     assert "| `topk` | 100.0 | 2.00 |" in alone.read_text()
+    written = alone.read_text()
+    gradwire("report", str(results), "--markdown", str(alone))
+    assert alone.read_text() == written, "a new file has the markers"
+
+
+def test_a_page_without_markers_is_left_as_it_is(gradwire, results, tmp_path):
+    notes = tmp_path / "notes.md"
+    notes.write_text("of my own\n")
+    done = gradwire("report", str(results), "--markdown", str(notes))
+    assert done.exit_code == 2
+    assert "--markdown must name a new file, or a page with the markers <!-- quality -->" in done.stderr
+    assert notes.read_text() == "of my own\n"
 
 
 def test_wrong_input_is_one_clear_line_and_leaves_no_page(gradwire, results, tmp_path):

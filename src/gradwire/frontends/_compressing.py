@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
@@ -82,6 +82,10 @@ class Stateless:
     def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
         """Do nothing, because nothing waits."""
 
+    def changing(self, names: Collection[str]) -> Mapping[str, Tensor]:
+        """Return no tensors, because none are kept."""
+        return {}
+
 
 class Carrier:
     """The sessions of one private group, and the thread that runs them.
@@ -102,6 +106,7 @@ class Carrier:
         self.step, self.seed = 0, tensor_id(name)
         self.nothing = DenseSession([], channel, device)
         self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._last: torch.cuda.Event | None = None
 
     def start(self, device: torch.device, job: Callable[[], list[Tensor]]) -> dist.Work:
         """Run a collective of tensors on this device after all that were started before."""
@@ -112,7 +117,12 @@ class Carrier:
             done = Future(devices=[device])
             # The caller's current device may be another one.
             with torch.cuda.device(device):
+                stream = torch.cuda.current_stream(device)
+                # FSDP gathers and reduces on streams of its own, and all collectives of a group share their buffers.
+                if self._last is not None:
+                    stream.wait_event(self._last)
                 done.set_result(job())
+                self._last = stream.record_event()
         return Started(self.worker, done, device)
 
     @ordinary_modes()

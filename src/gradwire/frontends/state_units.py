@@ -421,4 +421,7 @@ class Scratch:
             return tensor
         if self._room is None or self._room.numel() < tensor.numel():
             self._room = torch.empty_like(tensor, dtype=torch.float32)
+        if tensor.is_cuda:
+            # Another stream than the one that made it may use it, also when it is replaced by a larger one.
+            self._room.record_stream(torch.cuda.current_stream(tensor.device))
         return self._room[: tensor.numel()].copy_(tensor)

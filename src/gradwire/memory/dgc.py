@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
@@ -103,6 +104,9 @@ class DGCMemory(Memory):
         # As the receivers decode it: only that was sent.
         compressor.add_decoded(payload, sent, 1.0 / scale)
         kernels.mask_momentum(velocity.view(-1), kept["momentum"].view(-1), sent.view(-1))
+        if capabilities.overflows(compressor):
+            # What stays is not finite where the code overflowed.
+            kernels.nonfinite(velocity.view(-1), status)
 
     def takes_pieces(self, scale: float) -> bool:
         """Return whether pieces can be encoded: the norm of a tensor's gradient is no operation."""

@@ -109,11 +109,13 @@ class Residual(Memory):
         compressor.encode(grad, payload, state, key)
         compressor.add_decoded(payload, grad, -1.0)
         grad.mul_(1.0 / scale)
+        if self.dtype != "float32" or capabilities.overflows(compressor):
+            # The remainder is not finite where the code overflowed.
+            kernels.nonfinite(grad.view(-1), status)
         if self.dtype == "float32":
             # Swapped, so that the old residual is in the gradient for ``rollback``.
             kernels.swap(grad.view(-1), residual.view(-1))
         else:
-            kernels.nonfinite(grad.view(-1), status)
             swap_with(grad, residual)
 
     def takes_pieces(self, scale: float) -> bool:

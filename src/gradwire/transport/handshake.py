@@ -110,6 +110,7 @@ class Opening:
 
         Raises:
             GroupError: the ranks differed in an earlier step, which NCCL shows late.
+            Exception: whatever ``describe`` raised, on NCCL; elsewhere the channel raises it before its next message.
         """
         if self.channel.world == 1 or not self.channel.compares:
             return
@@ -133,6 +134,11 @@ class Opening:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._unread.append((self.channel.doing, started.rows, flag, event))
+        if started.failure is not None:
+            # The others have the digest of the error, and find in a later step that it is not theirs; where all ranks
+            # fail alike the digests are equal, and nobody would ever know.
+            self.channel.failed = GroupError(str(started.failure))
+            raise started.failure
 
     def _look_back(self) -> None:
         # Only results that have arrived are read, because to wait for one would stop the host in every step.

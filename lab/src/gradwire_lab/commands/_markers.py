@@ -1,14 +1,14 @@
-"""Tables written into a page: between its markers, or else into a file of their own."""
+"""Tables written into a page: between its markers, or with markers into a new file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from gradwire._files import replace_text
+from gradwire.errors import ConfigError
 
 __all__ = ["markdown_option", "write_all", "write_between"]
 
@@ -17,33 +17,45 @@ markdown_option = click.option(
     "markdown_to",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     metavar="FILE",
-    help="Write the table to FILE; in a page that has the markers of the table, between them.",
+    help="Write the table to a new FILE, or in a page that has the markers of the table, between them.",
 )
 
 
 def write_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``; without these, the whole file.
+    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
 
     Args:
-        path: path of a page, or of a file that is made.
+        path: path of a page that has these, or of a new file, which gets them.
         name: name of the markers.
         text: ends with a line's end.
+
+    Raises:
+        ConfigError: a page without them, of which nothing would be left.
     """
-    page = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = re.search(rf"(<!-- {re.escape(name)} -->\n)(.*?)(<!-- end of {re.escape(name)} -->)", page, re.DOTALL)
-    replace_text(path, page[: found.end(1)] + text + page[found.start(3) :] if found else text)
+    write_all(path, {name: text})
 
 
 def write_all(path: Path, texts: Mapping[str, str]) -> None:
     """Write several texts as ``write_between`` does; texts whose markers a page lacks are left out if it has others.
 
     Args:
-        path: path of a page, or of a file that is made.
+        path: path of a page, or of a new file.
         texts: new texts by the name of their markers.
+
+    Raises:
+        ConfigError: a page that has none of the markers.
     """
     page = path.read_text(encoding="utf-8") if path.exists() else ""
-    marked = [name for name in texts if f"<!-- {name} -->" in page]
-    for name in marked:
-        write_between(path, name, texts[name])
-    if not marked:
-        replace_text(path, "\n".join(texts.values()))
+    if not page.strip():
+        page = "\n".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in texts)
+    found = 0
+    for name, text in texts.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        start = page.find(begin)
+        stop = page.find(end, start) if start >= 0 else -1
+        if stop >= 0:
+            page, found = page[: start + len(begin)] + text + page[stop:], found + 1
+    if texts and not found:
+        wanted = ", ".join(f"<!-- {name} -->" for name in texts)
+        raise ConfigError(f"--markdown must name a new file, or a page with the markers {wanted}, got {str(path)!r}")
+    replace_text(path, page)

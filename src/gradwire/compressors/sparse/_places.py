@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.errors import require
 from gradwire.kernels.rice import rice_bytes
 from gradwire.kernels.segments import read_places, segments, write_places
 from gradwire.vocabulary import Field, Payload
@@ -62,10 +63,15 @@ class Block(Form):
         return self.buffers(fields, n, k)
 
 
+MOST_RAW = 2**31
+"""Elements whose numbers are no negative ones of 32 bits."""
+
+
 class Raw(Form):
     """Indices of 32 bits, for readers that are a simple loop."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
+        require(n <= MOST_RAW, "indices", f"'block' or 'rice' for a tensor of more than {MOST_RAW:,} elements", "raw")
         return (Field("indices", torch.int32, k),)
 
     def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:

@@ -14,7 +14,7 @@ Failure modes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -69,6 +69,10 @@ class Kept(Protocol):
         """Take what owners have kept of these parameters, and is of no plan yet, as this worker's own, but for what
         lies in the pieces of ``lane``.
         """
+        ...
+
+    def changing(self, names: Collection[str]) -> Mapping[str, Tensor]:
+        """Return all tensors that an exchange of these parameters may change, under unique names."""
         ...
 
 

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -176,6 +176,8 @@ class HierarchicalSession(Session):
             lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
             self.sessions.append(carrier.plan(group, lane))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
+        self._kept, self._names = site.kept, {name for unit in units for name, _ in unit.members}
+        self._before: dict[str, Tensor] = {}
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         self.lanes.add_up(flat)
@@ -186,15 +188,30 @@ class HierarchicalSession(Session):
                 # Where a memory keeps nothing the mean itself is encoded.
                 for lo, hi in self.means:
                     flat[lo:hi].mul_(self.share)
+                changing = self._kept.changing(self._names)
+                self._remember(changing)
         bad = torch.stack([session.run(flat, key, dense) for session in self.sessions]).any()
         if self.inside.world > 1:
             # The ranks of a host have seen the status of their own lane only, and all of them must hand out NaN or
             # none.
             bad = self.lanes.anywhere(bad)
+            # A code may overflow in one lane alone, whose session is undone; those of the others have sent in vain.
+            if bad.device.type != "cpu" or bool(bad):
+                for name, tensor in changing.items():
+                    torch.where(bad, self._before[name], tensor, out=tensor)
             self.lanes.hand_out(flat)
             with self.decoding:
                 self.lanes.spoil(flat, bad, everywhere=True)
         return bad
+
+    def _remember(self, changing: Mapping[str, Tensor]) -> None:
+        """Copy all that the sessions may change, into memory of earlier steps where there is some."""
+        for name, tensor in changing.items():
+            copy = self._before.get(name)
+            if copy is None or copy.shape != tensor.shape:
+                self._before[name] = tensor.clone()
+            else:
+                copy.copy_(tensor)
 
 
 class HostLanes:
