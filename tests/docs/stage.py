@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -33,11 +34,15 @@ def run_blocks(rank: int, steps: list[tuple[str, str, int | None, Absent]], fold
         leave_out(absent)
         if port is not None:
             end()
+            # torch destroys a Gloo group with the GIL held, and then waits for a thread that needs it to free the last
+            # all-reduce. The group goes with the model, so that thread must have been through before.
+            time.sleep(0.2)
             known = {"__name__": "__main__"}
             # Where an earlier script's ranks met, their addresses are left, and who finds them waits for ever.
             os.environ["MASTER_PORT"] = str(port)
         printed.append(execute(code, place, known))
     end()
+    time.sleep(0.2)
     return printed
 
 

@@ -16,7 +16,7 @@ ROWS = (
     "makes every later PowerSGD gradient NaN",
     "`batched_powerSGD_hook` raises",
     "Both quantization hooks raise",
-    "`bf16_compress_hook` needs NCCL",
+    "`bf16_compress_hook` is refused by a build of torch without NCCL",
     "PowerSGD must start later",
     "is not in `DDP.state_dict()`",
     "a process is aborted",

@@ -13,7 +13,7 @@ Why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import ClassVar
@@ -78,9 +78,16 @@ class Bucket:
             param.grad.copy_(view)
 
     def narrowed(self) -> list[Tensor]:
-        """List the gradients that ``scatter`` has written in fewer bits than the bucket has."""
-        grads = (param.grad for param, unused in zip(self.params, self.unused, strict=True) if not unused)
-        return [grad for grad in grads if grad is not None and grad.itemsize < self.flat.itemsize]
+        """Return the mean in fewer bits, if the gradients have fewer than the bucket: in one piece where they all have
+        one dtype.
+        """
+        dtypes = {param.dtype for param in self.params}
+        if len(dtypes) == 1:
+            views, dtypes_of = [self.flat], [dtypes.pop()]
+        else:
+            views, dtypes_of = list(self.views), [param.dtype for param in self.params]
+        pairs = zip(views, dtypes_of, strict=True)
+        return [view.to(dtype) for view, dtype in pairs if dtype.itemsize < self.flat.itemsize]
 
 
 class SparseBucket(Bucket):
@@ -165,10 +172,10 @@ class BucketState(ExchangeState):
             bucket.unused = [False] * len(known) if all(known) else (part != USED).tolist()
             done(bucket)
 
-    def note_overflow(self, grads: Iterable[Tensor]) -> None:
-        """Note whether a mean that float32 holds is infinite in the bits of these gradients; it is so on all ranks."""
-        flags = [nonfinite(grad).to(self.exchange.device) for grad in grads]
-        self.exchange.rollback.note(flags)
+    def note_overflow(self, bucket: Bucket) -> None:
+        """Note whether a mean that float32 holds is infinite in the bits of the gradients; it is so on all ranks."""
+        if bucket.compressed:
+            self.exchange.rollback.note([nonfinite(each) for each in bucket.narrowed()])
 
     def _begin(self, job: Callable[[], Tensor]) -> Callable[[], object]:
         """Start an exchange; return the function that waits for its end."""

@@ -187,7 +187,7 @@ class FSDPState(ShardedState):
         )
         trained = {id(param): param for param in sharded.values() if param.requires_grad}
         self.dropped = DroppedGradients(self.exchange, trained, DROPPED, hooks=False)
-        self.follow_steps(trained.values())
+        self.follow_steps(sharded.values())
         for module, group in groups:
             self._attach(module, group, names, grid)
 

@@ -129,7 +129,7 @@ class OptimizerState(BucketState):
 
         def scatter(bucket: Bucket) -> None:
             bucket.scatter()
-            self.note_overflow(bucket.narrowed())
+            self.note_overflow(bucket)
 
         self.average(lambda bucket: [param.grad for param in bucket.params], scatter)
         self._done = True

@@ -51,7 +51,7 @@ class ShardedState(ExchangeState):
         self._seen: set[str] = set()
         self._graph, self._used = -1, False
         self._ids: frozenset[int] = frozenset()
-        self._ours: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._ours: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.scratch, self.background = Scratch(), Background()
         self.awaited = False
         """True once the thread that computes had to wait for a reduction."""
@@ -69,8 +69,10 @@ class ShardedState(ExchangeState):
         """Note that an optimizer, which may be of these parameters, has made a step."""
         if optimizer not in self._ours:
             groups = getattr(optimizer, "param_groups", None) or ()
-            self._ours[optimizer] = any(id(param) in self._ids for group in groups for param in group["params"])
-        self._used = self._used or self._ours[optimizer]
+            if not any(id(param) in self._ids for group in groups for param in group["params"]):
+                return  # Not noted: it may get parameters of this model later.
+            self._ours.add(optimizer)
+        self._used = True
 
     def begins(self, names: Collection[str]) -> bool:
         """Return whether the turn of these parameters of a module, which comes now, begins a step.

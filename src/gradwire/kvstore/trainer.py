@@ -237,7 +237,8 @@ class Trainer(ShortTracebacks):
             save_states(fname, self._updater.state_dict(), self._config)
 
     def load_states(self, fname: str, *, numbers: bool = True) -> None:
-        """Load the file of ``save_states``; ``steps`` is then the number of those that it was saved after.
+        """Load the file of ``save_states``; ``steps`` is then the number of those that it was saved after, unless each
+        worker updates the store by itself.
 
         Args:
             fname: path of the file.
@@ -248,7 +249,8 @@ class Trainer(ShortTracebacks):
             assert self._store is not None
             self._store.load_optimizer_states(fname)
             states, config = load_states(fname)
-            self._steps = updates_of(states) or self._steps
+            if "async" not in self._store.type:  # There every worker's push is an update.
+                self._steps = updates_of(states) or self._steps
             if config is not None:
                 # The store has the file's numbers: say the same from now on, or tell it ours again.
                 self._configured = True

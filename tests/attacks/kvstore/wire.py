@@ -10,7 +10,7 @@ import msgpack
 import zmq
 
 CHUNK = 1 << 20
-VERSION = 6
+VERSION = 7
 """The version of the protocol that the server speaks: an attacker with another one is refused before it can attack."""
 CONTEXT = zmq.Context()
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)

@@ -17,7 +17,7 @@ from gradwire.cli.command_group import Integer
 from gradwire.cli.output import counted, show, writable
 from gradwire.errors import ConfigError
 from gradwire_lab import report
-from gradwire_lab.commands._markers import markdown_option, write_between
+from gradwire_lab.commands._markers import check_markers, markdown_option, write_between
 from gradwire_lab.commands._options import PATIENCE, appendable
 from gradwire_lab.commands._signals import interrupt
 from gradwire_lab.experiments.records import Record, read
@@ -79,6 +79,7 @@ def regions_command(
     """
     plan = RegionsPlan(steps, workers, parse_seeds(seeds), only or None, refit)
     appendable(results)
+    check_markers(markdown_to, "refit" if refit else "regions")
     deadline = None if minutes is None else time.time() + 60 * minutes
 
     def there() -> list[Record]:

@@ -10,7 +10,7 @@ import click
 from gradwire._files import replace_text
 from gradwire.errors import ConfigError
 
-__all__ = ["markdown_option", "write_all", "write_between"]
+__all__ = ["check_markers", "markdown_option", "write_all", "write_between"]
 
 markdown_option = click.option(
     "--markdown",
@@ -19,6 +19,22 @@ markdown_option = click.option(
     metavar="FILE",
     help="Write the table to a new FILE, or in a page that has the markers of the table, between them.",
 )
+
+
+def check_markers(path: Path | None, *names: str) -> None:
+    """Refuse a page that has none of these markers, before anything is measured for it.
+
+    Args:
+        path: path of a page, or of a new file; None: nothing is written.
+        names: names of the markers.
+
+    Raises:
+        ConfigError: a page that has none of the markers.
+    """
+    page = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+    if page.strip() and not any(f"<!-- {name} -->\n" in page for name in names):
+        wanted = ", ".join(f"<!-- {name} -->" for name in names)
+        raise ConfigError(f"--markdown must name a new file, or a page with the markers {wanted}, got {str(path)!r}")
 
 
 def write_between(path: Path, name: str, text: str) -> None:
@@ -45,17 +61,14 @@ def write_all(path: Path, texts: Mapping[str, str]) -> None:
     Raises:
         ConfigError: a page that has none of the markers.
     """
+    check_markers(path, *texts)
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     if not page.strip():
         page = "\n".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in texts)
-    found = 0
     for name, text in texts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         start = page.find(begin)
         stop = page.find(end, start) if start >= 0 else -1
         if stop >= 0:
-            page, found = page[: start + len(begin)] + text + page[stop:], found + 1
-    if texts and not found:
-        wanted = ", ".join(f"<!-- {name} -->" for name in texts)
-        raise ConfigError(f"--markdown must name a new file, or a page with the markers {wanted}, got {str(path)!r}")
+            page = page[: start + len(begin)] + text + page[stop:]
     replace_text(path, page)

@@ -23,7 +23,7 @@ from gradwire_lab.commands._check_regions import regions_command
 from gradwire_lab.commands._check_run import run_command
 from gradwire_lab.commands._check_soak import soak_command
 from gradwire_lab.commands._check_store import store_command
-from gradwire_lab.commands._markers import markdown_option, write_between
+from gradwire_lab.commands._markers import check_markers, markdown_option, write_between
 from gradwire_lab.experiments import convergence
 from gradwire_lab.experiments.convergence import BASELINE, TOLERANCE, ConvergenceRow
 from gradwire_lab.experiments.method_text import method_of
@@ -85,6 +85,7 @@ def convergence_command(
     A method must end within 2 points of the uncompressed accuracy, mean of the seeds; one that is known to miss it is
     shown with the reason. Ends with exit code 1 where another misses it, or workers end with different parameters.
     """
+    check_markers(markdown_to, "convergence")
     named = [method_of(text) for text in methods or labels()]
     chosen = [each for method in named for each in convergence.kept_in(method, residual_dtypes or ("float32",))]
     rows = _reported(convergence.rows(chosen, workers or (2, 4), seeds, epochs))

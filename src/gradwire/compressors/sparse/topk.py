@@ -71,6 +71,11 @@ class TopK(Sparsifier):
         require(self.indices in forms, "TopK.indices", f"one of {', '.join(forms)}", self.indices)
 
     @property
+    def overflows(self) -> bool:
+        """Return whether what is left may be infinite where the gradient is not, as values of 16 bits may be."""
+        return self.values != "float32"
+
+    @property
     def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded: unchanged values, and indices as they lie in memory."""
         return self.values == "float32" and self.indices == "block"

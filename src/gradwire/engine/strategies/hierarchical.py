@@ -48,7 +48,8 @@ class Hierarchical(Strategy):
     """Sum plainly within each host, and exchange one compressed mean for each host.
 
     Traffic between hosts: that of ``between`` with one worker for each host; the ranks of a host share it equally.
-    Traffic within a host: 2 (L-1)/L of 4 bytes an element. Memory: 4 bytes an element more, of what is compressed.
+    Traffic within a host: 2 (L-1)/L of 4 bytes an element. Memory: 4 bytes an element more, of
+    what is compressed, and a copy of what the lane keeps.
 
     Args:
         ranks_per_host: consecutive ranks that share a host, a divisor of the number of ranks; None: the ranks find out.
@@ -162,7 +163,7 @@ class HierarchicalSession(Session):
         lanes: list[list[tuple[int, int]]] = [[] for _ in range(hosts.size)]
         self.means: list[tuple[int, int]] = []
         self.sessions: list[Session] = []
-        self.share = 1.0 / hosts.size
+        self.share, lane = 1.0 / hosts.size, list[Piece]()
         for (carrier, bare), group in strategy.grouped(units, across.world).items():
             cuts = cut(site.pieces(group), hosts.size)
             # What this rank kept as an owner of other shards is moved with its own, or nobody would send it.
@@ -173,10 +174,12 @@ class HierarchicalSession(Session):
             # Memories keep values of the sum, and multiply when they encode.
             self.means += ranges_of(cuts[number]) if bare else []
             scale = 1.0 if bare else self.share
-            lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
-            self.sessions.append(carrier.plan(group, lane))
+            lane += cuts[number]
+            own = LaneSite(across, site.device, site.kept, scale, cuts[number])
+            self.sessions.append(carrier.plan(group, own))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
         self._kept, self._names = site.kept, {name for unit in units for name, _ in unit.members}
+        self._lane = lane
         self._before: dict[str, Tensor] = {}
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
@@ -188,7 +191,7 @@ class HierarchicalSession(Session):
                 # Where a memory keeps nothing the mean itself is encoded.
                 for lo, hi in self.means:
                     flat[lo:hi].mul_(self.share)
-                changing = self._kept.changing(self._names)
+                changing = self._changing()
                 self._remember(changing)
         bad = torch.stack([session.run(flat, key, dense) for session in self.sessions]).any()
         if self.inside.world > 1:
@@ -203,6 +206,17 @@ class HierarchicalSession(Session):
             with self.decoding:
                 self.lanes.spoil(flat, bad, everywhere=True)
         return bad
+
+    def _changing(self) -> dict[str, Tensor]:
+        """All tensors that the sessions may change: those of the pieces of this lane, and of shards that it owns."""
+        found = {
+            name: tensor
+            for name, tensor in self._kept.changing(self._names).items()
+            if not name.startswith(("worker/", "states/"))
+        }
+        for number, piece in enumerate(self._lane):
+            found |= {f"{number}/{name}": tensor for name, tensor in (*piece.kept.items(), *piece.state.items())}
+        return found
 
     def _remember(self, changing: Mapping[str, Tensor]) -> None:
         """Copy all that the sessions may change, into memory of earlier steps where there is some."""

@@ -149,14 +149,15 @@ class ArrayState(BucketState):
         """
         by_name = dict(zip(self._names, grads, strict=True))
         self.average(lambda bucket: [by_name[name] for name, _ in bucket.named])
-        means: dict[str, Tensor | None] = {
+        means = {
             name: None if unused else view.to(param.dtype)
             for bucket in self.buckets
             for (name, _), view, param, unused in zip(
                 bucket.named, bucket.views, bucket.params, bucket.unused, strict=True
             )
         }
-        self.note_overflow(mean for mean in means.values() if mean is not None and mean.itemsize < 4)
+        for bucket in self.buckets:
+            self.note_overflow(bucket)
         return [means[name] for name in self._names]
 
 

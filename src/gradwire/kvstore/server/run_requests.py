@@ -73,7 +73,7 @@ def hello(
         return [(peer, [pack("error", seq=0, kind=refused, text=core.unkept() if refused == "busy" else given(rank))])]
     progress.sync, core.place = sync, (server, servers)
     members.enter(found, peer, core.now)
-    bounded = progress.staleness is not None
+    bounded = core.rules.staleness is not None
     told = {"epoch": core.epoch, "run": core.run, "snapshots": core.began, "bounded": bounded}
     return [(peer, [pack("welcome", rank=rank, world=world, **told)])]
 

@@ -333,13 +333,17 @@ class ServerConnection:
         """List the declarations that a later or a repeated push may name; the optimizer may change in every step."""
         kept = self.declared
         for op in ("optimizer", "config"):
+            newest = max((each.fields["number"] for each in kept if each.op == op), default=0)
+            if not newest:
+                continue
             # An open pull may name a compression; 0 is none.
             named = [each.fields.get(op, 0) for each in self.unanswered.values() if each.op == "follow"]
             # The first push of a unit that names one names the oldest.
             pushes = (each.values() for each in self.log.values())
             named += [next((number for push in steps if (number := push.fields.get(op, 0))), 0) for steps in pushes]
-            newest = max((each.fields["number"] for each in kept if each.op == op), default=0)
-            oldest = min(filter(None, named), default=newest)
+            # Where another server has refused the newest compression, the one before stays in use.
+            in_use = newest - 1 if op == "config" else newest
+            oldest = min([*filter(None, named), in_use])
             kept = [each for each in kept if each.op != op or each.fields["number"] >= oldest]
         return kept
 
