@@ -31,6 +31,7 @@ class ExactTopK(ManyDecoder):
 
     exact_entries = True
     takes_pieces = True
+    overflows = False
 
     def __post_init__(self) -> None:
         ok = is_float32(self.ratio) and 0 < self.ratio <= 1
