@@ -70,8 +70,10 @@ def test_a_worker_computes_for_a_second_while_the_other_waits_and_then_sends_at_
     assert sum(waits) / len(waits) > 0.8
     told = shares(sender)
     assert 5_000_000 <= told["sent"] < 5_600_000
-    # A bucket of 16 KB passes at once, in an interval of 20 ms and more.
-    assert 45e6 < told["peak"] < 60e6
+    assert told["peak"] > 45e6
+    # Of the middle one, because between a clock and a counter another process may have the processor.
+    rates = sorted(8 * each.sent / each.seconds for each in sender if each.sent > 50_000)
+    assert 40e6 < rates[len(rates) // 2] < 55e6
     assert sum(each.received for each in receiver) == pytest.approx(told["sent"], rel=0.05)
 
 

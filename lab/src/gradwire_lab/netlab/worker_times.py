@@ -134,9 +134,11 @@ class _Watched:
         Raises:
             OSError: there is no such process any more.
         """
-        now, before = time.monotonic(), self._threads
-        if now - self._counted >= FAMILY_SECONDS:
-            self._family, self._counted = list(_family(self.pid)), now
+        before = self._threads
+        if time.monotonic() - self._counted >= FAMILY_SECONDS:
+            self._family, self._counted = list(_family(self.pid)), time.monotonic()
+        # Right before the counters are read: what comes between them would be a rate that no link has.
+        now = time.monotonic()
         counted, known = (0, 0), self._bytes
         # It is in the namespace of the machine, which may have such an interface, until `ip` has entered the worker's.
         if Path(f"/proc/{self.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
