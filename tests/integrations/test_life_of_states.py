@@ -52,6 +52,7 @@ def changed(rank: int) -> dict[str, Any]:
     backward(model, rank)
     told = refusal(lambda: state.change("auto"))
     bad = refusal(lambda: state.change("qsgd", schedule={"bit": lambda _: 4}))
+    bad += refusal(lambda: state.change("qsgd", schedule="bits"))
     state.close()
     return {"ratios": ratios, "method": state.exchange.methods.compressor.name, "auto": told, "bad": bad}
 
@@ -242,6 +243,7 @@ def test_a_change_ends_a_schedule_and_may_begin_another(told: list[dict[str, Any
         assert each["changed"]["ratios"] == [0.5, 0.1, 0.2, 0.01]
         assert each["changed"]["method"] == "qsgd"
         assert "schedule: 'qsgd' has no parameter 'bit'" in each["changed"]["bad"]
+        assert "schedule must be a mapping from parameters to functions" in each["changed"]["bad"]
 
 
 def test_a_change_to_auto_is_refused_with_the_reason(told: list[dict[str, Any]]) -> None:

@@ -28,6 +28,7 @@ from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.frontends.optimizer_watch import AdaptiveWatch
 from gradwire.frontends.ownership import release
+from gradwire.frontends.setup import is_auto
 from gradwire.frontends.summary import summary
 from gradwire.frontends.variance_correction import VarianceCorrection, check_noise
 from gradwire.memory.base import Memory
@@ -368,8 +369,10 @@ def change(
 
     def describe() -> str:
         require(isinstance(force, bool | None), "force", "True, False or None", force)
-        decides = isinstance(compressor, str) and compressor.partition(":")[0] == "auto"
-        require(not decides, "compressor", "a method: 'auto' decides only in a state that was made with it", compressor)
+        allowed = "a method: 'auto' decides only in a state that was made with it"
+        require(not is_auto(compressor), "compressor", allowed, compressor)
+        mapping = schedule is None or isinstance(schedule, Mapping)
+        require(mapping, "schedule", "a mapping from parameters to functions of the step, or None", schedule)
         # A value that is given here must not be overwritten by a schedule that was meant for another method.
         policy = dataclasses.replace(exchange.methods.policy, schedule=dict(schedule or {}))
         code = build_compressor(compressor, params)

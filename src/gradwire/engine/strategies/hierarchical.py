@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,6 +28,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.dense import DenseSession, joined
 from gradwire.engine.part import Piece, Unit
+from gradwire.engine.rollback import Rollback
 from gradwire.engine.shards import cut
 from gradwire.engine.strategies.base import Session, Site, Strategy, of_messages
 from gradwire.errors import ConfigError, is_int, require
@@ -48,8 +49,8 @@ class Hierarchical(Strategy):
     """Sum plainly within each host, and exchange one compressed mean for each host.
 
     Traffic between hosts: that of ``between`` with one worker for each host; the ranks of a host share it equally.
-    Traffic within a host: 2 (L-1)/L of 4 bytes an element. Memory: 4 bytes an element more, of
-    what is compressed, and a copy of what the lane keeps.
+    Traffic within a host: 2 (L-1)/L of 4 bytes an element. Memory: 4 bytes an element more of what
+    is compressed, and a copy of what the lane keeps.
 
     Args:
         ranks_per_host: consecutive ranks that share a host, a divisor of the number of ranks; None: the ranks find out.
@@ -178,9 +179,14 @@ class HierarchicalSession(Session):
             own = LaneSite(across, site.device, site.kept, scale, cuts[number])
             self.sessions.append(carrier.plan(group, own))
         self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
-        self._kept, self._names = site.kept, {name for unit in units for name, _ in unit.members}
-        self._lane = lane
-        self._before: dict[str, Tensor] = {}
+        # A code may overflow in one lane alone, whose session is undone; what the others have sent is lost then.
+        self._undo = Rollback(site.device)
+        # Of what is kept of the parameters this rank changes its lane's part, and its own shards.
+        changing = site.kept.changing({name for unit in units for name, _ in unit.members})
+        self._changing = {name: each for name, each in changing.items() if not name.startswith(("worker/", "states/"))}
+        for number, piece in enumerate(lane):
+            own_parts = (*piece.kept.items(), *piece.state.items())
+            self._changing |= {f"{number}/{name}": each for name, each in own_parts}
 
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         self.lanes.add_up(flat)
@@ -191,41 +197,18 @@ class HierarchicalSession(Session):
                 # Where a memory keeps nothing the mean itself is encoded.
                 for lo, hi in self.means:
                     flat[lo:hi].mul_(self.share)
-                changing = self._changing()
-                self._remember(changing)
+                self._undo.remember(self._changing)
         bad = torch.stack([session.run(flat, key, dense) for session in self.sessions]).any()
         if self.inside.world > 1:
             # The ranks of a host have seen the status of their own lane only, and all of them must hand out NaN or
             # none.
             bad = self.lanes.anywhere(bad)
-            # A code may overflow in one lane alone, whose session is undone; those of the others have sent in vain.
-            if bad.device.type != "cpu" or bool(bad):
-                for name, tensor in changing.items():
-                    torch.where(bad, self._before[name], tensor, out=tensor)
+            self._undo.note([bad])
+            self._undo.end(key.step)
             self.lanes.hand_out(flat)
             with self.decoding:
                 self.lanes.spoil(flat, bad, everywhere=True)
         return bad
-
-    def _changing(self) -> dict[str, Tensor]:
-        """All tensors that the sessions may change: those of the pieces of this lane, and of shards that it owns."""
-        found = {
-            name: tensor
-            for name, tensor in self._kept.changing(self._names).items()
-            if not name.startswith(("worker/", "states/"))
-        }
-        for number, piece in enumerate(self._lane):
-            found |= {f"{number}/{name}": tensor for name, tensor in (*piece.kept.items(), *piece.state.items())}
-        return found
-
-    def _remember(self, changing: Mapping[str, Tensor]) -> None:
-        """Copy all that the sessions may change, into memory of earlier steps where there is some."""
-        for name, tensor in changing.items():
-            copy = self._before.get(name)
-            if copy is None or copy.shape != tensor.shape:
-                self._before[name] = tensor.clone()
-            else:
-                copy.copy_(tensor)
 
 
 class HostLanes:

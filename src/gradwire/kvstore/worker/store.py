@@ -284,8 +284,9 @@ class DistStore(KVStore):
 
     @ordinary_modes()
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
-        for key, grads in pairs:
-            self._check_update(self._find(key), grads)
+        if self._optimizer is not None and self.updates:
+            for key, grads in pairs:
+                self._check_update(self._optimizer, self._find(key), grads)
         if self.compression.push is not None and len(lists) + len(pairs) > 1:
             # Nothing is encoded before everything was checked. A list that is alone is checked while it is encoded.
             for each, grads in lists:
@@ -308,16 +309,13 @@ class DistStore(KVStore):
                 for part in parts:
                     batches.add(part.server, part.data.numel(), (unit, unit.progress.step, part), small=unit.small)
 
-    def _check_update(self, key: WorkerKey, grads: Sequence[Tensor]) -> None:
+    def _check_update(self, config: OptimizerConfig, key: WorkerKey, grads: Sequence[Tensor]) -> None:
         """Refuse gradients that the servers cannot apply as they are meant.
 
         Raises:
             ConfigError: an optimizer for a value of integers; or rows of a dense key that is cut inside of rows, with
                 ``lazy_update``: such a key takes them as a dense gradient, by which every row is updated.
         """
-        config = self._optimizer if self.updates else None
-        if config is None:
-            return
         config.check_value(key.key, key.dtype)
         if config.lazy and not key.in_rows and any(grad.is_sparse for grad in grads):
             raise ConfigError(
