@@ -233,3 +233,11 @@ def test_unknown_forms(name, bad):
 def test_bad_ratio(bad):
     with pytest.raises(ConfigError, match=re.escape(f"TopK.ratio must be in (0, 1], got {bad!r}")):
         TopK(ratio=bad)
+
+
+def test_raw_indices_are_of_31_bits():
+    """The number of an element beyond them would be read as the end of the list, and the element be lost."""
+    code = TopK(ratio=1e-9, indices="raw")
+    assert code.layout((2**31,)).nbytes == 8 * 3
+    with pytest.raises(ConfigError, match="indices must be 'block' or 'rice' for a tensor of more than 2,147,483,648"):
+        code.layout((2**31 + 1,))

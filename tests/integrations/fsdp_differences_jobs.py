@@ -148,6 +148,7 @@ def resumed() -> dict[str, Any]:
             param.copy_(value)
     optimizer.load_state_dict(saved[1])
     state.load_state_dict(saved[2])
+    again = state.state_dict()["ranks"][str(dist.get_rank())].get("weights", {})
     sent = []
     for number in range(3, 6):
         step(fresh, optimizer, number)
@@ -156,6 +157,7 @@ def resumed() -> dict[str, Any]:
     return {
         "same": same(whole[0], masters(fresh)) and torch.equal(whole[1], fresh.seen["forward"]),
         "saved": {name: part.numel() for name, part in own.items()},
+        "again": own.keys() == again.keys() and all(torch.equal(part, again[name]) for name, part in own.items()),
         "first": sent[0],
         "second": sent[1] - sent[0],
     }

@@ -94,6 +94,7 @@ def test_a_resumed_model_gathers_the_estimate_and_goes_on_bit_for_bit() -> None:
     for result in told():
         case = result["resumed"]
         assert case["same"]
+        assert case["again"], "what was loaded is saved before the next pass, too"
         assert case["saved"] == {"layer.weight": WIDE * WIDE // 4}
         assert case["first"] - case["second"] == 3 * WIDE * WIDE
 
