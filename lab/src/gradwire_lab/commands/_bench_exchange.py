@@ -17,7 +17,7 @@ from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number
 from gradwire.cli.output import counted, emit, json_option
 from gradwire_lab.bench.exchange import ALL_REDUCE, DEVICES, ExchangePlan, Rival, exchange_rows
 from gradwire_lab.bench.neighbours import neighbours
-from gradwire_lab.commands._markers import check_markers, markdown_option, write_between
+from gradwire_lab.commands._markers import check_markers, markdown_option, write_tables
 from gradwire_lab.experiments.exchange_in_ddp import ddp_rows
 from gradwire_lab.experiments.method_text import method_of
 from gradwire_lab.experiments.shapes import network_shapes
@@ -115,7 +115,7 @@ def exchange_command(
         rows = list(_reported(chain.from_iterable(measured)))
     emit(rows, json_to, lambda: list(_tables(rows)))
     if markdown_to is not None:
-        write_between(markdown_to, table, markdown(rows))
+        write_tables(markdown_to, {table: markdown(rows)})
     if any("error" in row for row in rows):
         ctx.exit(1)
 

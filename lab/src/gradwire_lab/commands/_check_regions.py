@@ -17,7 +17,7 @@ from gradwire.cli.command_group import Integer
 from gradwire.cli.output import counted, show, writable
 from gradwire.errors import ConfigError
 from gradwire_lab import report
-from gradwire_lab.commands._markers import check_markers, markdown_option, write_between
+from gradwire_lab.commands._markers import check_markers, markdown_option, write_tables
 from gradwire_lab.commands._options import PATIENCE, appendable
 from gradwire_lab.commands._signals import interrupt
 from gradwire_lab.experiments.records import Record, read
@@ -79,7 +79,8 @@ def regions_command(
     """
     plan = RegionsPlan(steps, workers, parse_seeds(seeds), only or None, refit)
     appendable(results)
-    check_markers(markdown_to, "refit" if refit else "regions")
+    table = "refit" if refit else "regions"
+    check_markers(markdown_to, table)
     deadline = None if minutes is None else time.time() + 60 * minutes
 
     def there() -> list[Record]:
@@ -100,7 +101,7 @@ def regions_command(
     failed = [f"failed: {each.settings.method}, seed {each.settings.seed}: {each.error}" for each in after.failed]
     show(_table(rows), *failed, f"{counted(len(after.left), 'run')} left" if after.left else "nothing is left")
     if markdown_to is not None:
-        write_between(markdown_to, "refit" if refit else "regions", markdown(plan, rows))
+        write_tables(markdown_to, {table: markdown(plan, rows)})
     if output is not None:
         found = report.read([results])
         report.write(output, found, report.sections(found), "gradwire: training between regions")

@@ -10,7 +10,7 @@ import click
 from gradwire._files import replace_text
 from gradwire.errors import ConfigError
 
-__all__ = ["check_markers", "markdown_option", "write_all", "write_between"]
+__all__ = ["check_markers", "markdown_option", "write_tables"]
 
 markdown_option = click.option(
     "--markdown",
@@ -37,26 +37,12 @@ def check_markers(path: Path | None, *names: str) -> None:
         raise ConfigError(f"--markdown must name a new file, or a page with the markers {wanted}, got {str(path)!r}")
 
 
-def write_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
+def write_tables(path: Path, texts: Mapping[str, str]) -> None:
+    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``, where a page has these.
 
     Args:
-        path: path of a page that has these, or of a new file, which gets them.
-        name: name of the markers.
-        text: ends with a line's end.
-
-    Raises:
-        ConfigError: a page without them, of which nothing would be left.
-    """
-    write_all(path, {name: text})
-
-
-def write_all(path: Path, texts: Mapping[str, str]) -> None:
-    """Write several texts as ``write_between`` does; texts whose markers a page lacks are left out if it has others.
-
-    Args:
-        path: path of a page, or of a new file.
-        texts: new texts by the name of their markers.
+        path: path of a page, or of a new file, which gets all markers.
+        texts: new texts by the name of their markers, each ending with a line's end.
 
     Raises:
         ConfigError: a page that has none of the markers.

@@ -23,7 +23,7 @@ from gradwire_lab.commands._check_regions import regions_command
 from gradwire_lab.commands._check_run import run_command
 from gradwire_lab.commands._check_soak import soak_command
 from gradwire_lab.commands._check_store import store_command
-from gradwire_lab.commands._markers import check_markers, markdown_option, write_between
+from gradwire_lab.commands._markers import check_markers, markdown_option, write_tables
 from gradwire_lab.experiments import convergence
 from gradwire_lab.experiments.convergence import BASELINE, TOLERANCE, ConvergenceRow
 from gradwire_lab.experiments.method_text import method_of
@@ -91,7 +91,7 @@ def convergence_command(
     rows = _reported(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
     emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
     if markdown_to is not None:
-        write_between(markdown_to, "convergence", convergence.markdown(rows))
+        write_tables(markdown_to, {"convergence": convergence.markdown(rows)})
     if any(row.failed for row in rows):
         ctx.exit(1)
 

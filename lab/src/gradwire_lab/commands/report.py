@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gradwire.cli.output import emit, json_option, writable
 from gradwire_lab import report
-from gradwire_lab.commands._markers import write_all
+from gradwire_lab.commands._markers import write_tables
 from gradwire_lab.report import Results, Section, Table
 
 __all__ = ["command"]
@@ -96,7 +96,7 @@ def command(
     if output is not None:
         report.write(output, results, found, title)
     if markdown_to is not None:
-        write_all(markdown_to, report.markdown(results))
+        write_tables(markdown_to, report.markdown(results))
     if static_to is not None:
         report.images(static_to, found)
 

@@ -18,6 +18,7 @@ from gradwire_lab.netlab._watchdog import NAMESPACES
 __all__ = [
     "NetlabError",
     "counters",
+    "counters_in",
     "enter",
     "inside",
     "last_line",
@@ -171,8 +172,13 @@ def counters(namespace: str) -> dict[str, tuple[int, int]]:
         return own_counters()
 
 
-def own_counters(process: str = "thread-self") -> dict[str, tuple[int, int]]:
-    """Read the counters of the namespace that this thread is in, or the process of a pid, as ``counters`` does."""
-    lines = Path(f"/proc/{process}/net/dev").read_text(encoding="utf-8").splitlines()[2:]
+def own_counters() -> dict[str, tuple[int, int]]:
+    """Read the counters of the namespace that this thread is in, as ``counters`` does."""
+    return counters_in(Path("/proc/thread-self/net/dev").read_text(encoding="utf-8"))
+
+
+def counters_in(text: str) -> dict[str, tuple[int, int]]:
+    """Parse the content of the kernel's file ``net/dev``."""
+    lines = text.splitlines()[2:]
     rows = ((name.strip(), figures.split()) for name, _, figures in (line.partition(":") for line in lines))
     return {name: (int(figures[0]), int(figures[8])) for name, figures in rows}

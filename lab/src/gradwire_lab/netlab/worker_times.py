@@ -10,22 +10,23 @@ Why:
     A worker may be several processes, such as a launcher and the training, or the training and its loaders of data. In
     an interval the one that computed most counts.
 
-    What is kept does not grow with time: after ``most`` intervals each two become one. Reading costs some 50 us for
-    each worker and interval, so intervals of a lab of more than 8 workers are longer.
+    What is kept does not grow with time: after ``most`` intervals each two become one. Reading takes some 0.15 ms
+    for each worker and interval, so intervals of a lab of more than 8 workers are longer.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradwire_lab.netlab.names import INTERFACE
-from gradwire_lab.netlab.system import own_counters
+from gradwire_lab.netlab.system import counters_in
 
 __all__ = ["Interval", "WorkerTimes", "in_words", "merged", "shares", "since_first_message"]
 
@@ -35,9 +36,12 @@ MOST = 2_000
 EVERY = 0.02
 """Seconds of the first intervals: longer than the kernel's tick of 1 to 10 ms, shorter than a step."""
 
+LAUNCHED = 60.0
+"""Seconds in which a launcher has started what it starts."""
 
-FAMILY_SECONDS = 0.1
-"""Seconds after which the descendants of a process are looked for again, for which all its threads are read."""
+FAMILY_SECONDS = (0.1, 1.0)
+"""Seconds after which the descendants of a process are looked for again, for which all its threads are read: until
+``LAUNCHED``, and after it."""
 
 
 class Interval(NamedTuple):
@@ -110,23 +114,34 @@ class WorkerTimes:
 
     def _record(self, pids: Sequence[int], over: threading.Event) -> None:
         begun = time.monotonic()
-        every, watched = self.every * max(1.0, len(pids) / 8), [_Watched(pid, begun) for pid in pids]
-        while not over.wait(every):
-            for intervals, worker in zip(self.intervals, watched, strict=True):
-                with suppress(OSError):  # Its process has ended.
-                    intervals.append(worker.since_last())
-            if max(map(len, self.intervals)) >= self.most:
-                self.intervals, every = [merged(each) for each in self.intervals], 2 * every
+        every = self.every * max(1.0, len(pids) / 8)
+        with ExitStack() as stack:
+            watched = [stack.enter_context(closing(_Watched(pid, begun))) for pid in pids]
+            while not over.wait(every):
+                for intervals, worker in zip(self.intervals, watched, strict=True):
+                    with suppress(OSError):  # Its process has ended.
+                        intervals.append(worker.since_last())
+                if max(map(len, self.intervals)) >= self.most:
+                    self.intervals, every = [merged(each) for each in self.intervals], 2 * every
 
 
 class _Watched:
-    """The processes of a worker, and what was last read of them."""
+    """The processes of a worker, and what was last read of them.
+
+    Their files are kept open: to open one takes five times as long as to read it.
+    """
 
     def __init__(self, pid: int, begun: float) -> None:
         self.pid, self.begun, self.last = pid, begun, begun
-        self._threads: dict[int, tuple[float, float]] = {}
-        self._bytes: tuple[int, int] | None = None
-        self._family, self._counted = [pid], -math.inf
+        self._accounts: dict[int, int] = {}
+        self._spent: dict[int, tuple[int, int]] = {}
+        self._network: int | None = None
+        self._bytes, self._looked = (0, 0), -math.inf
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (*self._accounts.values(), *([] if self._network is None else [self._network])):
+            os.close(file)
 
     def since_last(self) -> Interval:
         """Read the interval that ends now.
@@ -134,37 +149,56 @@ class _Watched:
         Raises:
             OSError: there is no such process any more.
         """
-        before = self._threads
-        if time.monotonic() - self._counted >= FAMILY_SECONDS:
-            self._family, self._counted = list(_family(self.pid)), time.monotonic()
+        late = self.last - self.begun > LAUNCHED
+        if time.monotonic() - self._looked >= FAMILY_SECONDS[late]:
+            self._look()
+        before, known = self._spent, self._bytes
         # Right before the counters are read: what comes between them would be a rate that no link has.
         now = time.monotonic()
-        counted, known = (0, 0), self._bytes
-        # It is in the namespace of the machine, which may have such an interface, until `ip` has entered the worker's.
-        if Path(f"/proc/{self.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
-            self._bytes = counted = own_counters(str(self.pid)).get(INTERFACE, counted)
-        self._threads = {pid: spent for pid in self._family if (spent := _spent(pid)) is not None}
-        seconds, self.last = now - self.last, now
-        spans = [
-            (run - before.get(pid, (0.0, 0.0))[0], ready - before.get(pid, (0.0, 0.0))[1])
-            for pid, (run, ready) in self._threads.items()
-        ]
-        run, ready = max(spans, default=(0.0, 0.0))
+        if self._network is not None:
+            self._bytes = _counters(self._network)
+        self._spent = {pid: spent for pid, file in self._accounts.items() if (spent := _times(file)) is not None}
+        if self.pid not in self._spent:
+            raise ProcessLookupError(self.pid)
+        run, ready = max(
+            (run - before.get(pid, (0, 0))[0], ready - before.get(pid, (0, 0))[1])
+            for pid, (run, ready) in self._spent.items()
+        )
         # The kernel adds up what a thread has run at its ticks, which an interval may cut.
-        run = min(run, seconds)
-        received, sent = (after - earlier for after, earlier in zip(counted, known or counted, strict=True))
-        return Interval(now - self.begun, seconds, run, min(ready, seconds - run), sent, received)
+        seconds, self.last = now - self.last, now
+        computed = min(run / 1e9, seconds)
+        received, sent = (after - earlier for after, earlier in zip(self._bytes, known, strict=True))
+        return Interval(now - self.begun, seconds, computed, min(ready / 1e9, seconds - computed), sent, received)
+
+    def _look(self) -> None:
+        """Look for descendants, and for the interface if it is not known yet."""
+        self._looked, family = time.monotonic(), set(_family(self.pid))
+        for pid in self._accounts.keys() - family:
+            os.close(self._accounts.pop(pid))
+        for pid in family - self._accounts.keys():
+            with suppress(OSError):
+                self._accounts[pid] = os.open(f"/proc/{pid}/task/{pid}/schedstat", os.O_RDONLY)
+        # It is in the namespace of the machine, which may have such an interface, until `ip` has entered the worker's.
+        if (
+            self._network is None
+            and Path(f"/proc/{self.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+        ):
+            self._network = os.open(f"/proc/{self.pid}/net/dev", os.O_RDONLY)
+            self._bytes = _counters(self._network)
 
 
-def _spent(pid: int) -> tuple[float, float] | None:
-    """Return the seconds that the first thread of a process has had a processor, and has wanted one; None: it has
-    ended.
-    """
+def _counters(file: int) -> tuple[int, int]:
+    """Read the bytes received and sent by the interface of a worker."""
+    return counters_in(os.pread(file, 1 << 16, 0).decode()).get(INTERFACE, (0, 0))
+
+
+def _times(file: int) -> tuple[int, int] | None:
+    """Read the nanoseconds that a thread has had a processor, and has wanted one; None: it has ended."""
     try:
-        run, ready, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()
+        run, ready, _ = os.pread(file, 256, 0).split()
     except OSError:
         return None
-    return int(run) / 1e9, int(ready) / 1e9
+    return int(run), int(ready)
 
 
 def _family(pid: int) -> Iterator[int]:
