@@ -6,6 +6,7 @@ Whoever needs them gets them from one object, so that a simulation can put its o
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,13 @@ class BaseSystem:
     def random(self, count: int) -> bytes:
         """Return random bytes."""
         return os.urandom(count)
+
+    def pause(self, seconds: float, until: threading.Event | None = None) -> None:
+        """Let time pass, at most until an event."""
+        if until is None:
+            time.sleep(seconds)
+        else:
+            until.wait(seconds)
 
 
 SYSTEM = BaseSystem()

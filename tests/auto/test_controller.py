@@ -367,6 +367,10 @@ def test_what_waits_for_a_method_that_is_left_is_sent(bad: bool) -> None:
         ({"strategy": "allgather"}, "strategy must be left out with 'auto'"),
         ({"compressor": "bf16", "budget": "safe"}, "budget must be None with any compressor but 'auto'"),
         ({"compressor": "auto:bits=2"}, "'auto' has no parameter 'bits'"),
+        ({"compressor": "auto:budget=small", "budget": "exact"}, "budget must be left out beside 'auto:budget=small'"),
+        ({"budget": ""}, "budget must be one of 'exact', 'safe', 'small', got ''"),
+        ({"budget": False}, "budget must be one of 'exact', 'safe', 'small', got False"),
+        ({"overrides": {"0.weight": "topk"}}, "overrides['0.weight'] must be a method that is right on average"),
         ({"decisions": "yes"}, "decisions must be what decisions() of a state returned"),
         ({"decisions": [{"step": 1, "choices": [{"method": "qsgd"}]}]}, "a decision must be a mapping"),
         (

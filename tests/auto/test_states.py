@@ -10,7 +10,7 @@ import pytest
 from gradwire.auto.controller import AutoController
 from gradwire.auto.states import TABLE, AutoState, Event
 
-FROM_OUTSIDE = {Event.STEP, Event.WINDOW_FULL, Event.GLANCE, Event.RESUMED}
+FROM_OUTSIDE = {Event.STEP, Event.WINDOW_FULL, Event.GLANCE, Event.RESUMED, Event.NONE_LEFT}
 """Events that no action returns."""
 
 ROWS = [(state, event, *row) for state, rows in TABLE.items() for event, row in rows.items()]

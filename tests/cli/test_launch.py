@@ -178,3 +178,29 @@ def test_the_examples_learn(script, capfd):
     assert len(scores) == (1 if script == "kvstore_digits.py" else 2)
     # Ten digits: who has learned nothing has one of ten right.
     assert max(scores) > 0.2
+
+
+def test_a_launcher_that_ignores_the_end_of_its_terminal_goes_on(tmp_path):
+    """It was started under nohup."""
+    own = [
+        sys.executable,
+        "-m",
+        "gradwire",
+        "launch",
+        "-n",
+        "1",
+        "--",
+        sys.executable,
+        str(SCRIPT),
+        "stay",
+        str(tmp_path),
+    ]
+    shell = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]
+    with subprocess.Popen([*shell, *own], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pids = appear(tmp_path / "pid-0")
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        process.send_signal(signal.SIGTERM)
+        assert finish(process)[0] == 143
+    gone(*pids)

@@ -174,3 +174,8 @@ def test_rows_before_a_full_disk_are_there_and_complete(limited, tmp_path):
 def test_a_file_size_signal_is_ignored():
     """Python ignores it, so that a write fails with an error; the tests above rest on that."""
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+
+
+def test_numbers_that_json_has_not_are_null(capsys):
+    emit({"loss": [1.5, float("nan")], "ratio": float("inf")}, "-", list)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"loss": [1.5, None], "ratio": None}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import GradwireError
@@ -147,3 +148,31 @@ def load_elsewhere(rank: int, saved: dict[str, Any], within: dict[str, Any]) -> 
     except GradwireError as error:
         told = str(error)
     return state.metrics()["steps"], digest(model), str(state), told
+
+
+def waiting(rank: int, front: str, saved: Any = None) -> dict[str, Any]:
+    """A model that keeps something back, or one that "auto" goes on with from the file of rank 0 alone."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+    said = heard(logging.WARNING)
+    name, options = ("auto", {}) if saved is not None else ("topk", {"ratio": 0.05, "min_numel": 8})
+    if front == "fsdp":
+        model = fully_shard(model)
+        state = gradwire.compress_fsdp(model, name, **options)
+    else:
+        model = DistributedDataParallel(model, find_unused_parameters=True)
+        state = gradwire.compress_ddp(model, name, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if saved is not None:
+        state.load_state_dict(saved)
+    left = sorted(state.exchange.leftovers.waiting)
+    for step in range(6):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return {
+        "state": state.state_dict(),
+        "left": left,
+        "now": sorted(state.exchange.leftovers.waiting),
+        "said": [text for text in said if "rank 0 alone" in text],
+    }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.one_file_jobs import load, load_elsewhere, load_whole, save, sharded
+from tests.integrations.one_file_jobs import load, load_elsewhere, load_whole, save, sharded, waiting
 from tests.once import once
 
 
@@ -80,3 +80,15 @@ def test_between_replicas_a_file_without_a_shard_that_keeps_something_is_refused
     first = run_ranks(4, sharded, "topk")[0]["state"]
     errors = [told["error"] for told in run_ranks(4, sharded, "topk", first, False)]
     assert all("parts of the state must be with shard 1: save on every rank" in errors[rank] for rank in (1, 3))
+
+
+@pytest.mark.parametrize("front", ["ddp", "fsdp"])
+def test_all_ranks_go_the_same_way_where_a_residual_waits_on_rank_0_alone(front: str) -> None:
+    """Ranks of two minds would wait for each other for ever."""
+    saved = run_ranks(2, waiting, front, patience=60.0)[0]["state"]
+    told = run_ranks(2, waiting, front, saved, patience=60.0)
+    first, other = (each["left"] for each in told)
+    assert first == other
+    assert {"0.weight", "1.weight"} <= set(first)
+    assert [each["now"] for each in told] == [[], []]
+    assert sum(len(each["said"]) for each in told) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import fully_shard
 
+from gradwire.auto.controller import AutoController
 from gradwire.run import holds
 from gradwire.run.session import RunSession
 from tests.auto.jobs import FAST, SLOW, Training, digest, examples, loss_of, network, replicated, slow
@@ -52,9 +54,7 @@ def compressed(rank: int, wrong: bool) -> dict[str, Any]:
     controller = training.held.controller
     spoilt = min(controller.model.current) if wrong else ()
     if wrong:
-        for key, probed in controller.model._probed.items():
-            if key[0] == spoilt and probed is not None:
-                controller.model._probed[key] = replace(probed, omega=1e-4 * probed.omega)
+        expect_too_little(controller, [spoilt])
     training.run(40, SLOW)
     return {
         "digest": digest(training.model),
@@ -66,12 +66,31 @@ def compressed(rank: int, wrong: bool) -> dict[str, Any]:
     }
 
 
+def expect_too_little(controller: AutoController, buckets: Sequence[tuple[str, ...]]) -> None:
+    """Let the error that is expected of some buckets be a hundredth of what it is."""
+    for key, probed in controller.model._probed.items():
+        if key[0] in buckets and probed is not None:
+            controller.model._probed[key] = replace(probed, omega=1e-4 * probed.omega)
+
+
+def all_barred(rank: int) -> dict[str, Any]:
+    """A model on a slow link, all of whose buckets get a hundredth of the error that is to be expected."""
+    training = HeldTraining(rank, "apply", every=1)
+    training.settle(SLOW, least=3)
+    controller = training.held.controller
+    expect_too_little(controller, list(controller.model.current))
+    training.run(60, SLOW)
+    left = dict(training.state.exchange.methods.assigned)
+    return {"digest": digest(training.model), "phase": training.held.controller.phase, "left": left}
+
+
 def proposed(rank: int) -> dict[str, Any]:
     """The same link, where it is only watched."""
     training = HeldTraining(rank, "watch", every=1)
     training.run(60, SLOW)
     return {
         "known": training.held.known,
+        "window": training.held.controller.recorder.length,
         "facts": training.held.facts(),
         "sent": training.held.after.steps,
         "assigned": dict(training.state.exchange.methods.assigned),

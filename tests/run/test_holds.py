@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from gradwire.auto.recorder import LONGEST
 from gradwire.testing.processes import run_ranks
 from tests.run import jobs
 
@@ -18,6 +19,8 @@ def test_watching_a_slow_link_proposes_and_switches_nothing() -> None:
         assert decided["decisions"] == []
         assert not found["assigned"]
         assert found["sent"] == 0
+        # Nothing is to be decided any more, so it looks ever more rarely.
+        assert found["window"] == LONGEST
 
 
 def test_what_is_compressed_is_as_wrong_as_expected() -> None:
@@ -42,6 +45,13 @@ def test_a_bucket_that_is_more_wrong_than_expected_goes_back_to_dense_on_all_ran
     assert [each["bucket"] for each in one["checks"] if not each["kept"]] == [one["spoilt"][0]]
     assert set(one["assigned"]).isdisjoint(one["spoilt"])
     assert one["assigned"]
+
+
+def test_where_no_bucket_may_be_compressed_any_more_it_watches_again() -> None:
+    one, other = run_ranks(2, jobs.all_barred)
+    assert one["digest"] == other["digest"]
+    for found in (one, other):
+        assert (found["phase"], found["left"]) == ("watching", {})
 
 
 def test_the_gradients_of_a_sharded_model_are_checked_too() -> None:

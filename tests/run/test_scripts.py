@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,20 @@ def started(command: list[str], folder: Path, **variables: str) -> subprocess.Co
     """Run a command in a folder, with this repository's tests at hand."""
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=own)
+
+
+STARTS = """
+import os, sys
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = sys.argv[1]
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""A launcher of a single rank, whose number is its argument."""
+
+
+def free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return int(each.getsockname()[1])
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -246,3 +261,34 @@ def test_with_the_variable_torch_is_not_imported_and_sitecustomize_runs(tmp_path
     done = started([sys.executable, "-c", program], tmp_path, **own)
     assert done.stdout == "customised\nTrue False\n"
     assert done.stderr == ""
+
+
+def test_a_machine_without_the_first_rank_says_nothing_where_that_rank_has_spoken(tmp_path: Path) -> None:
+    """Each machine of a job has a command of its own, and ranks from its own place on."""
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    jobs = []
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        # The command itself has no rank: what it starts, such as a launcher of one machine, gives them.
+        inner = [sys.executable, "-c", STARTS, str(rank), str(SCRIPTS / "ddp.py"), "60"]
+        own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **store}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        jobs.append(subprocess.Popen([*RUN, "--", *inner], cwd=folder, env=own, **pipes))
+    first, other = (job.communicate(timeout=300)[1] for job in jobs)
+    assert "step 50: " in first
+    assert [line for line in other.splitlines() if line.startswith("gradwire run: ")] == []
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])
+def test_a_script_without_stderr_is_watched_as_any_other(closed: str, tmp_path: Path) -> None:
+    shell = f'"$0" -m torch.distributed.run --nproc-per-node 2 "$1" 60 {closed}'
+    done = started(["sh", "-c", shell, sys.executable, str(SCRIPTS / "ddp.py")], tmp_path, GRADWIRE_RUN="watch")
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "gradwire-report.json").read_text())["steps"] == 60
+
+
+def test_a_report_that_cannot_be_written_is_said_before_the_script_starts(tmp_path: Path) -> None:
+    done = started([*RUN, "--report", "missing/report", "--", sys.executable, "-c", "print('ran')"], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "missing/report.json cannot be written: No such file or directory" in done.stderr

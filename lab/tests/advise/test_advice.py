@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import registry
-from gradwire.auto.codec import Codec, CodecTimes
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
@@ -27,8 +25,10 @@ from gradwire.errors import ConfigError
 from gradwire.transport.collective_round import Round
 from gradwire_lab.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire_lab.advise.cluster import Cluster, worlds
+from gradwire_lab.advise.codec import Codec, CodecTimes
 from gradwire_lab.advise.consult import UNKNOWN_OPTIMIZER, Question, _notes, _reached, answer, everything, given_codec
 from gradwire_lab.advise.gauge import Wanted
+from gradwire_lab.advise.profile import BucketProfile, Profile
 from gradwire_lab.advise.quality import quality, table
 from gradwire_lab.advise.run_optimizer import RunOptimizer
 from gradwire_lab.experiments.recommended import labels, recommended

@@ -10,16 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.auto.codec import WARM_UP, measure
 from gradwire.auto.link_cost import PAYLOAD_SHARE
-from gradwire.auto.profile import BucketProfile
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.oktopk import OkTopk
 from gradwire.errors import ConfigError
+from gradwire_lab.advise.codec import WARM_UP, measure
 from gradwire_lab.advise.examples import example
 from gradwire_lab.advise.gauge import Alphas, _model, _replayed, measure_wire
-from gradwire_lab.advise.profile import assigned, middle, profile_step, shortest
+from gradwire_lab.advise.profile import BucketProfile, assigned, middle, profile_step, shortest
 from gradwire_lab.experiments import models
 from gradwire_lab.netlab import Link
 

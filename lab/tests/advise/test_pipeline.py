@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.auto.codec import Codec
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.traffic import PredictedTraffic
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.transport.collective_round import Round
 from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.codec import Codec
 from gradwire_lab.advise.pipeline import PipelineJob, compressed_step, dense_step, slowdown
-from gradwire_lab.advise.profile import assigned
+from gradwire_lab.advise.profile import BucketProfile, Profile, assigned
 from gradwire_lab.experiments import models
 from gradwire_lab.netlab import Link
 
@@ -326,3 +326,15 @@ def test_profiles_that_cannot_be_are_refused() -> None:
     assert PROFILE.lasting(5.0) == Profile(
         (BucketProfile(PROFILE.buckets[0].params, 2.0), BucketProfile(PROFILE.buckets[1].params, 4.0)), 5.0, False
     )
+
+
+def test_gradients_of_16_bits_travel_in_half_of_the_time() -> None:
+    """DDP sums them in their own type."""
+    wire = Wire(4, rate=1e6, latency=0.0, message=0.0)
+    half = dataclasses.replace(
+        PROFILE, buckets=tuple(dataclasses.replace(each, itemsize=2) for each in PROFILE.buckets)
+    )
+    whole, less = dense_step(PROFILE, wire), dense_step(half, wire)
+    assert (less.wire, less.sent) == (pytest.approx(whole.wire / 2), pytest.approx(whole.sent / 2))
+    assert Profile.from_dict(json.loads(json.dumps(half.as_dict()))) == half
+    assert half.lasting(5.0).buckets[0].itemsize == 2

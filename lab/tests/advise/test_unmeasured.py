@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.auto.codec import SAMPLE, Codec, sample
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC
@@ -20,8 +18,10 @@ from gradwire.errors import ConfigError
 from gradwire_lab.advise import consult
 from gradwire_lab.advise.advice import MARGIN, Candidate, advise, plausible, reachable
 from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.codec import SAMPLE, Codec, sample
 from gradwire_lab.advise.consult import FINALISTS, Question, codecs_of
 from gradwire_lab.advise.gauge import NO_TIME, Wanted, gauge_codecs, gauge_model
+from gradwire_lab.advise.profile import BucketProfile, Profile
 from gradwire_lab.experiments.launch import OutOfTimeError
 from gradwire_lab.experiments.recommended import recommended
 from gradwire_lab.netlab import Link

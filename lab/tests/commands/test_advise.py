@@ -109,6 +109,9 @@ def test_a_slow_link_inside_nodes_is_in_both_predictions(gradwire):
         (("--model", "resnet9", "--codec", "1"), "--codec must be two numbers of nanoseconds, each >= 0"),
         ((*NUMBERS, "--method", "topkk"), "unknown compressor 'topkk'"),
         ((*NUMBERS, "--method", "sidco", "--strategy", "two_phase"), "strategy 'two_phase' cuts tensors into shards"),
+        ((*NUMBERS, "--measure-link", "--latency", "1ms"), "--latency has no effect with --measure-link: leave it out"),
+        ((*NUMBERS, "--intra-link", "10gbit"), "--intra-link has no effect without --nodes: leave it out"),
+        (("--script", "x.py", "--batch", "4"), "--batch has no effect with --script: leave it out"),
         ((*NUMBERS, "--", "--epochs", "3"), "arguments are for --script, got '--epochs 3' without it"),
     ],
 )
@@ -116,6 +119,15 @@ def test_mistakes_are_told(gradwire, arguments, said):
     done = gradwire("advise", *arguments)
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
+
+
+def test_what_need_not_be_so_elsewhere_is_said(gradwire):
+    own = ("--model", "resnet9", "--compute", "0.05", "--method", "twobit", "--together", "2", "--within", "20")
+    done = gradwire("advise", *own)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    assert "Codecs were timed on this machine's CPU, and the step is that of an accelerator" in said
+    assert "Each of the 2 workers of a machine has a whole link here" in said
 
 
 def compared(predicted, measured):

@@ -97,3 +97,12 @@ def test_the_headline_says_what_was_gained_where_nothing_was_lost():
     ]
     assert "no method trained faster" in report.headline(Results(single))[0]
     assert report.headline(Results([record("topk", math.nan)])) == []
+
+
+def test_logs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+    for name, pace in (("dense", 0.5), ("twobit", 0.1)):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "log.jsonl", *steps(pace))
+    results = report.read([tmp_path / "dense" / "log.jsonl", tmp_path / "twobit" / "log.jsonl"])
+    names = {str(tmp_path / name / "log") for name in ("dense", "twobit")}
+    assert drawn(results, "loss_seconds").keys() == names

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from gradwire.cli._folder import app
+from gradwire.optim.local._rounds import Rounds
+from gradwire.optim.local._streamed_rounds import StreamedRounds
 from gradwire.optim.local.attendance import Attendance
 from gradwire.optim.local.board import Board
 from gradwire_lab.simulation.case import shrink
@@ -66,6 +68,10 @@ FOUND = {
     "a jump of the clock ends no wait": (
         "seed=62 late=15.0 first=1 rounds=6 sparse=1 save=2 jump=worker-1@16.169+80#5"
     ),
+    "a jump of the clock ends no wait for a quorum": (
+        "seed=31 workers=4 first=4 rounds=6 every=2 sparse=1 save=2 early=1 back=2 fragments=2 quorum=4 "
+        "stall=worker-2@4.417+20.44#5 jump=worker-0@6.682+85.9#21"
+    ),
 }
 
 
@@ -93,6 +99,9 @@ def test_a_case_repeats_itself() -> None:
     assert done.stdout.split() == first
 
 
+SENT = "seed=9 workers=3 pace=0.3 rounds=3 every=4 sparse=1 fragments=2 kill=worker-2@0.166+1.97#13"
+ONE_FRAGMENT = "workers=1 first=1 rounds=3 every=2 fragments=1 delay=1"
+TWO_FRAGMENTS = "seed=0 pace=0.3 rounds=3 every=2 fragments=2 delay=1"
 LATE = "seed=7 pace=0.3 first=1 rounds=6 frozen=1 back=1"
 LOST = "seed=0 workers=3 late=2.0 every=2 back=2 lose=worker-1@5.33+22.67#8"
 
@@ -124,6 +133,10 @@ def hasty(there: Attendance, t: int) -> set[str]:
         (Attendance, "sent_by_another", lambda *_: False, FOUND[TWICE], "wait [-1.0] and count"),
         (Attendance, "counted", lambda *_: False, "seed=2 workers=3", "wait [-1.0] and count"),
         (Attendance, "holds", lambda *_: True, LOST, "has another state after round"),
+        (Rounds, "count", lambda *_: None, "seed=1 every=2 weighs=1", "has weight 1 in round 1, in which 2 steps"),
+        (StreamedRounds, "depart", lambda *_: None, f"seed=5 {ONE_FRAGMENT} weighs=1", "has weight 1 in round 1"),
+        (StreamedRounds, "_unless_sent", lambda *_: None, SENT, "wait [-1.0] and count"),
+        (StreamedRounds, "unsent", lambda self, fragment: self._gather(fragment), TWO_FRAGMENTS, "not once in"),
     ],
 )
 def test_what_is_broken_is_found(

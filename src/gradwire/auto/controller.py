@@ -14,7 +14,8 @@ Invariants:
       (``step_record.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare
       in each step (``transport/handshake.py``) counts the switches.
     * Watching costs two clock readings for a bucket, under FSDP2 some more for the gathers of its weights, and for each
-      window one small message and two norms. None of it grows with the number of workers.
+      window two small messages, and in some windows four more for the latency. None of them grows with the number of
+      workers.
     * Where nothing is to be gained it rests: some of the steps are timed, and one small message tells whether that is
       still so; all others are sums and nothing else.
 """
@@ -50,7 +51,10 @@ PATIENCE = 96
 """Uncompressed steps after which candidates are tried though gradients have not settled."""
 
 PATIENT_FOR, PATIENT_SHARE = 60.0, 0.05
-"""The same of sharded models: seconds, or the share of the run so far if that is more."""
+"""The same of sharded models: seconds, or the share of what the run has taken if that is more."""
+
+PINGED_EVERY = 8
+"""Windows from one measurement of the latency to the next."""
 
 PROPOSED_BY = 24
 """The same where nothing is decided, and a few steps are to say what would be."""
@@ -113,16 +117,15 @@ class AutoController:
             self.state = AutoState.REPLAYING
             self._reporter.repeat([])
         self._seen: StepWindow | None = None
-        self._watched = 0
-        """Uncompressed steps since something was tried or left."""
+        self._watched = self._windows = 0
+        """Uncompressed steps since something was tried or left; windows since the start."""
         self._untried: list[Choice] = []
         self._trying: list[Choice] = []
         self._rested_at: tuple[StepWindow, Wire] | None = None
         """The uncompressed steps, and the link, with which nothing was to be gained."""
         self._changed: StepWindow | None = None
         """The uncompressed steps that were not as those any more."""
-        self._ran = 0.0
-        """The seconds of the run, as if all steps had lasted as long as those of the last window."""
+        self._uncompressed_since = self.exchange.step
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
 
@@ -219,6 +222,11 @@ class AutoController:
         return bool(self._trying)
 
     @property
+    def reads(self) -> bool:
+        """Return whether the numbers of the gradients of this step may be read, and not only their times."""
+        return self.timed and (self.probing or self.recorder.nearly_full or not self.recorder.record.runs)
+
+    @property
     def idle(self) -> bool:
         """Return whether the current step is uncompressed, and needed only for its times, if at all."""
         watched = self.state is AutoState.WATCHING and not self.recorder.nearly_full
@@ -304,7 +312,7 @@ class AutoController:
         recorder.note_itemsize(params, itemsize)
         if not recorder.record.runs:
             self._begin_exchange(ready)
-        if self.state is AutoState.REPLAYING:
+        if not self.timed:
             return None
         for each in self._trying:
             recorder.record.disturbed = True
@@ -373,8 +381,8 @@ class AutoController:
         unsettled = self.model.dense is not None and not self.model.norms.settled
         watches = f"it watches uncompressed steps, {len(self.recorder.steps)} of {self.recorder.length}"
         seen, longest = self._seen, ""
-        if seen is not None and self.model.scatters and PATIENCE * seen.period > self._patience:
-            longest = f", or until {time_text(self._patience)} of the run"
+        if seen is not None and self.model.scatters and PATIENCE * seen.period > self._patience(seen):
+            longest = f", or {time_text(self._patience(seen))}"
         settles = f"it waits for gradients to settle: {self._watched} of at most {PATIENCE} steps{longest}"
         rests = "nothing is to be gained now; some steps are timed to see whether that stays so"
         return {
@@ -441,7 +449,10 @@ class AutoController:
         if not self.model.barred.isdisjoint(self.model.current):
             current, barred = self.model.current, self.model.barred
             left = {names: each for names, each in current.items() if names not in barred}
-            self._switch_to(left, self.model.weights)
+            if left or self.model.weights is not None:
+                self._switch_to(left, self.model.weights)
+            else:
+                self._handle(Event.NONE_LEFT, "what arrived of the last compressed bucket was wrong")
             return
         if self.glances:
             self.glance()
@@ -454,7 +465,10 @@ class AutoController:
         if self.state is AutoState.HOLDING and self.model.dense is None:
             return Event.UNKNOWN, "this run has not seen any yet"
         steps = len(self.recorder.steps)
-        seen = self.recorder.measure(bears=self.bears(), latency=self.recorder.ping())
+        # On all ranks in the same windows: it is four messages more.
+        latency = self.model.link.latency if self._windows % PINGED_EVERY else self.recorder.ping()
+        self._windows += 1
+        seen = self.recorder.measure(bears=self.bears(), latency=latency)
         self._reporter.count_window(measured=seen is not None)
         if seen is None:
             return (Event.UNMEASURED,)
@@ -463,14 +477,14 @@ class AutoController:
 
     def _learn(self, seen: StepWindow) -> None:
         self.recorder.record.disturbed = True
-        self._seen, self._ran = seen, self.exchange.step * seen.period
+        self._seen = seen
         self.recorder.follow(seen)
         self.model.learn(seen)
 
     def _choose(self, seen: StepWindow) -> Following:
         if self._proposes and self.model.link.wire is not None:
             self._keep_proposal(self._search.best(seen))
-            return (Event.PROPOSED,)
+            return Event.PROPOSED, seen
         proposal = self._search.better(seen)
         if proposal is None:
             return Event.KEPT, seen
@@ -510,7 +524,9 @@ class AutoController:
             return self._no_gain(seen, "because that is too little to gain anything")
         if self._waits_for_gradients(seen) or exchange.step <= exchange.methods.policy.start_after:
             return (Event.TOO_EARLY,)
-        self.recorder.shorten()
+        # Where a proposal is all that is wanted, windows get longer once there is one.
+        if self.proposal is None:
+            self.recorder.shorten()
         self._watched = 0
         model.find_hosts()
         return Event.TRIED if model.tried(seen) else Event.UNTRIED, seen
@@ -519,12 +535,12 @@ class AutoController:
         """Return whether gradients may settle, and there is time for another window until it tries in any case."""
         if self.model.norms.settled or self._watched >= (PROPOSED_BY if self._proposes else PATIENCE):
             return False
-        return not self.model.scatters or self._ran + self.recorder.length * seen.period <= self._patience
+        steps = self.exchange.step - self._uncompressed_since + self.recorder.length
+        return not self.model.scatters or steps * seen.period <= self._patience(seen)
 
-    @property
-    def _patience(self) -> float:
-        """The seconds of the run up to which gradients may settle."""
-        return max(PATIENT_FOR, PATIENT_SHARE * self._ran)
+    def _patience(self, seen: StepWindow) -> float:
+        """The seconds for which gradients may settle, if all steps of the run have lasted as long as these."""
+        return max(PATIENT_FOR, PATIENT_SHARE * self.exchange.step * seen.period)
 
     def _find_no_gain(self, seen: StepWindow) -> Following:
         return self._no_gain(seen, self._reporter.nothing_saves(seen, MARGIN))
@@ -538,6 +554,9 @@ class AutoController:
         wire = self.model.link.wire
         assert wire is not None
         self._rested_at = seen, wire
+        if self._setback.expired(self._watched):
+            # It was looked at again, and nothing is to be gained: the next look comes as much later.
+            self._watched = 0
         self.recorder.rest()
         self._reporter.stays_uncompressed(seen, why)
 
@@ -614,7 +633,7 @@ class AutoController:
     def _leave_methods(self, why: str) -> None:
         self._reporter.left_methods(why)
         self._switch_to({}, None)
-        self._watched = 0
+        self._watched, self._uncompressed_since = 0, self.exchange.step
         if self._seen is not None:
             self._reporter.explain_uncompressed(self._seen)
 

@@ -77,7 +77,8 @@ class Wire:
     def of(cls, workers: int, link: Rated, latency: float = LATENCY, message: float = MESSAGE) -> Self:
         """Make the model of a link with a nominal rate, from which the overhead of TCP and Ethernet is subtracted."""
         rate = math.inf if link.rate is None else link.rate / 8 * PAYLOAD_SHARE
-        return cls(workers, rate, latency + link.delay, message)
+        # A sender waits until its receiver has said that it is ready, so a message passes the link twice.
+        return cls(workers, rate, latency + 2 * link.delay, message)
 
     def at(self, bits: float) -> Self:
         """The same model at another nominal rate in bits a second."""

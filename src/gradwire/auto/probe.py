@@ -14,21 +14,22 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.auto.choices import Choice
-from gradwire.auto.codec import dry_exchange
 from gradwire.auto.step_record import between, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
+from gradwire.metrics import Metrics
 from gradwire.transport.recording import RecordingChannel
 
-__all__ = ["Probed", "compressible", "probe"]
+__all__ = ["Probed", "compressible", "dry_exchange", "probe"]
 
 TIMED, CODED = 1 << 20, 1 << 16
 """Elements of a bucket with which a code is timed, and with which its error is measured, at most."""
@@ -54,6 +55,21 @@ def compressible(params: Sequence[Named], policy: Policy, choice: Choice) -> lis
     """The parameters of a bucket that a choice would compress."""
     main = choice.compressor
     return [name for name, shape in params if policy.choose(name, shape, main) is main]
+
+
+def dry_exchange(
+    compressor: Compressor, workers: int, rank: int = 0, policy: Policy | None = None, **options: Any
+) -> Exchange:
+    """Make an exchange that acts as one of ``workers``.
+
+    Args:
+        compressor: compressor with its parameters.
+        workers: pretended number of workers.
+        rank: pretended rank, 0 to ``workers`` - 1.
+        policy: per-parameter choices.
+        options: further arguments of ``Exchange``.
+    """
+    return Exchange(compressor, policy=policy, channel=RecordingChannel(workers, Metrics(), rank), **options)
 
 
 def probe(

@@ -99,7 +99,7 @@ class Reporter:
         if model.link.wire is None:
             return
         stages = stages or model.stages(seen, weights)
-        if seen.gathers:
+        if seen.gathers and model.ways_of_weights != [None]:
             gathers = sum(each.gathers for each in stages), sum(model.gathers(seen, None))
             self.weights = {"choice": weights or DENSE.label, **dict(zip(GATHERED, gathers, strict=True))}
         options = model.options(stages, chosen)

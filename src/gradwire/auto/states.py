@@ -85,6 +85,9 @@ class Event(Enum):
     PAYS = auto()
     """Steps with methods take no longer than uncompressed ones would."""
 
+    NONE_LEFT = auto()
+    """No bucket has a method any more, because what arrived of the last one was too wrong."""
+
     CHOSEN = auto()
     """Candidates for some buckets are better than what is in use by more than the margin."""
     NONE_CHOSEN = auto()
@@ -111,7 +114,7 @@ TABLE: Mapping[AutoState, Mapping[Event, Row]] = MappingProxyType(
             Event.UNTRIED: (AutoState.PROBING, ("begin_trials", "try_next")),
             Event.TRIED: (AutoState.WATCHING, ("choose",)),
             Event.CHOSEN: (AutoState.HOLDING, ("switch",)),
-            Event.PROPOSED: (AutoState.WATCHING, ()),
+            Event.PROPOSED: (AutoState.WATCHING, ("lengthen_window",)),
             Event.KEPT: (AutoState.WATCHING, ("find_no_gain",)),
             Event.RESUMED: (AutoState.HOLDING, ()),
         },
@@ -127,7 +130,7 @@ TABLE: Mapping[AutoState, Mapping[Event, Row]] = MappingProxyType(
             Event.STEP: (AutoState.PROBING, ("try_next",)),
             Event.ALL_TRIED: (AutoState.PROBING, ("share_trials", "choose")),
             Event.CHOSEN: (AutoState.HOLDING, ("switch",)),
-            Event.PROPOSED: (AutoState.WATCHING, ()),
+            Event.PROPOSED: (AutoState.WATCHING, ("lengthen_window",)),
             Event.KEPT: (AutoState.WATCHING, ()),
         },
         AutoState.HOLDING: {
@@ -139,6 +142,7 @@ TABLE: Mapping[AutoState, Mapping[Event, Row]] = MappingProxyType(
             Event.DOUBTED: (AutoState.WATCHING, ("keep_rest", "leave_methods")),
             Event.NOT_BORNE: (AutoState.WATCHING, ("leave_methods",)),
             Event.SLOWER: (AutoState.WATCHING, ("note_setback", "keep_rest", "leave_methods")),
+            Event.NONE_LEFT: (AutoState.WATCHING, ("leave_methods",)),
             Event.PAYS: (AutoState.HOLDING, ("choose",)),
             Event.CHOSEN: (AutoState.HOLDING, ("switch",)),
             Event.NONE_CHOSEN: (AutoState.WATCHING, ("switch",)),

@@ -107,6 +107,7 @@ class StepModel:
         self._in_use: dict[tuple[tuple[str, ...], Choice], float] = {}
         self._contention = 0.0
         self._rest_in_use: float | None = None
+        self._messages: dict[tuple[tuple[str, ...], Choice, int], PredictedTraffic] = {}
 
     def scatter(self) -> None:
         """Predict steps in which gradients are reduced to their owners."""
@@ -134,6 +135,7 @@ class StepModel:
         those of owners that have its own number on their hosts.
         """
         if self.link.find_hosts():
+            self._messages.clear()
             scatters = self.scatters
             carried = {each.method for each in self.candidates if not (scatters and each.keeps)}
             found = candidates_on_hosts(self._budget)
@@ -340,7 +342,8 @@ class StepModel:
                 else:
                     # A value that is kept back is not lost and adds no variance; the test above has allowed it.
                     added = 0.0 if choice.dense else self._added(params, choice, own, mean) / noise
-                    error = min(added, self._budget.variance / 8) if choice.keeps else added
+                    share = self._budget.variance / (8 * len(seen.buckets))
+                    error = min(added, share) if choice.keeps else added
                     options.append(Option(self.seconds(params, choice), error))
             stages.append(Stage(ready, options, blocking, waits, asked))
             asked = ready
@@ -451,12 +454,28 @@ class StepModel:
         return [stage.options[self.candidates.index(each)] for stage, each in zip(stages, chosen, strict=True)]
 
     def _traffic(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
-        """Predict the messages of a bucket."""
+        """The messages of a bucket; they are predicted once, because it takes longer the more ranks there are."""
+        key = (names_of(params), choice, self._itemsize(params))
+        found = self._messages.get(key)
+        if found is None:
+            found = self._messages[key] = self._predict_messages(params, choice)
+        return found
+
+    def _predict_messages(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
         world, policy = self._exchange.channel.world, self._exchange.methods.policy
         if self.scatters:
             return self._scattered(params, choice)
         if choice.dense:
-            return PredictedTraffic(dense_traffic(_numel(params), world, self._itemsize(params)), ())
+            plain, own = 0, 0.0
+            for name, shape in params:
+                # What an option compresses in any case goes beside it.
+                code = policy.choose(name, shape, choice.compressor)
+                if code is None or capabilities.identity(code):
+                    plain += math.prod(shape)
+                else:
+                    own += (world - 1) * capabilities.traffic(code, shape)
+            beside = (Round("exchange", own, own),) if own else ()
+            return PredictedTraffic(dense_traffic(plain, world, self._itemsize(params)), beside)
         strategy = choice.strategy.with_hosts_of(self.link.size)
         return traffic(shared(params, choice.compressor, world, policy, strategy, main=self.code(choice)), world)
 

@@ -99,7 +99,8 @@ class Folder(CommandGroup):
         with _one_line():
             found = super().invoke(ctx)
             # Now, where it can still be said: a full disk shows when the last of the output is written.
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             return found
 
 

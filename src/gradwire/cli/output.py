@@ -13,7 +13,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from gradwire._files import replace_text
+from gradwire._files import for_json, replace_text
 
 __all__ = ["counted", "emit", "json_option", "refused", "show", "writable"]
 
@@ -58,7 +58,7 @@ json_option = click.option(
 
 def emit(data: Any, json_to: str | None, tables: Callable[[], list[RenderableType]]) -> None:
     """Write ``data`` where ``--json`` says, and before that the tables to standard output unless JSON goes there."""
-    text = json.dumps(data, indent=2) + "\n"
+    text = json.dumps(for_json(data), indent=2, allow_nan=False) + "\n"
     if json_to == "-":
         click.echo(text, nl=False)
         return

@@ -32,6 +32,7 @@ __all__ = [
     "is_adaptive",
     "is_adaptive_class",
     "is_orthogonal",
+    "keeps_momentum_alone",
     "keeps_much",
     "mostly_zero",
     "noise_only",
@@ -62,6 +63,10 @@ _ORTHOGONAL = tuple(getattr(torch.optim, name) for name in ("Muon",) if hasattr(
 
 _STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg", "state2"})
 """Names of the second moments in torch's optimizers, and in those of other packages: ``state2`` in bitsandbytes."""
+
+
+_PLAIN = frozenset({"momentum_buffer", "step", "ax", "eta", "mu"})
+"""Names of what SGD and ASGD keep."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,22 @@ def is_adaptive(optimizer: Optimizer) -> bool:
 def is_orthogonal(optimizer: Optimizer) -> bool:
     """Return whether an optimizer makes the singular values of its steps equal, and so suffers from residuals too."""
     return isinstance(optimizer, _ORTHOGONAL)
+
+
+def keeps_momentum_alone(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is known to make steps as long as gradients are: it keeps a momentum at most, and is
+    no Muon by its name.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.ones(2)
+    >>> optimizers = [torch.optim.SGD([weight], lr=0.1, momentum=0.9), torch.optim.Rprop([weight])]
+    >>> for each in optimizers:
+    ...     each.step()
+    >>> [keeps_momentum_alone(each) for each in optimizers]
+    [True, False]
+    """
+    kept = {str(name) for state in getattr(optimizer, "state", {}).values() for name in state}
+    return kept <= _PLAIN and not any("muon" in kind.__name__.lower() for kind in type(optimizer).__mro__)
 
 
 def is_adaptive_class(optimizer: type[Optimizer]) -> bool:

@@ -101,6 +101,11 @@ class Controller(Protocol):
         ...
 
     @property
+    def reads(self) -> bool:
+        """Return whether the numbers of the gradients of this step may be read, and not only their times."""
+        ...
+
+    @property
     def idle(self) -> bool:
         """Return whether the current step is uncompressed, so that a framework may reduce it by itself."""
         ...

@@ -20,6 +20,7 @@ from gradwire.engine.adaptive import (
     Remedies,
     is_adaptive,
     is_orthogonal,
+    keeps_momentum_alone,
     mostly_zero,
     trouble_of,
     warn_of_spread_zeros,
@@ -79,7 +80,7 @@ class AdaptiveWatch:
         self._orthogonal: set[str] = set()
         """Those of them whose steps noise does not shorten."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._plain = False
+        self._plain = self._others = False
         self._zeros_due, self._zeros_said = True, False
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
@@ -153,15 +154,16 @@ class AdaptiveWatch:
         self._plain = self._plain or bool(ours)
         if ours and is_orthogonal(optimizer):
             self._orthogonal.add(type(optimizer).__name__)
+        self._others = self._others or bool(ours and not keeps_momentum_alone(optimizer))
         if ours and (is_adaptive(optimizer) or is_orthogonal(optimizer)):
             self._adaptive.setdefault(type(optimizer).__name__, []).extend(ours)
             self.check()
 
     def bears(self) -> bool:
-        """Return whether an optimizer of these parameters has stepped, and none that did divides by
-        a mean of squares.
+        """Return whether an optimizer of these parameters has stepped, and all that did are known to keep a momentum at
+        most, and to have steps as long as gradients are.
         """
-        return self._plain and not self._adaptive
+        return self._plain and not self._adaptive and not self._others
 
 
 def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:

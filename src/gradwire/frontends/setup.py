@@ -18,6 +18,7 @@ from gradwire import registry
 from gradwire.auto.controller import AutoController
 from gradwire.compressors import capabilities
 from gradwire.compressors.casts.none import Identity
+from gradwire.engine.adaptive import right_on_average
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.engine.settings import Settings, valid_timeout
@@ -475,8 +476,13 @@ def steered(
     for name in ("memory", "strategy", "schedule"):
         value = getattr(settings, name)
         require(not value, name, f"left out with {AUTO!r}, which decides it", value)
+    twice = "budget" in given and settings.budget not in (None, given["budget"])
+    require(not twice, "budget", f"left out beside {compressor!r}", settings.budget)
     exchange = settings.exchange(Identity(), {}, group, device)
-    budget = given.get("budget", settings.budget or "safe")
+    for name, each in exchange.methods.policy.overrides.items():
+        fits = each is None or capabilities.identity(each) or right_on_average(each)
+        require(fits, f"overrides[{name!r}]", f"a method that is right on average, as qsgd, with {AUTO!r}", each)
+    budget = given.get("budget", "safe" if settings.budget is None else settings.budget)
     AutoController(exchange, shapes, budget, embeddings(), settings.decisions)
     return exchange
 

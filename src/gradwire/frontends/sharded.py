@@ -289,7 +289,9 @@ class ReduceScatter:
             # Uncompressed gradients are reduced by FSDP itself, in their own dtype, or else by a session in float32.
             itself = self.own is not None and not exchange.rollback.skips_steps
             itemsize = input_tensor.itemsize if itself else 4
-            watched = self._watch(state.scratch.float32(input_tensor), shards, itemsize, overlaps=overlaps)
+            # In most steps only times are wanted, and 16 bits need no copy in 32.
+            flat = state.scratch.float32(input_tensor) if exchange.controller.reads else input_tensor
+            watched = self._watch(flat, shards, itemsize, overlaps=overlaps)
             # A candidate is tried on this thread, and two threads must not use one exchange.
             overlaps = overlaps and not exchange.controller.probing
         plan = self._current(shards)
@@ -306,7 +308,8 @@ class ReduceScatter:
                 exchange.controller.started(watched)
             reduce()
             if exchange.controller is not None:
-                exchange.controller.after(output_tensor.float(), watched, scale * world)
+                mean = output_tensor if watched is None or watched.own is None else output_tensor.float()
+                exchange.controller.after(mean, watched, scale * world)
             return output_tensor
 
         if overlaps:

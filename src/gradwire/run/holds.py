@@ -351,9 +351,15 @@ def gathered_share(groups: Sequence[tuple[Any, Any]], reduced: int) -> float:
         groups: modules of FSDP, with their groups of parameters.
         reduced: times that a gradient travels: over Gloo FSDP's own reduce-scatter is an all-reduce inside.
     """
-    sizes = [(group, sum(each.sharded_param.numel() for each in group.fsdp_params)) for _, group in groups]
-    gathers = sum(size * (2 if group.post_forward_mesh_info is not None else 1) for group, size in sizes)
-    return float(gathers / max(1, gathers + reduced * sum(size for _, size in sizes)))
+    gathers = reductions = 0
+    for _, group in groups:
+        times = 2 if group.post_forward_mesh_info is not None else 1
+        for each in group.fsdp_params:
+            own, policy = each.sharded_param, group.mp_policy
+            gathered = policy.param_dtype or own.dtype
+            gathers += times * own.numel() * gathered.itemsize
+            reductions += reduced * own.numel() * (policy.reduce_dtype or gathered).itemsize
+    return float(gathers / max(1, gathers + reductions))
 
 
 def steer(session: RunSession, made: Hold, group: Any) -> None:

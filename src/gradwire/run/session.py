@@ -44,7 +44,8 @@ POINTS = 1000
 
 def say(text: str) -> None:
     """Write a line on stderr, whatever the script does to its logging."""
-    with contextlib.suppress(OSError, ValueError):
+    # Stderr may be closed, or anything else: a line is no reason for a script to end.
+    with contextlib.suppress(Exception):
         sys.stderr.write(f"gradwire run: {text}\n")
         sys.stderr.flush()
 
@@ -217,8 +218,8 @@ class RunSession:
     def tell(self) -> None:
         """Show the paragraph; other ranks leave that to the first."""
         self.announced, self._next_report = True, self.steps + REPORTED_EVERY
-        if self._speaks:
-            self.event("told")
+        # Also where another rank speaks: whoever started this process may be on another machine than that rank.
+        self.event("told")
         self.write(paragraph=True)
 
     @property

@@ -157,12 +157,12 @@ def wrap_ddp(session: RunSession, module: Any) -> None:
 def wrap_fully_shard(session: RunSession, module: Any) -> None:
     """See modules that are sharded by FSDP2."""
 
-    def sharded(theirs: Callable[..., Any], modules: Any, *args: Any, **kwargs: Any) -> Any:
-        found = theirs(modules, *args, **kwargs)
+    def sharded(theirs: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        found = theirs(module, *args, **kwargs)
         from gradwire.run import holds
 
         session.event("fsdp")
-        for each in [modules] if not isinstance(modules, list | tuple) else modules:
+        for each in [module] if not isinstance(module, list | tuple) else module:
             holds.expect(session, each, "fsdp")
         return found
 

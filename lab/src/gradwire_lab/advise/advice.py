@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire import registry
-from gradwire.auto.codec import Codec
-from gradwire.auto.profile import Profile
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import default_strategy
@@ -25,7 +23,9 @@ from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError
 from gradwire.memory.base import default_memory
 from gradwire_lab.advise.cluster import Cluster, worlds
+from gradwire_lab.advise.codec import Codec
 from gradwire_lab.advise.pipeline import PipelineStep
+from gradwire_lab.advise.profile import Profile
 from gradwire_lab.advise.quality import Quality, drop_in, quality
 from gradwire_lab.experiments.recommended import setup_of
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from gradwire.auto.codec import Codec
-from gradwire.auto.profile import Profile
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire_lab.advise.advice import Candidate
 from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.codec import Codec
 from gradwire_lab.advise.gauge import Wanted, gauge_codecs, gauge_replayed, gauge_wire
 from gradwire_lab.advise.pipeline import PipelineStep
+from gradwire_lab.advise.profile import Profile
 from gradwire_lab.bench.machine import cores, environment
 from gradwire_lab.experiments.replay import Contestant, ReplayPlan, replay
 from gradwire_lab.netlab import Link, lab_for
@@ -64,11 +64,6 @@ class Setting:
         require(shaped, "--link", "a rate: a link without one has nothing to predict", "none")
         for link in self.links:
             link.in_lab()
-
-    @property
-    def combinations(self) -> int:
-        """The number of combinations that are compared."""
-        return len(self.models) * len(self.workers) * len(self.links) * (len(self.methods) + 1)
 
 
 @dataclass(frozen=True)

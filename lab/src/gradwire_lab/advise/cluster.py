@@ -12,16 +12,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradwire.auto.codec import Codec
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.profile import Profile
 from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor
 from gradwire.engine.policy import Policy
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import is_int, require
 from gradwire.transport.collective_round import ring
+from gradwire_lab.advise.codec import Codec
 from gradwire_lab.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
+from gradwire_lab.advise.profile import Profile
 
 __all__ = ["Cluster", "worlds"]
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gradwire import registry
-from gradwire.auto.codec import SAMPLE, Codec, sample
 from gradwire.auto.link_cost import MESSAGE, PAYLOAD_SHARE, Wire
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.compressors.base import Compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, is_int, require
 from gradwire_lab.advise.advice import Advice, Candidate, advisable, advise, plausible
 from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.codec import SAMPLE, Codec, sample
 from gradwire_lab.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
-from gradwire_lab.advise.profile import assigned
+from gradwire_lab.advise.profile import BucketProfile, Profile, assigned
 from gradwire_lab.advise.run_optimizer import RunOptimizer
 from gradwire_lab.advise.script import profile_script
 from gradwire_lab.bench.machine import cores, environment
@@ -155,7 +154,7 @@ def answer(asked: Question, progress: Callable[[str], object] = lambda _: None) 
     advice = advise(profile, cluster, candidates, codecs)
     facts = {
         "title": _title(asked, profile),
-        "notes": [*_scaled(advice, profile), *_notes(asked, candidates, optimizer)],
+        "notes": [*_scaled(advice, profile), *_notes(asked, candidates, optimizer), *_doubts(asked, profile, cluster)],
         "workers": asked.workers,
         "nodes": asked.nodes,
         "link": str(asked.link),
@@ -229,9 +228,14 @@ def cluster_of(asked: Question, progress: Callable[[str], object], begun: float)
                 f"cannot tell: {asked.link} could not be measured in time. Leave --measure-link out, or give more time "
                 f"than --within {asked.within:g}"
             ) from None
-        wire = Wire(asked.meeting, found.rate, found.latency, found.message)
-    inside = None if asked.inside is None else Wire.of(asked.workers // asked.meeting, asked.inside)
+        wire = replace(found, workers=asked.meeting)
+    inside = None if asked.inside is None else wire_inside(asked.workers // asked.meeting, asked.inside)
     return Cluster(asked.workers, wire, inside, cores() / asked.together / asked.threads)
+
+
+def wire_inside(workers: int, link: Link) -> Wire:
+    """The model of the links inside a node, whose latency is that of a message."""
+    return Wire(workers, (link.rate or math.inf) / 8 * PAYLOAD_SHARE, link.delay, MESSAGE)
 
 
 def codecs_of(
@@ -352,3 +356,25 @@ def _notes(asked: Question, candidates: Sequence[Candidate], optimizer: RunOptim
     if asked.codec is None and any(len(each.worlds(asked.meeting)) > 1 for each in candidates):
         notes.append("Codecs were measured as of fewer workers and extrapolated on a line.")
     return notes
+
+
+def _doubts(asked: Question, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    """Yield what was measured, or taken for granted, and need not be so where the training will run."""
+    nominal = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
+    if asked.measure_link and cluster.wire.rate < 0.9 * nominal:
+        yield (
+            f"Measured were {8e-6 * cluster.wire.rate:,.0f} Mbit/s, because the workers share the processor of this "
+            "machine: without --measure-link the rate that was given counts."
+        )
+    if not profile.busy and asked.codec is None:
+        yield (
+            "Codecs were timed on this machine's CPU, and the step is that of an accelerator, where they take a small "
+            "part of that: give --codec (docs/advise.md)."
+        )
+    if asked.together > 1 and asked.nodes is None:
+        yield (
+            f"Each of the {asked.together} workers of a machine has a whole link here. Where they share one, give "
+            "--nodes, or that part of it as --link."
+        )
+    if any(each.itemsize != 4 for each in profile.buckets):
+        yield "Gradients are exchanged in 16 bits already, so bf16 and fp16 send as much as no compression."

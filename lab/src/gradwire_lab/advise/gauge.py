@@ -17,15 +17,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.auto.codec import Codec, CodecTimes, measure, slowest
 from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
+from gradwire_lab.advise.codec import Codec, CodecTimes, measure, slowest
 from gradwire_lab.advise.examples import example
-from gradwire_lab.advise.profile import middle, profile_step, shortest
+from gradwire_lab.advise.profile import BucketProfile, Profile, middle, profile_step, shortest
 from gradwire_lab.bench.machine import busy_seconds, crowded
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.launch import launch

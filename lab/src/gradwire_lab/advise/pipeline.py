@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.auto.timeline import Timeline
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic
+from gradwire_lab.advise.profile import BucketProfile, Profile
 
 __all__ = ["PipelineJob", "PipelineStep", "compressed_step", "dense_step", "slowdown", "stretch"]
 
@@ -91,7 +91,7 @@ def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> Pipe
     busy = sent = 0.0
     arrived = []
     for bucket in profile.buckets:
-        rounds = dense_traffic(bucket.numel, wire.workers)
+        rounds = dense_traffic(bucket.numel, wire.workers, bucket.itemsize)
         line = line.after(node.scattered(bucket), sum(wire.transfer(each) for each in rounds))
         arrived.append(line.now + sum(wire.alpha(each) for each in rounds))
         busy += sum(wire.seconds(each) for each in rounds)
@@ -142,7 +142,7 @@ class _Node:
         """The seconds for the bytes of half a ring, and its latency."""
         if self._link is None:
             return 0.0, 0.0
-        rounds = dense_traffic(bucket.numel, self._link.workers)
+        rounds = dense_traffic(bucket.numel, self._link.workers, bucket.itemsize)
         moving = sum(self._link.transfer(each) for each in rounds) / 2
         latency = sum(self._link.alpha(each) for each in rounds) / 2
         return moving, latency

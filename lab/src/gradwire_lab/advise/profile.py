@@ -5,27 +5,96 @@ Invariants:
     the copying into and out of them are those of training. Seconds count from the beginning of the step.
 """
 
+from __future__ import annotations
+
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError, require
 from gradwire.frontends.setup import in_memory
 from gradwire_lab.bench.buckets import bucket_indices
 
-__all__ = ["StepProfiler", "Typical", "assigned", "middle", "profile_step", "shortest"]
+__all__ = ["BucketProfile", "Profile", "StepProfiler", "Typical", "assigned", "middle", "profile_step", "shortest"]
 
 _FEWEST = 2
 """Steps that are profiled at least: DDP sorts its buckets anew after the first."""
+
+
+@dataclass(frozen=True)
+class BucketProfile:
+    """A bucket: parameters that travel together.
+
+    Args:
+        params: names and shapes, in the order of the bucket.
+        ready: seconds from the beginning of the step until its gradients are there.
+        itemsize: bytes of an element as DDP sends it.
+    """
+
+    params: tuple[Named, ...]
+    ready: float
+    itemsize: int = 4
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return sum(torch.Size(shape).numel() for _, shape in self.params)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One worker's step without an exchange.
+
+    Args:
+        buckets: buckets in the order in which they are exchanged.
+        seconds: seconds of the whole step.
+        busy: the processor that encodes computes the gradients too, as in training on CPUs.
+
+    Raises:
+        ConfigError: no bucket, or times that do not increase.
+    """
+
+    buckets: tuple[BucketProfile, ...]
+    seconds: float
+    busy: bool = True
+
+    def __post_init__(self) -> None:
+        require(bool(self.buckets), "Profile.buckets", "at least one", self.buckets)
+        times = [0.0, *(bucket.ready for bucket in self.buckets), self.seconds]
+        require(times == sorted(times), "Profile.seconds", "times that do not decrease", times)
+
+    @property
+    def numel(self) -> int:
+        """The number of elements of all buckets."""
+        return sum(bucket.numel for bucket in self.buckets)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the profile for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of ``as_dict``, also after JSON."""
+        buckets = [
+            replace(BucketProfile(**each), params=tuple((name, tuple(shape)) for name, shape in each["params"]))
+            for each in fields["buckets"]
+        ]
+        return cls(tuple(buckets), fields["seconds"], fields["busy"])
+
+    def lasting(self, seconds: float, *, busy: bool = False) -> Self:
+        """The same buckets in a step of another length, as on another processor: all times are scaled in proportion."""
+        factor = seconds / self.seconds if self.seconds else 0.0
+        buckets = tuple(replace(each, ready=min(each.ready * factor, seconds)) for each in self.buckets)
+        return type(self)(buckets, seconds, busy)
 
 
 class Typical(Protocol):
@@ -91,7 +160,7 @@ class StepProfiler:
             # Kernels are only launched so far: it is ready when they have run.
             torch.cuda.current_stream(bucket.buffer().device).synchronize()
         params = tuple(self._names[id(param)] for param in bucket.parameters())
-        self._seen.append(BucketProfile(params, self._clock() - self._begun))
+        self._seen.append(BucketProfile(params, self._clock() - self._begun, bucket.buffer().element_size()))
         future: Future[torch.Tensor] = Future()
         future.set_result(bucket.buffer())
         return future
@@ -125,7 +194,7 @@ def shortest(steps: Sequence[Profile], *, busy: bool) -> Profile:
 def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
     """The medians of all times; times that increase within every step have medians that increase too."""
     columns = zip(*(step.buckets for step in steps), strict=True)
-    buckets = tuple(BucketProfile(column[0].params, median(each.ready for each in column)) for column in columns)
+    buckets = tuple(replace(column[0], ready=median(each.ready for each in column)) for column in columns)
     return Profile(buckets, median(step.seconds for step in steps), busy)
 
 

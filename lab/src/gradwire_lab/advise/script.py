@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gradwire.auto.profile import Profile
 from gradwire.errors import ConfigError, is_int, require
 from gradwire_lab.advise._probe import SHARDED, WARM_UP
+from gradwire_lab.advise.profile import Profile
 from gradwire_lab.advise.run_optimizer import RunOptimizer
 
 __all__ = ["profile_script"]

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
+from gradwire._files import for_json
 from gradwire.cli.command_group import Integer
 from gradwire.cli.output import show
 from gradwire_lab.commands._options import appendable
@@ -93,7 +94,7 @@ def run_command(
         if row is None:
             row = measure_run(cell, partial(_say, f"{number} of {len(cells)}: {cell.script}, {cell.link}"))
             if json_to is not None:
-                append_line(json_to, json.dumps(row))
+                append_line(json_to, json.dumps(for_json(row), allow_nan=False))
         rows.append(row)
     found = [verdict_of(row) for row in rows if "error" not in row]
     failed = [f"{row['script']}, {row['link']}: {row['error']}" for row in rows if "error" in row]

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from gradwire._files import replace_text
+from gradwire.cli.output import writable
 from gradwire.errors import ConfigError
 
 __all__ = ["check_markers", "markdown_option", "write_tables"]
@@ -15,7 +16,8 @@ __all__ = ["check_markers", "markdown_option", "write_tables"]
 markdown_option = click.option(
     "--markdown",
     "markdown_to",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     metavar="FILE",
     help="Write the table to a new FILE, or in a page that has the markers of the table, between them.",
 )

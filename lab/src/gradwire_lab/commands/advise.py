@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
@@ -24,6 +25,16 @@ from gradwire_lab.netlab import Link
 __all__ = ["command"]
 
 _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
+
+
+UNUSED = [
+    ("latency", "measure_link", True),
+    ("batch", "script", True),
+    ("small", "script", True),
+    ("intra_link", "nodes", False),
+    ("intra_latency", "nodes", False),
+]
+"""Options that have no effect with another one, or without it."""
 
 
 @click.command("advise", context_settings={"allow_interspersed_args": True})
@@ -46,11 +57,18 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
     help="Of a step without exchange, on an accelerator: instead of measuring. Gradients come evenly.",
 )
 @click.option("--link", default="1gbit", show_default=True, metavar="RATE", help=_LINK_HELP)
-@click.option("--latency", default="100us", show_default=True, metavar="TIME", help="Of a message over that link.")
+@click.option(
+    "--latency",
+    default="100us",
+    show_default=True,
+    metavar="TIME",
+    help="Of a message over that link, as ping shows it: Gloo's waits for a word of its receiver.",
+)
 @click.option("--measure-link", is_flag=True, help="Measure latency, and what the processor moves: see docs/advise.md.")
 @click.option("--workers", default=4, show_default=True, type=Integer(2), help="In all.")
 @click.option("--nodes", type=Integer(2), help="The workers are dealt out to so many machines.")
 @click.option("--intra-link", default="100gbit", show_default=True, metavar="RATE", help="Inside a node.")
+@click.option("--intra-latency", default="100us", show_default=True, metavar="TIME", help="Of a message inside a node.")
 @click.option(
     "--together",
     default=1,
@@ -93,17 +111,25 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
     help="For all measurements together, a script left out: what is not measured by then, nobody can tell.",
 )
 @json_option
-def command(json_to: str | None, **given: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, json_to: str | None, **given: Any) -> None:
     """Predict a step with every method, and say which one to use, or not to compress.
 
     Measures the step and the codecs here, or takes them as numbers; the model's equations are in docs/advise_model.md.
     Of a large model codecs are timed with a part of the elements first, and the likeliest with all of them.
     """
+    for name, other, alone in UNUSED:
+        said = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if said and bool(given[other]) == alone:
+            flag, against = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise ConfigError(f"{flag} has no effect {'with' if alone else 'without'} {against}: leave it out")
     asked = question(given)
     try:
         with Stages(asked.within) as stages:
             advice, facts = consult.answer(asked, stages.begin)
     except UntimedError as error:
+        if asked.model is None:
+            raise
         rows, verdict = consult.on_the_link(asked), str(error)
         emit({"verdict": verdict, "on_the_link": rows}, json_to, lambda: [f"{verdict}\n", _arithmetic(asked, rows)])
         return
@@ -117,7 +143,7 @@ def command(json_to: str | None, **given: Any) -> None:
 def question(given: dict[str, Any]) -> Question:
     """Build the question from the options of the command line."""
     codec = None if given["codec"] is None else _codec(given["codec"])
-    intra = None if given["nodes"] is None else Link.parse(given["intra_link"])
+    intra = None if given["nodes"] is None else Link.parse(given["intra_link"], given["intra_latency"])
     if given["script"] is None and given["arguments"]:
         raise ConfigError(f"arguments are for --script, got {' '.join(given['arguments'])!r} without it")
     chosen = {text: consult.named(text, parse_method) for text in given["methods"]} or consult.everything()

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gradwire.cli.command_group import METHOD, METHOD_FORMS, CommandGroup, Integer, Number
-from gradwire.cli.output import json_option
+from gradwire.cli.output import json_option, writable
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire_lab.bench import codec, peers
@@ -74,7 +74,8 @@ command.add_command(_kvstore.command)
 @click.option(
     "--plot",
     "plot_to",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     metavar="FILE",
     help="Write violins of the latency of compressing and decompressing to FILE, an HTML page.",
 )

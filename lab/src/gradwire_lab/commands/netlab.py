@@ -53,7 +53,7 @@ def up_command(workers: int, rate: str, delay: str, congestion: str | None, json
     emit(row, json_to, lambda: [_table([row]), Text(_usage(lab.names))])
 
 
-@command.command("run", context_settings={"ignore_unknown_options": True})
+@command.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--workers", default=2, show_default=True, type=Integer(2, MOST_WORKERS), help="Processes, with a link each."
 )

@@ -31,14 +31,14 @@ class DenseStart(DiLoCo):
         super().__init__(inner, compressor, **options)
         self.dense = dense
 
-    def _step_alone(self) -> None:
+    def _step_alone(self) -> bool:
         if self.made < self.dense:
             grads = [param.grad for param in self.params if param.grad is not None]
             for grad in grads:
                 dist.all_reduce(grad)
                 grad.div_(dist.get_world_size())
             self.exchange.counters.bytes_sent += ring_bytes(sum(grad.nbytes for grad in grads))
-        super()._step_alone()
+        return super()._step_alone()
 
     def _exchange_due(self) -> None:
         if self.made <= self.dense:

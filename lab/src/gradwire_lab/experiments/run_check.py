@@ -241,9 +241,14 @@ def _surely_below(ratio: tuple[float, float | None, float | None], goal: float) 
     return ratio[2] is not None and ratio[2] < goal
 
 
-def _alike(plain: Sequence[float], applied: Sequence[float]) -> bool:
-    """Return whether the mean loss of compressed turns is at most half a per cent above the highest plain one."""
-    if not plain or not applied:
+def _alike(plain: Sequence[float | None], applied: Sequence[float | None]) -> bool:
+    """Return whether the mean loss of compressed turns is at most half a per cent above the highest plain one.
+
+    >>> _alike([1.0, 1.1], [1.1, 1.105]), _alike([1.0], [None]), _alike([None], [math.nan])
+    (True, False, True)
+    """
+    plain, applied = ([math.nan if each is None else each for each in some] for some in (plain, applied))
+    if not plain or not applied or math.isnan(fmean(plain)):
         return True
     return fmean(applied) <= max(plain) + 0.005 * abs(max(plain))
 

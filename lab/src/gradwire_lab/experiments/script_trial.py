@@ -46,6 +46,7 @@ class TrialTurn:
         wrong: those of them that were out of bounds.
         proposed: seconds of a step that "auto" expected of what it would choose, where it only watched; None: it had
             nothing to say.
+        before: steps before those that count.
     """
 
     mode: str
@@ -57,6 +58,7 @@ class TrialTurn:
     checks: int
     wrong: int
     proposed: float | None = None
+    before: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,13 @@ class Trial:
         """By what factor each turn of a mode was faster than the plain turn of the same round."""
         plain, other = ([turn.seconds for turn in self.turns if turn.mode == each] for each in (PLAIN, mode))
         return [before / after for before, after in zip(plain, other, strict=True)]
+
+    @property
+    def changed(self) -> bool:
+        """True where every compressed turn had chosen what to compress before the steps that count."""
+        return all(
+            turn.switched is not None and turn.switched <= turn.before for turn in self.turns if turn.mode == APPLY
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers and words."""
@@ -141,6 +150,7 @@ def _turn(lab: Netlab, command: Sequence[str], mode: str, steps: int, passes: in
         len(told["checks"]),
         sum(not each["kept"] for each in told["checks"]),
         _proposed(told["models"]) if mode == WATCH else None,
+        (steps - steps // 3) // passes,
     )
 
 

@@ -27,19 +27,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.auto.choices import DENSE
-from gradwire.auto.codec import Codec
 from gradwire.auto.link_cost import Wire
-from gradwire.auto.profile import Profile
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.frontends.fsdp import compress_fsdp
 from gradwire.optim import CompressedStep
 from gradwire.testing.processes import RankFailedError
 from gradwire_lab.advise.cluster import Cluster
+from gradwire_lab.advise.codec import Codec
 from gradwire_lab.advise.examples import example
 from gradwire_lab.advise.gauge import Alphas, measure_wire
 from gradwire_lab.advise.pipeline import PipelineJob, compressed_step
-from gradwire_lab.advise.profile import profile_step
+from gradwire_lab.advise.profile import Profile, profile_step
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.sharding import blocks

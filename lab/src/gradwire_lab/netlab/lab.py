@@ -133,6 +133,8 @@ class Netlab:
         self._check_delay()
         require(is_int(rank, 0, self.workers - 1), "rank", f"in [0, {self.workers - 1}]", rank)
         told = {**os.environ, **self.names.environment(rank), **(env or {})}
+        # As torchrun: a number of threads that the user has set stays.
+        told["OMP_NUM_THREADS"] = (env or {}).get("OMP_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "1")
         process = subprocess.Popen(["ip", "netns", "exec", self.names.worker(rank), *command], env=told, **options)
         self._started.add(process)
         return process

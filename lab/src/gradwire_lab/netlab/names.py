@@ -67,5 +67,4 @@ class LabNames:
             "MASTER_PORT": str(PORT),
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "NCCL_SOCKET_IFNAME": INTERFACE,
-            "OMP_NUM_THREADS": "1",
         }

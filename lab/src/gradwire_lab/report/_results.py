@@ -89,6 +89,7 @@ def read(paths: Sequence[Path], suites: Sequence[Path] = ()) -> Results:
     """
     rows: dict[str, list[Any]] = {kind: [] for kind in _CHECKED}
     logs = []
+    names = _names(paths)
     for path in paths:
         count = 0
         for where, line in _rows(path):
@@ -99,7 +100,7 @@ def read(paths: Sequence[Path], suites: Sequence[Path] = ()) -> Results:
             if kind == "log" and steps != sorted({*steps}):
                 raise ConfigError(f"{where}: a file is one run, so step must be larger than {steps[0]}, got {steps[1]}")
         if rows["log"]:
-            logs.append(Log(path.stem, tuple(rows["log"])))
+            logs.append(Log(names[path], tuple(rows["log"])))
             rows["log"].clear()
         if not count:
             raise ConfigError(f"{path}, line 1: a file of results must hold some, and this one is empty")
@@ -109,6 +110,16 @@ def read(paths: Sequence[Path], suites: Sequence[Path] = ()) -> Results:
     cells = list({row["id"]: row for row in rows["auto"] if "error" not in row}.values())
     coverages = [coverage(suite, rows["train"]) for suite in suites]
     return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced, cells, coverages, logs)
+
+
+def _names(paths: Sequence[Path]) -> dict[Path, str]:
+    """A name for each file: without its folder, where no other one has the same.
+
+    >>> list(_names([Path("a/log.jsonl"), Path("b/log.jsonl"), Path("own.jsonl")]).values())
+    ['a/log', 'b/log', 'own']
+    """
+    stems = [path.stem for path in paths]
+    return {path: path.stem if stems.count(path.stem) == 1 else str(path.with_suffix("")) for path in paths}
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -92,9 +93,13 @@ class SimulatedMachine(System):
         done = {each for each in futures if each.done()}
         return done, set(futures) - done
 
+    def pause(self, seconds: float, until: threading.Event | None = None) -> None:
+        """Let time pass, at most until an event."""
+        self.scheduler.wait(lambda: until is not None and until.is_set(), seconds)
+
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
-        self.scheduler.wait(lambda: False, seconds)
+        self.pause(seconds)
         self.woken = self.scheduler.now
 
 

@@ -1,8 +1,9 @@
 """One simulated run of a meeting: its case, what happens in it, and the promises that did not hold.
 
 violations   two states after one round; a local step that counts twice, or neither counts nor waits; a worker that is
-             left out though it was there, or that nobody expects though it came; a wait longer than the deadline; a
-             standstill; an exception that is not ours; an error that names a wrong cause
+             weighed by other steps than count; one that is left out though it was there, or that nobody expects though
+             it came; a wait longer than the deadline; a standstill; an exception that is not ours; an error that names
+             a wrong cause
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class MeetingSimulation(Simulation):
     def _report(self, member: Participant, what: str, worker: MeetingWorker) -> None:
         """Check what a worker has after each of its calls."""
         now = self.scheduler.now
-        self.scheduler.trace(f"{member.name} {what} {worker.optimizer.round}")
+        self.scheduler.trace(f"{member.name} {what} {worker.round}")
         if what == "save":
             self.saved[member.name], self.saved_at[member.name] = worker.checkpoint(), worker.store.place
         if what in ("joined", "stepped"):
@@ -186,7 +187,7 @@ class MeetingSimulation(Simulation):
         self._begun[member.name] = now
 
     def _check_state(self, member: Participant, worker: MeetingWorker) -> None:
-        place, t = worker.store.place, worker.optimizer.round
+        place, t = worker.store.place, worker.round
         state, counted = worker.state(), worker.counted().clone()
         known, _ = self.states.setdefault((place, t), (state, counted))
         if known != state:
@@ -195,26 +196,40 @@ class MeetingSimulation(Simulation):
         if not earlier or self.work.outer:
             return
         before = self.states[place, max(earlier)][1]
-        came = [self._closed(place, at) for at in range(max(earlier) + 1, t + 1)]
-        for rank, number in (counted != before).nonzero().tolist():
-            shares = [1 / len(each.sent) for each in came if str(rank) in each.sent]
-            if before[rank, number] or not any(abs(counted[rank, number] - share) < 1e-6 for share in shares):
-                change = f"{before[rank, number]:g} to {counted[rank, number]:g}"
+        came = {at: self._closed(place, at) for at in range(max(earlier) + 1, t + 1)}
+        for fragment, rank, number in (counted != before).nonzero().tolist():
+            shares = [
+                each.shares[each.sent.index(str(rank))]
+                for at, each in came.items()
+                if str(rank) in each.sent and (at - 1) % len(counted) == fragment
+            ]
+            now, then = counted[fragment, rank, number], before[fragment, rank, number]
+            if then or not any(abs(now - share) < 1e-6 for share in shares):
+                change = f"{then:g} to {now:g}"
                 self._found(f"step {number} of worker {rank} counts in round {t} from {change}, not once in {shares}")
+        if self.work.weighs and not self.work.sparse and len(came) == 1:
+            self._check_weights(t, came[t], (counted != before)[(t - 1) % len(counted)].sum(1).tolist())
+
+    def _check_weights(self, t: int, closed: Closed, made: list[int]) -> None:
+        """Check that workers were weighed by the local steps that count in a round."""
+        for name in closed.sent:
+            if closed.came[name].weight != max(1, made[int(name)]):
+                weight = closed.came[name].weight
+                self._found(f"worker {name} has weight {weight:g} in round {t}, in which {made[int(name)]} steps count")
 
     def _check_steps(self, member: Participant, worker: MeetingWorker) -> None:
         """Check that each local step counts or waits, and once."""
-        counted, waiting = worker.counted()[worker.rank], worker.waiting()[worker.rank]
         rounds = worker.optimizer.rounds
         assert rounds is not None
-        there = {
-            i for i, (one, other) in enumerate(zip(counted.tolist(), waiting.tolist(), strict=True)) if one or other
-        }
-        twice = [i for i in sorted(there) if (counted[i] and waiting[i]) or waiting[i] not in (0.0, -1.0)]
+        if self.work.fragments and worker.under_way:
+            # What is handed in is in the parameters until it has landed.
+            return
+        counted, waiting = worker.counted()[:, worker.rank], worker.waiting()[:, worker.rank]
+        there = {(fragment, number) for fragment, number in ((counted != 0) | (waiting != 0)).nonzero().tolist()}
+        twice = [at for at in sorted(there) if (counted[at] and waiting[at]) or waiting[at] not in (0.0, -1.0)]
         if twice:
-            self._found(
-                f"steps {twice} of {member.name} wait {waiting[twice].tolist()} and count {counted[twice].tolist()}"
-            )
+            both = ([float(each[at]) for at in twice] for each in (waiting, counted))
+            self._found("steps {} of {} wait {} and count {}".format(twice, member.name, *both))
         if self._has("twin"):
             worker.steps &= there
         elif worker.store.place is not self.saved_at.get(member.name) or (rounds.forgot and self.work.sparse):
@@ -249,10 +264,13 @@ class MeetingSimulation(Simulation):
         holds = {note["name"] for time, note in joins if note.get("round") == t - 1 > 0 and time <= first}
         missing = (holds | set(before.roster)) - left - closed.came.keys()
         needing = {name for name, note in latest.items() if note.get("round", 0) < 0}
-        for name in sorted(missing):
-            if now < first + DEADLINE - 1e-3 and name not in needing:
+        enough = 0 < self.work.quorum <= len(closed.came)
+        # Who waits for a quorum counts a part of the deadline for a jump of its clock.
+        early = DEADLINE / 4 if self.work.quorum and self._has("jump") else 0.0
+        for name in sorted(missing) if not enough else ():
+            if now < first + DEADLINE - early - 1e-3 and name not in needing:
                 self._found(f"round {t} is closed without worker {name} after {now - first:.3f} s")
-            if arrivals.get(name, NEVER) < first + DEADLINE - 1e-3:
+            if arrivals.get(name, NEVER) < first + DEADLINE - early - 1e-3:
                 self._found(f"round {t} is closed without worker {name}, who came before the deadline")
         unexpected = closed.came.keys() - closed.roster - {name for name, note in latest.items() if note.get("left")}
         if unexpected:
@@ -291,14 +309,13 @@ class MeetingSimulation(Simulation):
         if "another process came as worker" in text:
             return any(each.index == member.index for each in self._all() if each is not member)
         # Whoever has missed more than hangs at the place needs the state, too.
-        held = (
-            max((int(found[1]) for found in map(KEY.fullmatch, worker.store.place.values) if found), default=0) - KEPT
-        )
+        closed = (int(found[1]) for found in map(KEY.fullmatch, worker.store.place.values) if found)
+        held = max(closed, default=0) - KEPT * max(1, self.work.fragments)
         lived = [
             each
             for each in others
             if each.name in self.scripts and self.scripts[each.name].joined
-            if self.scripts[each.name].optimizer.round >= held
+            if self.scripts[each.name].round >= held
             if each.state == "runs"
             and each.machine.simulated.alive
             and self._away(now - DEADLINE, *self._both(each)) == 0

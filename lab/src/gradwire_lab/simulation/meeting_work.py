@@ -1,7 +1,8 @@
 """Work of a simulated meeting: workers whose local steps are counted in the parameters on which they agree.
 
 A local step of a worker adds 1 at a place of its own, so an agreed value says in which round the step counted: it is
-1 over the number of payloads of that round. A step that was not sent yet is -1 at its place on the worker.
+the share that the worker had in the mean of that round. A step that was not sent yet is -1 at its place on the worker.
+With fragments it does so in each of them.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.futures import Future
 
 from gradwire._system import BaseSystem
 from gradwire.optim.local.local_steps import LocalSteps
 from gradwire.optim.local.meeting import Meeting
 from gradwire.rounds import diloco, local_sgd
+from gradwire.transport.worker import Worker
 from gradwire_lab.simulation.case import SimulatedWork
 from gradwire_lab.simulation.machine import SimulatedMachine
 from gradwire_lab.simulation.meeting_store import SimulatedStore
@@ -48,6 +51,41 @@ class SimulatedMeeting(Meeting):
         system: BaseSystem = self.machine
         return system
 
+    def thread(self) -> Worker:
+        """Make a thread of this machine."""
+        return SimulatedFlights(self.machine)
+
+
+class SimulatedFlights(Worker):
+    """The thread that exchanges fragments, on a simulated machine.
+
+    Args:
+        machine: machine of the worker.
+    """
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def submit(self, job: Callable[[], Tensor]) -> Future[Tensor]:
+        """Run a job; one is under way at a time."""
+        future: Future[Tensor] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(job())
+            except Exception as error:
+                self._failed.append(error)
+                future.set_exception(error)  # type: ignore[arg-type]
+
+        self.machine.start(work, name="flight")
+        return future
+
+    def result(self, future: Future[Tensor]) -> Tensor:
+        """Wait for a job; raise what it raised."""
+        self.machine.scheduler.wait(future.done)
+        return super().result(future)
+
 
 @dataclass(frozen=True)
 class MeetingTraining(SimulatedWork):
@@ -63,6 +101,10 @@ class MeetingTraining(SimulatedWork):
         save: local steps from one checkpoint to the next.
         early: rounds before the end in which the last worker leaves.
         back: round after which the last worker leaves and joins again at once; 0: none.
+        weighs: true: workers count by the local steps that they have made; false: all alike.
+        fragments: fragments of the model, each of which is exchanged alone while the worker trains on; 0: none.
+        delay: local steps for which a fragment is under way.
+        quorum: workers with which a round may close before its deadline; 0: all.
     """
 
     first: int = 2
@@ -74,13 +116,17 @@ class MeetingTraining(SimulatedWork):
     save: int = 1
     early: int = 0
     back: int = 0
+    weighs: bool = False
+    fragments: int = 0
+    delay: int = 0
+    quorum: int = 0
 
     @classmethod
     def draw(cls, source: random.Random) -> Self:
         """Draw a workload."""
         choose = source.choice
         workers = choose([1, 2, 2, 3, 3, 4])
-        return cls(
+        drawn = cls(
             workers=workers,
             first=choose([workers, workers, max(1, workers - 1), 1]),
             rounds=choose([3, 4, 6]),
@@ -93,7 +139,14 @@ class MeetingTraining(SimulatedWork):
             back=choose([0, 0, 0, 1, 2]),
             pace=choose([0.3, 1.0, 1.0]),
             late=choose([0.0, 0.0, 0.0, 2.0, 15.0]),
+            weighs=source.random() < 0.4,
         )
+        fragments = choose([0, 0, 1, 2, 2])
+        if not fragments:
+            return drawn
+        every = fragments * choose([1, 2])
+        delay, quorum = choose(range(every // fragments + 1)), choose([0, 1, workers])
+        return replace(drawn, outer=False, fragments=fragments, every=every, delay=delay, quorum=quorum)
 
     @property
     def length(self) -> int:
@@ -112,7 +165,8 @@ class MeetingWorker:
         saved: checkpoint from which it continues; None: there is none.
 
     Attributes:
-        steps: local steps that must count or wait: those of this process, and those before its checkpoint.
+        steps: local steps that must count or wait, with their fragments: those of this process, and those before its
+            checkpoint.
         loaded: those before its checkpoint.
         joined: true if it takes part in rounds.
     """
@@ -121,51 +175,79 @@ class MeetingWorker:
         self, work: MeetingTraining, rank: int, store: SimulatedStore, machine: SimulatedMachine, saved: Any
     ) -> None:
         self.work, self.rank, self.machine, self.store = work, rank, machine, store
-        self.weight, self.start = (
-            nn.Parameter(torch.zeros(work.workers, UNITS)),
-            nn.Parameter(torch.full((2,), 1.0 + rank)),
-        )
-        self.params = [self.weight, self.start]
+        self.weights = [nn.Parameter(torch.zeros(work.workers, UNITS)) for _ in range(max(1, work.fragments))]
+        self.start = nn.Parameter(torch.full((2,), 1.0 + rank))
+        self.params = {**{f"{i}.weight": each for i, each in enumerate(self.weights)}, "0.start": self.start}
         if work.frozen:
-            self.params.append(nn.Parameter(torch.full((3,), 1.0 + rank), requires_grad=False))
-        meeting = SimulatedMeeting(store, str(rank), work.first, DEADLINE, TIMEOUT, machine=machine)
-        sends = {"compressor": "topk", "ratio": 1 / UNITS / 4} if work.sparse else {"compressor": "none"}
+            self.params["frozen"] = nn.Parameter(torch.full((3,), 1.0 + rank), requires_grad=False)
+        shared = (store, str(rank), work.first, DEADLINE, TIMEOUT, work.quorum or None)
+        meeting = SimulatedMeeting(*shared, machine=machine)
+        sends: dict[str, Any] = (
+            {"compressor": "topk", "ratio": 1 / UNITS / 4} if work.sparse else {"compressor": "none"}
+        )
         kind: Callable[..., LocalSteps] = diloco if work.outer else local_sgd
-        inner = torch.optim.SGD(self.params, lr=1.0)
-        self.optimizer = kind(inner, **sends, every=work.every, min_numel=0, meeting=meeting)
-        self.steps: set[int] = set()
-        self.loaded: frozenset[int] = frozenset()
+        if work.fragments:
+            # An outer step that is the mean itself.
+            sends |= {"lr": 1.0, "momentum": 0.0, "fragments": work.fragments, "delay": work.delay}
+            kind = diloco
+        inner = torch.optim.SGD([*self.params.items()], lr=1.0)
+        weigh = "steps" if work.weighs else "workers"
+        self.optimizer = kind(inner, **sends, every=work.every, min_numel=0, meeting=meeting, weigh=weigh)
+        self.steps: set[tuple[int, int]] = set()
+        self.loaded: frozenset[tuple[int, int]] = frozenset()
         self.joined = False
         self._made = 0
         if saved is not None:
             params, state, self.steps = copy.deepcopy(saved)
             with torch.no_grad():
-                for param, value in zip(self.params, params, strict=True):
+                for param, value in zip(self.params.values(), params, strict=True):
                     param.copy_(value)
             self.optimizer.load_state_dict(state)
             self.loaded = frozenset(self.steps)
 
     def checkpoint(self) -> Any:
         """Return a copy of all that the next process needs."""
-        return copy.deepcopy(([param.detach() for param in self.params], self.optimizer.state_dict(), self.steps))
+        return copy.deepcopy(
+            ([param.detach() for param in self.params.values()], self.optimizer.state_dict(), self.steps)
+        )
 
     def state(self) -> bytes:
         """Return what all must have alike."""
         kept = [flat.data for _, flat in sorted(self.optimizer.kept().items())]
-        return torch.cat([*kept, *(param.detach() for param in self.params[2:])]).numpy().tobytes()
+        return (
+            torch.cat([*kept, *(each.detach() for each in self.params.values() if not each.requires_grad)])
+            .numpy()
+            .tobytes()
+        )
+
+    @property
+    def round(self) -> int:
+        """The round after which this worker's state is: of a fragment, where there are any."""
+        return self.optimizer.exchange.step
+
+    @property
+    def under_way(self) -> bool:
+        """Return whether a fragment is under way."""
+        streams = getattr(self.optimizer, "streams", None)
+        return streams is not None and bool(streams.under_way())
 
     def counted(self) -> Tensor:
-        """Return what the agreed parameters say of each local step, by rank and number."""
-        return self.optimizer.agreed.views[0]
+        """Return what the agreed parameters say of each local step, by fragment, rank and number."""
+        views = dict(zip((name for name, _ in self.optimizer.named), self.optimizer.agreed.views, strict=True))
+        return torch.stack([views[f"{i}.weight"] for i in range(len(self.weights))])
 
     def waiting(self) -> Tensor:
-        """Return what waits here, by rank and number."""
+        """Return what waits here, by fragment, rank and number."""
         rounds = self.optimizer.rounds
         assert rounds is not None
         kept = self.optimizer.exchange.residuals.worker.get("residual", {})
-        residual = kept.get(self.optimizer.named[0][0], torch.zeros(self.weight.numel()))
-        way = self.counted() - self.weight.detach()
-        return way + (rounds.late[: self.weight.numel()] + residual).view_as(way)
+        zero = torch.zeros(self.weights[0].numel())
+        way = self.counted() - torch.stack([each.detach() for each in self.weights])
+        way += torch.stack([kept.get(f"{i}.weight", zero).view_as(each) for i, each in enumerate(self.weights)])
+        if not self.work.fragments:
+            # The weight is the first parameter.
+            way[0] += rounds.late[: self.weights[0].numel()].view_as(way[0])
+        return way
 
     def run(
         self, number: Callable[[], int], source: random.Random, report: Callable[[str, MeetingWorker], None]
@@ -186,7 +268,7 @@ class MeetingWorker:
             report("steps", self)
             before = optimizer.round
             optimizer.step()
-            if optimizer.in_step:
+            if optimizer.in_step or work.fragments:
                 report("stepped", self)
             self._made += 1
             if self._made % work.save == 0:
@@ -205,7 +287,8 @@ class MeetingWorker:
         report("joined", self)
 
     def _step(self, number: int) -> None:
-        gradient = torch.zeros_like(self.weight)
-        gradient[self.rank, number] = -1.0
-        self.weight.grad, self.start.grad = gradient, torch.zeros_like(self.start)
-        self.steps.add(number)
+        for fragment, weight in enumerate(self.weights):
+            weight.grad = torch.zeros_like(weight)
+            weight.grad[self.rank, number] = -1.0
+            self.steps.add((fragment, number))
+        self.start.grad = torch.zeros_like(self.start)

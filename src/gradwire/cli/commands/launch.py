@@ -71,7 +71,9 @@ def command(
     from gradwire.kvstore.launch.processes import Group
     from gradwire.kvstore.launch.remote import over_ssh, placed, read_hosts
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Under nohup SIGHUP is ignored, and stays so.
+    ending = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in ending}
     machines: list[Machine] | None = None
     if host_file is not None:
         where = folder or os.getcwd()

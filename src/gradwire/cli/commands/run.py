@@ -11,8 +11,15 @@ from pathlib import Path
 import click
 
 from gradwire.cli.command_group import Integer
+from gradwire.cli.output import writable
 
 __all__ = ["command"]
+
+
+def _writable(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """Refuse a report that cannot be written, before the script starts."""
+    writable(ctx, param, value.with_name(f"{value.name}.json"))
+    return value
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -21,6 +28,7 @@ __all__ = ["command"]
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
+    callback=_writable,
     default="gradwire-report",
     show_default=True,
     help="Path of the report, of which .json and .html are made.",

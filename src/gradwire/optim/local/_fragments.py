@@ -100,6 +100,7 @@ class Fragments:
         sizes: number of parameters in each fragment.
         every: steps of a period, in which every fragment is exchanged once.
         delay: steps for which an exchange is under way, 0 to ``every``.
+        thread: function that makes the thread on which they are exchanged.
 
     Attributes:
         clock: steps made in this period.
@@ -109,7 +110,14 @@ class Fragments:
         met: places of the fragments in which all ranks have just met, and nobody has trained since.
     """
 
-    def __init__(self, params: Sequence[Tensor], sizes: Sequence[int], every: int, delay: int) -> None:
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        sizes: Sequence[int],
+        every: int,
+        delay: int,
+        thread: Callable[[], Worker] = Worker,
+    ) -> None:
         self.params, self.every, self.delay = params, every, delay
         self.clock, self.waited, self.sent = 0, 0.0, 0
         self.all = list[Fragment]()
@@ -120,7 +128,7 @@ class Fragments:
             number, place = number + size, place + numel
         self.met = set[int]()
         self._flights: dict[int, Flight] = {}
-        self._worker = Worker()
+        self._thread, self._worker = thread, thread()
         self._flown = self._ready = 0
         self._last = [0] * len(self.all)
 
@@ -219,7 +227,7 @@ class Fragments:
             sent: exchanges that were started.
         """
         # A thread whose job has failed does no other one.
-        self._flights, self._worker, self.sent = {}, Worker(), sent
+        self._flights, self._worker, self.sent = {}, self._thread(), sent
         self._flown, self._ready, self._last = 0, 0, [sent] * len(self.all)
         self.clock = state.get("clock", clock) % self.every
         # What all have just met in is the same for any fragments only if it is all of them.

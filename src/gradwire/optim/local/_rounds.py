@@ -6,7 +6,8 @@ Invariants:
     * If the round closes with this worker's payload, m_i keeps what the payload does not contain, and ``late`` is
       empty. If it closes without, m_i is what it was, and ``late`` grows by the pseudo-gradient. So over any rounds,
       whoever took part, the payloads that counted, m_i and late_i add up to all pseudo-gradients.
-    * All workers decode the same payloads in the same order, and have the same bits.
+    * All workers decode the same payloads in the same order, and have the same bits. Where changes are weighed, the
+      note that closes the round says by what: by all that a worker has made since one of its payloads counted.
     * A process that returns with a state from before a round in which an earlier process of its name counted drops its
       residuals: they were sent in that round, and what that payload left is not known.
 """
@@ -50,6 +51,7 @@ class Rounds:
         meeting: meeting in which the worker takes part, with its name.
         facts: other values that must be the same on all workers.
         frozen: parameters that nobody trains, and all must have; those of the worker that comes first.
+        weighs: true: changes are weighed by ``made``; false: all alike.
 
     Attributes:
         moved: true if joining has led to another state than the one that this worker had.
@@ -58,6 +60,8 @@ class Rounds:
         sent: true if it counts and was not empty.
         closed: the note of the round for which it was handed in.
         kept: rounds whose payloads hang at the place.
+        made: steps, or tokens, of the pseudo-gradient of this round; by them it is weighed, where it is at all.
+        late_made: those of pseudo-gradients that are late.
 
     Raises:
         ConfigError: a method or a strategy that a meeting cannot carry.
@@ -70,6 +74,8 @@ class Rounds:
         meeting: Meeting,
         facts: Mapping[str, Any],
         frozen: Sequence[Tensor] = (),
+        *,
+        weighs: bool = False,
     ) -> None:
         self.exchange, self.named, self.meeting, self.frozen = exchange, list(named), meeting, list(frozen)
         check_methods(exchange)
@@ -82,7 +88,9 @@ class Rounds:
         self.closed: Closed | None = None
         self.kept = KEPT
         self.workers: list[str] = []
+        self.shares: list[float] = []
         self.left_behind = self.nonfinite = 0
+        self.weighs, self.made, self.late_made, self._brought_made = weighs, 0.0, 0.0, 0.0
         self.mark = ""
         # The pseudo-gradient with which this worker has joined within a round; an earlier process of its name may have
         # sent it.
@@ -130,7 +138,11 @@ class Rounds:
         self.moved = self.moved or self.exchange.step != before
         if self.moved and not self.forgot:
             self.late.add_(delta)
+            self.late_made += self.made
+        if self.moved:
+            self.made = 0.0
         self._brought = delta.clone() if not self.moved and delta.any() else None
+        self._brought_made = self.made if self._brought is not None else 0.0
 
     def _take_frozen(self, there: Attendance) -> None:
         """Take over the frozen parameters of the worker that came first; they stay at the place, for all who come."""
@@ -173,24 +185,35 @@ class Rounds:
             # After it, because an earlier process whose payload is in the round has not sent what was gone since.
             if finite and not counted:
                 self.late.add_(delta)
+                self.late_made += self.made
                 if self.forgot and self._brought is not None:
                     self.late.sub_(self._brought)
-            self._brought = None
+                    self.late_made -= self._brought_made
+            self._brought, self.made, self._brought_made = None, 0.0, 0.0
 
     def metrics(self) -> dict[str, Any]:
-        """Return the rounds that closed without this worker, the workers of the last round, and the norm of late
-        payloads.
+        """Return the rounds that closed without this worker, the workers of the last round, their shares of its mean,
+        and the norm of late payloads.
         """
         return {
             "left_behind": self.left_behind,
             "workers": list(self.workers),
+            "shares": list(self.shares),
             "late_norm": float(self.late.norm()),
             "nonfinite_steps": self.nonfinite,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the payloads that were late, and the meeting of the round."""
-        return {"late": self.late, "meeting": self.mark}
+        """Return the payloads that were late, the meeting of the round, and by what changes are weighed."""
+        return {"late": self.late, "meeting": self.mark, "weights": self.weights()}
+
+    def weights(self) -> list[float]:
+        """The steps or tokens of what was not sent yet: of this round, and of what is late."""
+        return [self.made, self.late_made]
+
+    def count(self, number: float) -> None:
+        """Count steps, or tokens, of this round."""
+        self.made += number
 
     def check_late(self, late: Tensor | None) -> None:
         """Refuse payloads that were late and that there is no room for, as fragments keep them in the parameters.
@@ -202,9 +225,11 @@ class Rounds:
         allowed = "saved when all had counted in a round, to go on with fragments, without, or with another model"
         require(fits, "state_dict", allowed, Verbatim("one with a change that was late"))
 
-    def load(self, late: Tensor | None, mark: str = "") -> None:
+    def load(self, late: Tensor | None, mark: str = "", weights: Sequence[float] = (0.0, 0.0)) -> None:
         """Continue from a ``state_dict`` that was checked; None if the state was saved without a meeting."""
         self._current, self.mark = None, mark
+        # The weights of fragments are more numbers, and of one of them they are those of the whole model.
+        self.made, self.late_made = weights if len(weights) == 2 else (max(weights), 0.0)
         if late is None or late.shape != self.late.shape:
             self.late.zero_()
         else:
@@ -248,6 +273,7 @@ class Rounds:
             )
         self.exchange.residuals.load_state_dict({})
         self.late.zero_()
+        self.late_made = 0.0
         self._current, self.forgot = None, True
 
     def _unless_sent(self, t: int, closed: Closed) -> None:
@@ -270,9 +296,9 @@ class Rounds:
                     known = True
                     continue
                 self._unless_sent(self.exchange.step + 1, closed)
-                self.workers = closed.sent
+                self.workers, self.shares = closed.sent, closed.shares
                 if rows:
-                    yield self._mean(self.exchange.step + 1, rows)
+                    yield self._mean(self.exchange.step + 1, closed, rows)
                 self.exchange.protocol.go_to(self.exchange.step + 1)
                 known = there.counted(closed)
                 if known:
@@ -290,8 +316,8 @@ class Rounds:
     def _rows(self, t: int, closed: Closed) -> list[bytes] | None:
         return self.there.payloads(t, closed)
 
-    def _mean(self, t: int, rows: Sequence[bytes]) -> Tensor:
-        return self._decode(self._part(t), rows)
+    def _mean(self, t: int, closed: Closed, rows: Sequence[bytes]) -> Tensor:
+        return self._decode(self._part(t), rows, closed.shares)
 
     def _speak(self, t: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         # One worker is enough, and all of them know from the note which one.
@@ -331,11 +357,13 @@ class Rounds:
                 part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
         bad = finite and bool(self._message.status)
         payload, self.sent = b"", False
+        # Whoever has made nothing since its last round still has a residual to send.
+        weight = max(1.0, self.made + self.late_made) if self.weighs else 1.0
         if finite and not bad:
             payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
         try:
             with counters.timed("communicate"):
-                self.closed = there.hand_in(t, payload)
+                self.closed = there.hand_in(t, payload, weight)
             counted = there.counted(self.closed)
         except BaseException:
             # This worker learns whether the payload counts when it joins again; until then nothing was sent.
@@ -348,21 +376,22 @@ class Rounds:
         self.sent = bool(payload) and counted
         if payload and counted:
             self.late.zero_()
+            self.late_made = 0.0
         elif finite:
             # The payload does not count, so the residual becomes what it was, and the pseudo-gradient late.
             part.rollback(self.flat)
         return counted
 
-    def _decode(self, part: Part, rows: Sequence[bytes]) -> Tensor:
+    def _decode(self, part: Part, rows: Sequence[bytes], shares: Sequence[float]) -> Tensor:
         # Payloads whose status is set are never handed in, so there is nothing to undo.
         never = torch.zeros((), dtype=torch.bool, device=self.flat.device)
 
         def decode() -> None:
             part.begin(self.flat)
-            for row in rows:
+            for row, share in zip(rows, shares, strict=True):
                 self.exchange.counters.bytes_received += len(row)
                 buffer = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.flat.device)
-                self._add(part, buffer, 1.0 / len(rows))
+                self._add(part, buffer, share)
             part.settle(self.flat)
 
         with self.exchange.counters.timed("decode"):

@@ -45,6 +45,7 @@ class StreamedRounds(Rounds):
         gather: writes the change of a fragment into its part of ``delta``.
         put: sets the parameters of a fragment to the agreed ones without ``delta``.
         delta: change of all parameters.
+        weighs: true: changes are weighed by the steps, or tokens, since their fragment was sent.
     """
 
     def __init__(
@@ -58,13 +59,18 @@ class StreamedRounds(Rounds):
         gather: Callable[[Fragment], None],
         put: Callable[[Fragment], None],
         delta: Tensor,
+        *,
+        weighs: bool = False,
     ) -> None:
-        super().__init__(exchange, named, meeting, facts, frozen)
+        super().__init__(exchange, named, meeting, facts, frozen, weighs=weighs)
         # What is late is in the parameters.
         self.late = self.flat = torch.zeros(0)
         self.fragments, self._gather, self._put, self.delta = fragments.all, gather, put, delta
         self.kept = KEPT * len(self.fragments)
-        self._codecs = [Rounds(exchange, named[each.numbers], meeting, facts) for each in self.fragments]
+        self._codecs = [Rounds(exchange, named[each.numbers], meeting, facts, weighs=weighs) for each in self.fragments]
+        # By fragment; what is under way has that of its codec.
+        self._made_in = [0.0] * len(self.fragments)
+        self._came_with = list(self._made_in)
         self._flight: tuple[Fragment, Flight] | None = None
         self._arrived: dict[int, tuple[Closed, list[bytes] | None, Tensor | None]] = {}
         self._dropped: set[int] = set()
@@ -87,8 +93,10 @@ class StreamedRounds(Rounds):
         for each in self.fragments:
             self._gather(each)
         own = self.delta.clone()
+        self._came_with = [sum(each) for each in zip(self._made_in, (one.made for one in self._codecs), strict=True)]
         if under_way is not None and self.sent:
             own[under_way[0].span] -= under_way[1].own.data
+            self._came_with[under_way[0].place] -= self._codecs[under_way[0].place].made
         # An earlier process of this name may have sent it since.
         self._own = own if own.any() else None
         self._flight, self._sent_at = under_way, self.mark
@@ -97,7 +105,20 @@ class StreamedRounds(Rounds):
             # Its round was at another place, and is none here: the change is still in the parameters.
             self._forget("a fragment that was under way was sent at another meeting", (self._flight[0],))
             self._dropped.clear()
-        self._flight = None
+        if self._flight is not None:
+            place = self._flight[0].place
+            self._made_in[place] += self._codecs[place].made
+            self._codecs[place].made, self._flight = 0.0, None
+
+    def count(self, number: float) -> None:
+        self._made_in = [made + number for made in self._made_in]
+
+    def weights(self) -> list[float]:
+        return [*self._made_in, *(each.made for each in self._codecs)]
+
+    def depart(self, fragment: Fragment) -> None:
+        """Take what was made of a fragment for what is handed in with its next round."""
+        self._codecs[fragment.place].made, self._made_in[fragment.place] = self._made_in[fragment.place], 0.0
 
     def run(self, t: int, flat: Tensor) -> bool:
         """Hand in the change of a fragment for round t, on the thread, and fetch what the others have handed in."""
@@ -108,7 +129,7 @@ class StreamedRounds(Rounds):
             counted = not there.is_closed(t) and codec.hand_in(t, flat, finite=not any_nonfinite([flat]))
             closed = codec.closed if counted and codec.closed is not None else there.closed(t)
             rows = there.payloads(t, closed)
-            self._arrived[t] = closed, rows, codec._mean(t, rows) if rows else None
+            self._arrived[t] = closed, rows, codec._mean(t, closed, rows) if rows else None
         except BaseException:
             # This worker learns whether the payload counts when it joins again.
             self.attendance = None
@@ -149,18 +170,33 @@ class StreamedRounds(Rounds):
         delta = self.delta[fragment.span]
         if self._flight is not None and self._flight[0] is fragment:
             flight, self._flight = self._flight[1], None
+            codec = self._codecs[fragment.place]
+            made, codec.made = codec.made, 0.0
             if flight.spoilt:
                 delta.zero_()
             elif self.sent:
                 delta.sub_(flight.own.data)
+                self._came_with[fragment.place] = 0.0
                 if self._own is not None:
                     self._own[fragment.span] = 0.0
+            else:
+                self._made_in[fragment.place] += made
             flight.land()
         if fragment.place in self._dropped:
             self._dropped.remove(fragment.place)
+            self._made_in[fragment.place] -= self._came_with[fragment.place]
+            self._came_with[fragment.place] = 0.0
             if self._own is not None:
                 delta.sub_(self._own[fragment.span])
                 self._own[fragment.span] = 0.0
+
+    def load(self, late: Tensor | None, mark: str = "", weights: Sequence[float] = (0.0, 0.0)) -> None:
+        super().load(late, mark, weights)
+        count = len(self.fragments)
+        known = weights if len(weights) == 2 * count else [self.made] * count + [0.0] * count
+        self._made_in = list(known[:count])
+        for codec, made in zip(self._codecs, known[count:], strict=True):
+            codec.made = made
 
     def metrics(self) -> dict[str, Any]:
         told = super().metrics()
@@ -176,9 +212,9 @@ class StreamedRounds(Rounds):
     def _rows(self, t: int, closed: Closed) -> list[bytes] | None:
         return self._arrived[t][1] if t in self._arrived else super()._rows(t, closed)
 
-    def _mean(self, t: int, rows: Sequence[bytes]) -> Tensor:
+    def _mean(self, t: int, closed: Closed, rows: Sequence[bytes]) -> Tensor:
         mean = self._arrived[t][2] if t in self._arrived else None
-        return self._codecs[self.fragment(t).place]._mean(t, rows) if mean is None else mean
+        return self._codecs[self.fragment(t).place]._mean(t, closed, rows) if mean is None else mean
 
     def _take(self, t: int, data: bytes, state: Mapping[str, FlatParameters]) -> None:
         for each in self.fragments:

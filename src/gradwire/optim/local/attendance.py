@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.notices import log
 from gradwire.optim.local.board import Board
-from gradwire.optim.local.closed import Closed, in_order
+from gradwire.optim.local.closed import Closed, Handed, in_order
 from gradwire.optim.local.meeting import Meeting
 
 __all__ = ["KEPT", "Attendance"]
@@ -36,6 +35,9 @@ __all__ = ["KEPT", "Attendance"]
 
 KEPT = 2
 """Rounds of a whole model whose payloads and states hang at the place."""
+
+NOBODY = Handed(0, "")
+"""The payload of a worker that did not come."""
 
 LOOK = 0.05
 """Seconds from one look of a worker to the next, at whether a round has its quorum."""
@@ -221,11 +223,12 @@ class Attendance:
         """
         return Closed.read(self.board.read(f"closed/{t}"))
 
-    def hand_in(self, t: int, payload: bytes) -> Closed:
+    def hand_in(self, t: int, payload: bytes, weight: float = 1.0) -> Closed:
         """Hand in for round ``t`` and wait until it closes, at the latest at this worker's deadline.
 
         Args:
             payload: empty to come and send nothing.
+            weight: weight of its change in the mean, finite and > 0.
 
         Raises:
             GroupError: another process has this worker's name.
@@ -236,7 +239,7 @@ class Attendance:
         if not self.is_closed(t):
             # The bytes before the note that names them: whoever finds the note finds them, too.
             self.board.hang(f"payload/{t}/{self.token}", payload)
-            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token]})
+            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token, weight]})
             # Whoever comes last closes the round, and else the first worker whose deadline is over.
             if self._complete(t) or not self._ended(t):
                 self._close(t)
@@ -248,26 +251,25 @@ class Attendance:
         """
         if self.meeting.quorum is None:
             return self.board.wait(f"closed/{t}", self.meeting.deadline)
-        until, over = self._clock.read() + self.meeting.deadline, None
+        # A clock of its own: a jump of the machine's, or a stop, is no more than a part of the deadline.
+        clock = Readings(self.meeting.system.clock, self.meeting.deadline / 4)
+        until, over = clock.now + self.meeting.deadline, None
         while not self.is_closed(t):
-            now = self._clock.read()
+            now = clock.read()
             if over is None and self.due.is_set():
                 over = now + self.meeting.grace
             enough = over is not None and now >= over and len(self._arrived(t)) >= self.meeting.quorum
             if enough or now >= until:
                 return False
             # Not by a wait of the store, which would keep back whoever says that the round is due.
-            if over is None:
-                self.due.wait(LOOK)
-            else:
-                time.sleep(LOOK)
+            self.meeting.system.pause(LOOK, self.due if over is None else None)
         return True
 
     def payloads(self, t: int, closed: Closed) -> list[bytes] | None:
         """Collect the payloads of a round, in order; None if any is not there any more."""
         found = []
-        for nbytes, token in map(closed.came.__getitem__, closed.sent):
-            data = self.board.take(f"payload/{t}/{token}", nbytes)
+        for handed in map(closed.came.__getitem__, closed.sent):
+            data = self.board.take(f"payload/{t}/{handed.token}", handed.nbytes)
             if data is None:
                 return None
             found.append(data)
@@ -325,12 +327,12 @@ class Attendance:
 
     def counted(self, closed: Closed) -> bool:
         """Return whether the payload of this process counts."""
-        return closed.came.get(self.name, (0, ""))[1] == self.token
+        return closed.came.get(self.name, NOBODY).token == self.token
 
     def sent_by_another(self, closed: Closed) -> bool:
         """Return whether the payload of an earlier process of this name counts."""
-        nbytes, token = closed.came.get(self.name, (0, ""))
-        return nbytes > 0 and token != self.token
+        handed = closed.came.get(self.name, NOBODY)
+        return handed.nbytes > 0 and handed.token != self.token
 
     def _arrived(self, t: int) -> dict[str, list[Any]]:
         """Collect the payloads of workers, by name: the first of several, if one was restarted."""
@@ -413,8 +415,8 @@ class Attendance:
         note = self.board.read(f"closed/{t}")
         if note is None:
             return
-        for nbytes, token in Closed.read(note).came.values():
-            self.board.drop(f"payload/{t}/{token}", nbytes)
+        for handed in Closed.read(note).came.values():
+            self.board.drop(f"payload/{t}/{handed.token}", handed.nbytes)
         if (nbytes := self.board.read(f"state/{t}")) is not None:
             self.board.drop(f"state/{t}", nbytes)
         self.board.drop_list(f"arrivals/{t}")

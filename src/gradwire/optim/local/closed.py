@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradwire.errors import WireError
 
-__all__ = ["Closed", "in_order", "order"]
+__all__ = ["Closed", "Handed", "in_order", "order"]
+
+
+class Handed(NamedTuple):
+    """A worker's payload.
+
+    Attributes:
+        nbytes: its bytes, 0 if the worker came and sent nothing.
+        token: the process that handed it in.
+        weight: weight of its change in the mean, > 0.
+    """
+
+    nbytes: int
+    token: str
+    weight: float = 1.0
+
+    @classmethod
+    def read(cls, note: Any) -> Handed:
+        """Read what a note says.
+
+        Raises:
+            ValueError: the weight is not a finite number > 0.
+        """
+        nbytes, token, *weight = note
+        found = cls(int(nbytes), str(token), *map(float, weight))
+        if not 0 < found.weight < math.inf:
+            raise ValueError("a weight is a finite number > 0")
+        return found
 
 
 @dataclass(frozen=True)
@@ -16,13 +44,13 @@ class Closed:
     """The note of a closed round.
 
     Args:
-        came: bytes of each worker's payload, 0 if it came and sent nothing; and the process that handed it in.
+        came: the payload of each worker.
         roster: names of the workers that are expected in the next round.
         need: names of those workers that wait for the state after this round.
         seen: announcements that were seen.
     """
 
-    came: dict[str, tuple[int, str]]
+    came: dict[str, Handed]
     roster: tuple[str, ...]
     need: tuple[str, ...]
     seen: int
@@ -35,7 +63,7 @@ class Closed:
             WireError: the note has another form.
         """
         try:
-            came = {str(name): (int(nbytes), str(token)) for name, (nbytes, token) in note["came"].items()}
+            came = {str(name): Handed.read(each) for name, each in note["came"].items()}
             return cls(came, tuple(map(str, note["roster"])), tuple(map(str, note["need"])), int(note["seen"]))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             # Another process wrote the note, perhaps of another version, so it may have any form.
@@ -44,7 +72,14 @@ class Closed:
     @property
     def sent(self) -> list[str]:
         """The workers whose payloads count, in the order in which they are summed."""
-        return in_order(name for name, (nbytes, _) in self.came.items() if nbytes)
+        return in_order(name for name, handed in self.came.items() if handed.nbytes)
+
+    @property
+    def shares(self) -> list[float]:
+        """The share that each of these payloads has in the mean, w_i / sum w, in the same order."""
+        weights = [self.came[name].weight for name in self.sent]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
 
     @property
     def speaker(self) -> str:

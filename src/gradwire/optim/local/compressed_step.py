@@ -477,23 +477,22 @@ class CompressedStep(LocalSteps):
         if self._noise is not None and self._noise.due():
             self._noise.measure(self.delta.data)
 
-    def _step_alone(self) -> None:
+    def _step_alone(self) -> bool:
         if self.decay == "inner":
-            self._lengthened_step()
-            return
+            return self._lengthened_step()
         self._shrink()
         decays = [group["weight_decay"] for group in self.param_groups]
         for group in self.param_groups:
             group["weight_decay"] = 0.0
         try:
-            self._lengthened_step()
+            return self._lengthened_step()
         finally:
             for group, decay in zip(self.param_groups, decays, strict=True):
                 # Also after a step that raised: schedulers and checkpoints must see the decay.
                 group["weight_decay"] = decay
 
-    def _lengthened_step(self) -> None:
-        """Make the inner step, and multiply it by the factor of each group."""
+    def _lengthened_step(self) -> bool:
+        """Make the inner step, and multiply it by the factor of each group; return whether it was made."""
         factors = [] if self._noise is None else self._noise.factors
         longer = [
             (number, factor)
@@ -504,10 +503,11 @@ class CompressedStep(LocalSteps):
         # Pseudo-gradients are written when the round ends; until then their slots are free.
         for number, _ in longer:
             self.delta.views[number].copy_(self.params[number])
-        super()._step_alone()
+        made = super()._step_alone()
         for number, factor in longer:
             param, before = self.params[number], self.delta.views[number]
             param.copy_(before.lerp_(param.float(), factor))
+        return made
 
     def _shrink(self) -> None:
         """Apply a step's weight decay: to the agreed parameters, and to the change of this round."""

@@ -21,8 +21,9 @@ from gradwire.optim.exchanged import named
 from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
 from gradwire.optim.local._islands import THREAD
 from gradwire.optim.local._streamed_rounds import StreamedRounds
-from gradwire.optim.local.local_steps import LocalSteps
+from gradwire.optim.local.local_steps import LocalSteps, Weigh
 from gradwire.optim.local.meeting import Meeting
+from gradwire.transport.worker import Worker
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -77,6 +78,9 @@ class DiLoCo(LocalSteps):
             ``mesh["islands"]``, or their group; where each worker is several ranks, over which ``fully_shard`` has
             sharded the model, with replicas or without. Each rank exchanges its own shard.
         offload: keep the parameters of the last round and the outer momentum, 8 bytes an element, in the host's memory.
+        weigh: weight of each worker's change in the mean of a meeting. "workers": all count alike. "steps": the inner
+            steps that are in it, so a worker that was slow, or late, counts by what it has done. "tokens": the tokens
+            of those steps, which ``add_tokens(number)`` says before each ``step()``.
         options: further arguments, as for ``compress_ddp``. ``start_after`` and ``schedule`` count exchanges, of which
             there is one for each fragment.
 
@@ -132,6 +136,7 @@ class DiLoCo(LocalSteps):
         meeting: Meeting | None = None,
         islands: DeviceMesh | dist.ProcessGroup | None = None,
         offload: bool = False,
+        weigh: Weigh = "workers",
         **options: Any,
     ) -> None:
         if compressor is None:
@@ -155,11 +160,12 @@ class DiLoCo(LocalSteps):
         if streams:
             facts |= {"fragments": fragments, "layout": layout, "delay": delay, "mix": mix}
         shared = (inner, compressor, every, options, process_group, meeting, facts, check)
-        super().__init__(*shared, islands, offload, threads=2 if streams else 1)
+        super().__init__(*shared, islands, offload, threads=2 if streams else 1, weigh=weigh)
         self.lr, self.momentum, self.mix = lr, momentum, mix
         self.velocity = FlatParameters(self.params, offload)
         sizes = [len(numbers) for numbers in self._dealt]
-        self.streams = Fragments(self.delta.views, sizes, every, delay) if streams else None
+        thread = Worker if meeting is None else meeting.thread
+        self.streams = Fragments(self.delta.views, sizes, every, delay, thread) if streams else None
         self.exchange.expect_apart(max(1, len(sizes)))
         self.streamed: StreamedRounds | None = None
         if self.streams is not None and meeting is not None:
@@ -167,6 +173,7 @@ class DiLoCo(LocalSteps):
             self.rounds = self.streamed = StreamedRounds(
                 *(self.exchange, self.named, meeting, self.facts, frozen),
                 *(self.streams, self._gather_deltas, put, self.delta.data),
+                weighs=weigh != "workers",
             )
 
     @classmethod
@@ -448,6 +455,7 @@ class DiLoCo(LocalSteps):
         fragment = rounds.fragment(t)
         rounds.there.due.clear()
         self._gather_deltas(fragment)
+        rounds.depart(fragment)
         streams.send(fragment, partial(rounds.run, t), self.delta.data[fragment.span])
         return fragment
 

@@ -10,10 +10,11 @@ Invariants:
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import ConfigError, Verbatim, require
+from gradwire.errors import ConfigError, Verbatim, is_number, require
 from gradwire.frontends.summary import in_words
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.exchanged import COUNT, FLAG, Closure, Exchanged, named
@@ -29,7 +30,11 @@ from gradwire.optim.local._islands import Island, on_rank
 from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local.meeting import Meeting
 
-__all__ = ["LocalSteps"]
+__all__ = ["LocalSteps", "Weigh"]
+
+Weigh = Literal["workers", "steps", "tokens"]
+
+WEIGHS = ("workers", "steps", "tokens")
 
 
 class LocalSteps(Exchanged):
@@ -48,9 +53,11 @@ class LocalSteps(Exchanged):
         islands: mesh or group of the ranks that hold the same shard of a sharded model; None: it is not sharded.
         offload: true: tensors that are kept from round to round are in the host's memory.
         threads: number of threads that exchange beside each other inside an island.
+        weigh: "workers": at a meeting the changes of all workers count alike; "steps": each by the inner steps in it;
+            "tokens": each by what ``add_tokens`` was told.
     """
 
-    ranges: ClassVar = {"every": COUNT, "offload": FLAG}
+    ranges: ClassVar = {"every": COUNT, "offload": FLAG, "weigh": (WEIGHS.__contains__, f"one of {', '.join(WEIGHS)}")}
 
     sharded: ClassVar = (
         "; or, for local steps, give DiLoCo or local SGD islands=, the mesh of the ranks that hold the same shard of "
@@ -70,6 +77,7 @@ class LocalSteps(Exchanged):
         islands: Any = None,
         offload: bool = False,
         threads: int = 1,
+        weigh: Weigh = "workers",
     ) -> None:
         name = type(self).__name__
         require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
@@ -86,13 +94,16 @@ class LocalSteps(Exchanged):
             # First, because the island hears of other errors through its mesh.
             if self.island is not None:
                 self.island.check({**named(self.param_groups), **self.frozen})
-            self.check_parameters({**facts, "offload": offload})
+            self.check_parameters({**facts, "offload": offload, "weigh": weigh})
+            require(meeting is not None or weigh == "workers", f"{name}.weigh", "'workers' without a meeting", weigh)
             check()
 
         facts = {"every": every, **facts}
         if offload:
             # A GPU rounds other than its host, and all must have the same bits.
             facts["offload"] = offload
+        if weigh != "workers":
+            facts["weigh"] = weigh
         if self.island is not None:
             group, facts["islands"] = self.island.group, self.island.facts
 
@@ -107,6 +118,7 @@ class LocalSteps(Exchanged):
             # A mean that was well here is dropped if that of another shard was not.
             self.exchange.rollback.follow_skips(True)
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
+        self.weigh, self._tokens = weigh, 0.0
         self._shows_agreed = False
         self.trained: list[Tensor] = list(named(self.param_groups).values())
         self._arrange()
@@ -115,7 +127,10 @@ class LocalSteps(Exchanged):
         self.rounds = (
             None
             if meeting is None
-            else Rounds(self.exchange, self.named, meeting, self.facts, list(self.frozen.values()))
+            else Rounds(
+                *(self.exchange, self.named, meeting, self.facts, list(self.frozen.values())),
+                weighs=weigh != "workers",
+            )
         )
 
     @property
@@ -172,13 +187,35 @@ class LocalSteps(Exchanged):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        told = self.weigh != "tokens" or self._tokens > 0
+        require(told, "step()", "after add_tokens() with weigh='tokens'", Verbatim("a call without it"))
         self._locate()
         if self.since == 0:
             self._refresh()
-        self._step_alone()
+        self._count(stepped=self._step_alone())
         self.since, self.made = self.since + 1, self.made + 1
         self._exchange_due()
         return loss
+
+    def add_tokens(self, number: float) -> None:
+        """Say on how many tokens, or examples, the gradient of the next step was computed; more calls add up.
+
+        With ``weigh="tokens"`` a worker's change has at a meeting the share that its tokens have of all workers'.
+
+        Args:
+            number: tokens, > 0.
+
+        Raises:
+            ConfigError: the number is out of range.
+        """
+        require(is_number(number) and 0 < number < math.inf, "add_tokens.number", "a finite number > 0", number)
+        self._tokens += float(number)
+
+    def _count(self, *, stepped: bool) -> None:
+        """Note by how much this step's change is weighed; a step that was left out has none."""
+        made, self._tokens = self._tokens if self.weigh == "tokens" else 1.0, 0.0
+        if self.rounds is not None and stepped:
+            self.rounds.count(made)
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -404,7 +441,8 @@ class LocalSteps(Exchanged):
         # Last, because the exchange has been accepted on all ranks by now.
         self.put_back(state_dict, apart=self.since > 0)
         if self.rounds is not None:
-            self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
+            weights = state_dict.get("weights", (0.0, 0.0))
+            self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""), weights)
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
         """Refuse the state of another shard, of another model, or one from within a round of other ranks.
@@ -436,9 +474,9 @@ class LocalSteps(Exchanged):
             param = whole.to(agreed.device)
             torch.where(agreed.to(param.dtype) == param, agreed, param.float(), out=agreed)
 
-    def _step_alone(self) -> None:
-        """Make the inner step, unless this rank's gradient is not finite, which the inner optimizer
-        would never forget.
+    def _step_alone(self) -> bool:
+        """Make the inner step, unless this rank's gradient is not finite, which the inner optimizer would never forget;
+        return whether it was made.
         """
         grads = [on_rank(param.grad) for param in self.trained if param.grad is not None]
         scale = self.loss_scale()
@@ -447,5 +485,7 @@ class LocalSteps(Exchanged):
             torch._foreach_div_(grads, scale)
         bad = any_nonfinite(grads)
         # A step that one shard leaves out would be half a step of the model.
-        if not (bad if self.island is None else self.island.largest(bad)):
-            self.inner.step()
+        if bad if self.island is None else self.island.largest(bad):
+            return False
+        self.inner.step()
+        return True

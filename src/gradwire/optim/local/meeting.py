@@ -14,6 +14,7 @@ from gradwire._short_traceback import ShortTracebacks
 from gradwire._system import SYSTEM, BaseSystem
 from gradwire.errors import GroupError, is_float32, is_int, require
 from gradwire.optim.local.board import Board
+from gradwire.transport.worker import Worker
 
 __all__ = ["Meeting"]
 
@@ -79,6 +80,10 @@ class Meeting(ShortTracebacks):
     def system(self) -> BaseSystem:
         """The clock and the random bytes of this worker; a simulation has its own."""
         return SYSTEM
+
+    def thread(self) -> Worker:
+        """Make the thread on which fragments are exchanged; a simulation has its own."""
+        return Worker()
 
     def open(self) -> Board:
         """Open the board of this place.

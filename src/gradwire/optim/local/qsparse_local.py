@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from gradwire.modes import ordinary_modes
-from gradwire.optim.local.local_steps import LocalSteps
+from gradwire.optim.local.local_steps import LocalSteps, Weigh
 from gradwire.optim.local.meeting import Meeting
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class QsparseLocal(LocalSteps):
         meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
         islands: mesh or group of the ranks that hold the same shard, for workers of several ranks, as for ``DiLoCo``.
         offload: keep the parameters of the last round, 4 bytes an element, in the host's memory.
+        weigh: weights of the workers in the mean of a meeting, as for ``DiLoCo``.
         options: further arguments, as for ``compress_ddp``.
 
     Raises:
@@ -74,7 +75,8 @@ class QsparseLocal(LocalSteps):
         meeting: Meeting | None = None,
         islands: DeviceMesh | dist.ProcessGroup | None = None,
         offload: bool = False,
+        weigh: Weigh = "workers",
         **options: Any,
     ) -> None:
         shared = (inner, compressor, every, options, process_group, meeting)
-        super().__init__(*shared, facts={}, islands=islands, offload=offload)
+        super().__init__(*shared, facts={}, islands=islands, offload=offload, weigh=weigh)

@@ -18,17 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.auto.profile import BucketProfile
+from gradwire.auto.probe import dry_exchange
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.exchange import Exchange
-from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
-from gradwire.metrics import Metrics
 from gradwire.transport.collective_round import Round
 from gradwire.transport.recording import RecordingChannel
+from gradwire_lab.advise.profile import BucketProfile
 
-__all__ = ["SAMPLE", "Codec", "CodecTimes", "dry_exchange", "measure", "sample", "slowest"]
+__all__ = ["SAMPLE", "Codec", "CodecTimes", "measure", "sample", "slowest"]
 
 WARM_UP, REPEATS = 2, 5
 _SPREAD = 1e-2
@@ -166,22 +165,7 @@ def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfi
     params = [
         (name, (max(1, round(share * shape[0])), *shape[1:]) if len(shape) else shape) for name, shape in chosen.params
     ]
-    return BucketProfile(tuple(params), chosen.ready)
-
-
-def dry_exchange(
-    compressor: Compressor, workers: int, rank: int = 0, policy: Policy | None = None, **options: Any
-) -> Exchange:
-    """Make an exchange that acts as one of ``workers``.
-
-    Args:
-        compressor: compressor with its parameters.
-        workers: pretended number of workers.
-        rank: pretended rank, 0 to ``workers`` - 1.
-        policy: per-parameter choices.
-        options: further arguments of ``Exchange``.
-    """
-    return Exchange(compressor, policy=policy, channel=RecordingChannel(workers, Metrics(), rank), **options)
+    return replace(chosen, params=tuple(params))
 
 
 def measure(
