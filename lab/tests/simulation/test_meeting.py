@@ -68,6 +68,10 @@ FOUND = {
     "a jump of the clock ends no wait": (
         "seed=62 late=15.0 first=1 rounds=6 sparse=1 save=2 jump=worker-1@16.169+80#5"
     ),
+    "what a process came with counts once, also where a fragment of it was under way": (
+        "seed=56 workers=4 late=2.0 first=4 rounds=6 every=4 save=3 early=1 back=2 fragments=2 delay=2 "
+        "kill=worker-1@7.93+0.56#13 stop=worker-3@14.396+0.97#2"
+    ),
     "a jump of the clock ends no wait for a quorum": (
         "seed=31 workers=4 first=4 rounds=6 every=2 sparse=1 save=2 early=1 back=2 fragments=2 quorum=4 "
         "stall=worker-2@4.417+20.44#5 jump=worker-0@6.682+85.9#21"

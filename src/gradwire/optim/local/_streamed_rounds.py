@@ -76,6 +76,7 @@ class StreamedRounds(Rounds):
         self._dropped: set[int] = set()
         self._sent_at = ""
         self._own: Tensor | None = None
+        self._came_flying: Flight | None = None
 
     def fragment(self, t: int) -> Fragment:
         """The fragment of a round."""
@@ -100,6 +101,7 @@ class StreamedRounds(Rounds):
         # An earlier process of this name may have sent it since.
         self._own = own if own.any() else None
         self._flight, self._sent_at = under_way, self.mark
+        self._came_flying = None if under_way is None else under_way[1]
         yield from self.join(torch.zeros(0), state)
         if self._flight is not None and self.sent:
             # Its round was at another place, and is none here: the change is still in the parameters.
@@ -172,13 +174,17 @@ class StreamedRounds(Rounds):
             flight, self._flight = self._flight[1], None
             codec = self._codecs[fragment.place]
             made, codec.made = codec.made, 0.0
+            came, self._came_flying = flight is self._came_flying, None
             if flight.spoilt:
                 delta.zero_()
             elif self.sent:
                 delta.sub_(flight.own.data)
-                self._came_with[fragment.place] = 0.0
-                if self._own is not None:
-                    self._own[fragment.span] = 0.0
+                # What it came with was in what this process has sent; but the exchange with which it came had left
+                # before the rest of that was trained.
+                if not came:
+                    self._came_with[fragment.place] = 0.0
+                    if self._own is not None:
+                        self._own[fragment.span] = 0.0
             else:
                 self._made_in[fragment.place] += made
             flight.land()
