@@ -40,7 +40,7 @@ def local_sgd(
         every: local steps in a round, >= 1. More: fewer bytes, and workers drift further apart.
         meeting: meeting of workers that come and go; None: they are the ranks of ``process_group``, fixed.
         process_group: None is the default group.
-        options: further arguments, as for ``compress_ddp``, and ``islands`` and ``offload``, as for
+        options: further arguments, as for ``compress_ddp``, and ``islands``, ``offload`` and ``weigh``, as for
             ``gradwire.optim.DiLoCo``.
 
     Returns:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from gradwire.auto.choices import Choice, ErrorBudget, budget_of, from_config
 from gradwire.auto.decisions import Decisions
-from gradwire.auto.hysteresis import MARGIN, Setback, unchanged
+from gradwire.auto.hysteresis import MARGIN, SMALL_GAIN, VERIFIED_AFTER, Setback, margin, unchanged
 from gradwire.auto.link_cost import Wire
 from gradwire.auto.recorder import LASTING, LONGEST, StepRecorder
 from gradwire.auto.reporter import Reporter, link_row, time_text
@@ -128,6 +128,9 @@ class AutoController:
         self._uncompressed_since = self.exchange.step
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
+        self._verified_after = VERIFIED_AFTER
+        self._verified_at = math.inf
+        """The step from which on a small gain is looked at again, beside uncompressed steps."""
 
     # What frontends and the exchange call; ``engine.exchange.Controller`` is the protocol.
 
@@ -467,8 +470,9 @@ class AutoController:
         steps = len(self.recorder.steps)
         # On all ranks in the same windows: it is four messages more.
         latency = self.model.link.latency if self._windows % PINGED_EVERY else self.recorder.ping()
-        self._windows += 1
         seen = self.recorder.measure(bears=self.bears(), latency=latency)
+        # What was measured beside a window that shows nothing is lost.
+        self._windows += seen is not None
         self._reporter.count_window(measured=seen is not None)
         if seen is None:
             return (Event.UNMEASURED,)
@@ -503,6 +507,7 @@ class AutoController:
 
     def _switch(self, proposal: Proposal) -> None:
         self._switch_to(proposal.methods, proposal.weights)
+        self._verified_at = self.exchange.step + self._verified_after
         self._reporter.explain(proposal.seen, proposal.chosen, proposal.weights, proposal.stages)
         self._reporter.decided(proposal.seen)
 
@@ -543,7 +548,7 @@ class AutoController:
         return max(PATIENT_FOR, PATIENT_SHARE * self.exchange.step * seen.period)
 
     def _find_no_gain(self, seen: StepWindow) -> Following:
-        return self._no_gain(seen, self._reporter.nothing_saves(seen, MARGIN))
+        return self._no_gain(seen, self._reporter.nothing_saves(seen, margin(seen)))
 
     def _no_gain(self, seen: StepWindow, why: str) -> Following:
         # Only once it is known how much of the gradients is noise may steps go by untimed.
@@ -619,6 +624,9 @@ class AutoController:
         if seen.period > uncompressed * (1 + MARGIN / 2):
             why = f"{time_text(seen.period)} a step, uncompressed ones take {time_text(uncompressed)}"
             return Event.SLOWER, why
+        if self.exchange.step >= self._verified_at and SMALL_GAIN * seen.period > model.dense.period:
+            self._verified_after, self._verified_at = 2 * self._verified_after, math.inf
+            return Event.DOUBTED, "what is gained is little, and uncompressed steps may have become faster, too"
         return Event.PAYS, seen
 
     def _note_setback(self, _: str) -> None:

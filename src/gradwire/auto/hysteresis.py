@@ -6,10 +6,20 @@ import math
 
 from gradwire.auto.step_record import StepWindow
 
-__all__ = ["CHANGE", "MARGIN", "STEADY", "Setback", "alike", "unchanged"]
+__all__ = ["CHANGE", "MARGIN", "SMALL_GAIN", "STEADY", "VERIFIED_AFTER", "Setback", "alike", "margin", "unchanged"]
 
 MARGIN = 0.03
-"""The share of a step that a first change must save, and that must be exposed before anything is tried."""
+"""The share of a step that a first change must save at least, and that must be exposed before anything is tried."""
+
+LARGEST_MARGIN = 0.15
+"""The share of a step that is worth a change however unsteady steps are."""
+
+SMALL_GAIN = 1.5
+"""The gain below which uncompressed steps are made anew: they may have become as much faster by themselves since they
+were seen, as at the beginning of a run."""
+
+VERIFIED_AFTER = 64
+"""Steps from a decision until that is done, each time twice as many."""
 
 CHANGE = 0.08
 """The share of a step that another change must save while the link is as it was: what is predicted of methods that are
@@ -19,6 +29,17 @@ STEADY = 0.25
 """A link whose rate differs by less than this share has not changed; nor by fewer standard errors than ``SURE``."""
 
 SURE = 3.0
+
+
+def margin(seen: StepWindow, least: float = MARGIN) -> float:
+    """Return the share of a step that a change must save: what is less than the standard error of a step's time may be
+    chance, and a change back and forth costs more than it gains.
+
+    Args:
+        seen: the steps from which it is predicted.
+        least: the share where all steps take equally long.
+    """
+    return max(least, min(LARGEST_MARGIN, seen.unsteady))
 
 
 def alike(uncertain: float) -> float:

@@ -1,8 +1,9 @@
 """Search for the candidates of all buckets that make a step shortest, if that is worth a change.
 
 Invariants:
-    A first change must save ``MARGIN`` of a step. Another one, while the link is as it was, must save ``CHANGE``,
-    unless the choices in use do not keep the budget any more.
+    A first change must save ``MARGIN`` of a step. Another one, while the link is as it was, must save ``CHANGE``. Both
+    must save more where steps take such different times that less may be chance (``hysteresis.margin``). Choices that
+    do not keep the budget any more are left at any price.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from gradwire.auto.choices import DENSE, Choice, ErrorBudget
 from gradwire.auto.decide import Stage, best
 from gradwire.auto.gradient_norms import names_of
-from gradwire.auto.hysteresis import CHANGE, MARGIN, alike
+from gradwire.auto.hysteresis import CHANGE, MARGIN, alike, margin
 from gradwire.auto.step_model import StepModel
 from gradwire.auto.step_record import StepWindow
 
@@ -74,7 +75,7 @@ class Search:
             # Weights in fewer bits are worth a change of their own.
             if self._seconds(way) < (1 - MARGIN) * seconds:
                 found = way
-        if self._seconds(found) > (1 - MARGIN) * model.uncompressed(seen):
+        if self._seconds(found) > (1 - margin(seen)) * model.uncompressed(seen):
             return Proposal(seen, [DENSE] * len(found.chosen), model.stages(seen, None))
         return found
 
@@ -103,7 +104,7 @@ class Search:
         )
         if proposal.chosen == now.chosen and proposal.weights == now.weights:
             return None
-        least = CHANGE if self._steady(wire.rate, seen) and not now.plain else MARGIN
+        least = margin(seen, CHANGE if self._steady(wire.rate, seen) and not now.plain else MARGIN)
         # Choices whose error has grown too large are left at any price.
         keeps = self._keeps_budget(now.stages, now.chosen)
         longest = (1 - least) * self._seconds(now) if keeps else math.inf

@@ -466,28 +466,31 @@ class StepModel:
         if self.scatters:
             return self._scattered(params, choice)
         if choice.dense:
-            plain, own = 0, 0.0
-            for name, shape in params:
-                # What an option compresses in any case goes beside it.
-                code = policy.choose(name, shape, choice.compressor)
-                if code is None or capabilities.identity(code):
-                    plain += math.prod(shape)
-                else:
-                    own += (world - 1) * capabilities.traffic(code, shape)
-            beside = (Round("exchange", own, own),) if own else ()
-            return PredictedTraffic(dense_traffic(plain, world, self._itemsize(params)), beside)
+            own = self._overridden(params)
+            plain = sum(math.prod(shape) for name, shape in params if name not in own)
+            beside = (
+                traffic(shared([(name, dict(params)[name])], code, world, policy), world) for name, code in own.items()
+            )
+            rounds = tuple(chain.from_iterable(rounds_of(each) for each in beside))
+            return PredictedTraffic(dense_traffic(plain, world, self._itemsize(params)), rounds)
         strategy = choice.strategy.with_hosts_of(self.link.size)
         return traffic(shared(params, choice.compressor, world, policy, strategy, main=self.code(choice)), world)
+
+    def _overridden(self, params: Sequence[Named]) -> dict[str, Compressor]:
+        """The methods that options give to some parameters of a bucket in any case, by name."""
+        chosen = {name: self._exchange.methods.policy.choose(name, shape, DENSE.compressor) for name, shape in params}
+        return {name: code for name, code in chosen.items() if code is not None and not capabilities.identity(code)}
 
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
         """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self.code(choice), self._exchange.methods.policy, 0.0
         channel, numel, itemsize = self._exchange.channel, _numel(params), self._itemsize(params)
-        if choice.dense and not channel.is_nccl:
+        own_codes = self._overridden(params) if choice.dense else {}
+        if choice.dense and not channel.is_nccl and not own_codes:
             # FSDP reduces by itself then, and on Gloo its reduce-scatter is an all-reduce inside.
             return PredictedTraffic(dense_traffic(channel.world * numel, channel.world, itemsize), ())
         for name, shape in params:
-            own = None if choice.dense else policy.choose(name, shape, code(name))
+            own = own_codes.get(name) if choice.dense else policy.choose(name, shape, code(name))
             plain = itemsize if choice.dense else 4
             sent += plain * math.prod(shape) if own is None else capabilities.traffic(own, shape)
         size = self.link.size if choice.on_hosts else 1

@@ -148,6 +148,7 @@ class StepWindow:
         buffers: exchanges that may be under way while it goes on; None: any number.
         latency: seconds of a message, of the rank that measured the least.
         bears: true where the optimizers of all ranks bear what is kept back.
+        unsteady: the share by which the seconds of a step may be wrong, likewise.
         gathers: weights that are gathered before each bucket, of the first bucket those of the forward pass, too; empty
             where nobody watches them.
         link: seconds of a step in which the link was in use, where gathers are watched.
@@ -167,6 +168,7 @@ class StepWindow:
     buffers: int | None = None
     latency: float = LATENCY
     bears: bool = False
+    unsteady: float = 0.0
     gathers: tuple[GatheredWeights, ...] = ()
     link: LinkUse = UNUSED
 
@@ -321,6 +323,7 @@ def gathered(
         uncertainty([-sum(row[1 + 2 * count : 1 + 3 * count]) for row in table]),
         tuple(max(row[1 + 3 * count + i] for row in table) > 0 for i in range(count)),
         buffers,
+        unsteady=uncertainty([row[0] for row in table]),
         gathers=tuple(gathers),
         link=LinkUse(*seconds[count:]) if watched else UNUSED,
     )

@@ -211,7 +211,10 @@ def keeps_momentum_alone(optimizer: Optimizer) -> bool:
     >>> [keeps_momentum_alone(each) for each in optimizers]
     [True, False]
     """
-    kept = {str(name) for state in getattr(optimizer, "state", {}).values() for name in state}
+    states = [*getattr(optimizer, "state", {}).values()]
+    if not all(isinstance(state, dict) for state in states):
+        return False
+    kept = {str(name) for state in states for name in state}
     return kept <= _PLAIN and not any("muon" in kind.__name__.lower() for kind in type(optimizer).__mro__)
 
 

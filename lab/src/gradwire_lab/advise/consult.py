@@ -228,7 +228,8 @@ def cluster_of(asked: Question, progress: Callable[[str], object], begun: float)
                 f"cannot tell: {asked.link} could not be measured in time. Leave --measure-link out, or give more time "
                 f"than --within {asked.within:g}"
             ) from None
-        wire = replace(found, workers=asked.meeting)
+        # Of a worker's cores, as the cluster counts them: for each of its threads.
+        wire = replace(found, workers=asked.meeting, cores=found.cores / asked.threads)
     inside = None if asked.inside is None else wire_inside(asked.workers // asked.meeting, asked.inside)
     return Cluster(asked.workers, wire, inside, cores() / asked.together / asked.threads)
 

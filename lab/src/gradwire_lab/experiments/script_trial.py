@@ -41,7 +41,7 @@ class TrialTurn:
         loss: mean loss of the last tenth; None: it was no scalar.
         times: seconds from one backward pass to the next.
         losses: loss of each pass.
-        switched: step of the first decision; None: nothing was compressed.
+        switched: step by which all models had a method; None: one of them had none.
         checks: means that were also made exactly.
         wrong: those of them that were out of bounds.
         proposed: seconds of a step that "auto" expected of what it would choose, where it only watched; None: it had
@@ -139,19 +139,24 @@ def _turn(lab: Netlab, command: Sequence[str], mode: str, steps: int, passes: in
     times = [after - before for before, after in pairwise(told["times"])]
     losses, decisions = told["losses"], [each.get("decisions") for each in told["models"]]
     known = [loss for loss in losses[-max(1, steps // 10) :] if loss is not None]
-    switches = [each["step"] for one in decisions if one for each in one["decisions"]]
+    switches = [_first_method(each["decisions"]) for each in decisions if each]
     return TrialTurn(
         mode,
         median(_sums(times, passes)[-max(1, steps // 3) :]),
         fmean(known) if known else None,
         tuple(times),
         tuple(losses),
-        min(switches, default=None),
+        None if None in switches else max(filter(None, switches), default=None),
         len(told["checks"]),
         sum(not each["kept"] for each in told["checks"]),
         _proposed(told["models"]) if mode == WATCH else None,
         (steps - steps // 3) // passes,
     )
+
+
+def _first_method(decisions: Sequence[dict[str, Any]]) -> int | None:
+    """The step of the first decision to compress something; None: there was none."""
+    return next((each["step"] for each in decisions if each["choices"] or each.get("weights")), None)
 
 
 def _sums(times: Sequence[float], passes: int) -> list[float]:
@@ -186,7 +191,7 @@ def page_of_trial(trial: Trial) -> str:
     parts = ["<h1>gradwire try</h1>", f"<p>{said}{max(trial.ratios):.2f}</p>"]
     parts.append(table(("turn", "a step", "loss in the end", "compressed from step", "means within bounds"), rows))
     for turn in trial.turns:
-        parts.append(curve(f"Seconds of a step, {turn.mode}", list(enumerate(turn.times, 1)), zero=True))
+        parts.append(curve(f"Seconds of a backward pass, {turn.mode}", list(enumerate(turn.times, 1)), zero=True))
         known = [(step, loss) for step, loss in enumerate(turn.losses, 1) if loss is not None]
         parts.append(curve(f"Loss, {turn.mode}", known))
     return document("gradwire try", parts)

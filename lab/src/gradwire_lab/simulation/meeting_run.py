@@ -181,6 +181,7 @@ class MeetingSimulation(Simulation):
             longest = (2 if what == "joined" else 1) * TIMEOUT + DEADLINE + SLACK
             if now - self._begun[member.name] - self._away(self._begun[member.name], *self._both(member)) > longest:
                 self._found(f"{member.name} stands still for {now - self._begun[member.name]:.1f} s before it {what}")
+        if what in ("joined", "stepped", "left"):
             self._check_state(member, worker)
             if not self.work.outer:
                 self._check_steps(member, worker)
@@ -213,7 +214,7 @@ class MeetingSimulation(Simulation):
     def _check_weights(self, t: int, closed: Closed, made: list[int]) -> None:
         """Check that workers were weighed by the local steps that count in a round."""
         for name in closed.sent:
-            if closed.came[name].weight != max(1, made[int(name)]):
+            if made[int(name)] and closed.came[name].weight != made[int(name)]:
                 weight = closed.came[name].weight
                 self._found(f"worker {name} has weight {weight:g} in round {t}, in which {made[int(name)]} steps count")
 

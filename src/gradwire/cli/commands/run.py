@@ -11,15 +11,9 @@ from pathlib import Path
 import click
 
 from gradwire.cli.command_group import Integer
-from gradwire.cli.output import writable
+from gradwire.cli.output import refused
 
 __all__ = ["command"]
-
-
-def _writable(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """Refuse a report that cannot be written, before the script starts."""
-    writable(ctx, param, value.with_name(f"{value.name}.json"))
-    return value
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -28,7 +22,6 @@ def _writable(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
-    callback=_writable,
     default="gradwire-report",
     show_default=True,
     help="Path of the report, of which .json and .html are made.",
@@ -49,7 +42,12 @@ def command(mode: str, report: Path, sentinel: int, program: tuple[str, ...]) ->
     command, and what it writes is left as it is.
     """
     from gradwire.run.child import run_command
+    from gradwire.run.session import say
 
+    # No reason to end: on another machine of the job it may well be written, or by nobody.
+    said = refused(Path(f"{report.absolute()}.json"))
+    if said:
+        say(f"the report cannot be written here: {said}")
     status = run_command(program, mode, report, sentinel)
     if status < 0:
         # The same end, for whoever looks at how a process ended.

@@ -90,7 +90,7 @@ class Rounds:
         self.workers: list[str] = []
         self.shares: list[float] = []
         self.left_behind = self.nonfinite = 0
-        self.weighs, self.made, self.late_made, self._brought_made = weighs, 0.0, 0.0, 0.0
+        self.weighs, self.made, self.late_made, self._brought_made, self._weight = weighs, 0.0, 0.0, 0.0, 1.0
         self.mark = ""
         # The pseudo-gradient with which this worker has joined within a round; an earlier process of its name may have
         # sent it.
@@ -357,8 +357,9 @@ class Rounds:
                 part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
         bad = finite and bool(self._message.status)
         payload, self.sent = b"", False
-        # Whoever has made nothing since its last round still has a residual to send.
-        weight = max(1.0, self.made + self.late_made) if self.weighs else 1.0
+        # Whoever has made nothing since its last round still has a residual to send, which is of steps as before.
+        weight = (self.made + self.late_made or self._weight) if self.weighs else 1.0
+        self._weight = weight
         if finite and not bad:
             payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
         try:

@@ -108,9 +108,15 @@ class StreamedRounds(Rounds):
             self._forget("a fragment that was under way was sent at another meeting", (self._flight[0],))
             self._dropped.clear()
         if self._flight is not None:
-            place = self._flight[0].place
-            self._made_in[place] += self._codecs[place].made
-            self._codecs[place].made, self._flight = 0.0, None
+            (fragment, flight), self._flight = self._flight, None
+            codec = self._codecs[fragment.place]
+            if self.sent:
+                # It is what this worker came with after all, and an earlier process may have sent it here.
+                self._own = torch.zeros_like(self.delta) if self._own is None else self._own
+                self._own[fragment.span] += flight.own.data
+                self._came_with[fragment.place] += codec.made
+            self._made_in[fragment.place] += codec.made
+            codec.made = 0.0
 
     def count(self, number: float) -> None:
         self._made_in = [made + number for made in self._made_in]

@@ -239,7 +239,9 @@ class Attendance:
         if not self.is_closed(t):
             # The bytes before the note that names them: whoever finds the note finds them, too.
             self.board.hang(f"payload/{t}/{self.token}", payload)
-            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token, weight]})
+            # Workers of an earlier version read two values.
+            weighed = [weight] if weight != 1.0 else []
+            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token, *weighed]})
             # Whoever comes last closes the round, and else the first worker whose deadline is over.
             if self._complete(t) or not self._ended(t):
                 self._close(t)

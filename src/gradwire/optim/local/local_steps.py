@@ -380,7 +380,7 @@ class LocalSteps(Exchanged):
         state |= {"made": self.made} | self.own_parameters(apart=self.since > 0)
         if self.island is not None:
             state["shard"] = self.island.shard
-        return state if self.rounds is None else {**state, **self.rounds.state_dict()}
+        return state if self.rounds is None else {**state, **self.rounds.state_dict(), "weigh": self.weigh}
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of the exchange, the "steps" of the inner optimizer, and the "rounds", in each of which
@@ -441,7 +441,11 @@ class LocalSteps(Exchanged):
         # Last, because the exchange has been accepted on all ranks by now.
         self.put_back(state_dict, apart=self.since > 0)
         if self.rounds is not None:
-            weights = state_dict.get("weights", (0.0, 0.0))
+            # Steps are counted also where all workers count alike.
+            steps = (float(self.since), 0.0) if self.weigh != "tokens" else (0.0, 0.0)
+            alike = (state_dict.get("weigh") == "tokens") == (self.weigh == "tokens")
+            weights = state_dict.get("weights", steps) if alike else steps
+            self._tokens = 0.0
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""), weights)
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
