@@ -553,6 +553,24 @@ def changed_at_once(rank: int, rate: float) -> dict[str, Any]:
     return {"choices": training.choices, "link": training.auto["link"], "decisions": training.auto["decisions"]}
 
 
+def faster_by_itself(rank: int, gain: float) -> dict[str, Any]:
+    """Steps that take long until something is chosen, whatever it is, and then become faster by themselves.
+
+    Args:
+        gain: seconds that the beginning takes more; 0.3 more are taken as long as buckets have methods.
+    """
+    said = heard(logging.DEBUG)
+    training, phases = Training(rank), []
+    training.channel.rate = SLOW
+    for _ in range(150):
+        begins = not training.auto["decisions"]
+        training.link.compute(gain if begins else 0.0)
+        training.link.compute(0.3 if training.auto["phase"] == "holding" else 0.0)
+        training.step()
+        phases.append(training.auto["phase"])
+    return {"phases": phases, "decisions": training.auto["decisions"], "said": said}
+
+
 def slower_than_uncompressed(rank: int) -> dict[str, Any]:
     """The forward pass takes longer than all that methods save, as long as buckets have any."""
     said = heard(logging.DEBUG)

@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from gradwire.auto.controller import PATIENCE, AutoController
+from gradwire.auto.hysteresis import MARGIN, VERIFIED_AFTER, margin
 from gradwire.auto.recorder import LONGEST, WINDOW
+from gradwire.auto.step_record import StepWindow
 from gradwire.compressors.casts.none import Identity
 from gradwire.engine.exchange import Exchange
 from gradwire.testing.processes import run_ranks
 from tests.auto import jobs
+
+NOTHING: tuple[Any, ...] = (1.0, (), (), (), (), ())
+"""A window's fields that do not matter here."""
 
 
 def compressed(auto: dict[str, Any]) -> list[str]:
@@ -236,6 +241,25 @@ def test_methods_that_make_steps_longer_than_uncompressed_ones_are_left_and_the_
     back = rf"step \d+: uncompressed steps again, .*: {number} m?s a step, uncompressed ones take {number} m?s"
     assert sum(re.fullmatch(back, text) is not None for text in one["said"]) == 1
     assert one["said"][-1].endswith("because steps with a method took longer; it is tried again later")
+
+
+def test_a_small_gain_is_looked_at_again_beside_uncompressed_steps() -> None:
+    """The uncompressed steps that it knows are those of the beginning, which were slow."""
+    one, other = run_ranks(2, jobs.faster_by_itself, 0.2)
+    assert one["decisions"] == other["decisions"]
+    first, second = one["decisions"][:2]
+    assert first["choices"]
+    assert second["choices"] == []
+    assert VERIFIED_AFTER <= second["step"] - first["step"] <= VERIFIED_AFTER + 3 * WINDOW
+    assert any("what is gained is little" in text for text in one["said"])
+    # Uncompressed steps are faster, and it stays with them.
+    assert one["phases"][second["step"] :].count("holding") == 0
+
+
+def test_what_is_less_than_chance_is_no_reason_to_change() -> None:
+    steady, unsteady, wild = (StepWindow((), 12, *NOTHING, unsteady=each) for each in (0.0, 0.1, 0.9))
+    assert [margin(each) for each in (steady, unsteady, wild)] == [MARGIN, 0.1, 0.15]
+    assert margin(steady, least=0.08) == 0.08
 
 
 def test_a_loss_scale_that_is_halved_again_and_again_changes_no_decision() -> None:

@@ -94,7 +94,7 @@ def test_a_real_process():
         (("--busy", "0"), "--busy"),
         (("--json", "nowhere/rows.json"), "nowhere/rows.json cannot be written: No such file or directory"),
         (("--all", "--method", "twobit"), "--all means every method: leave --method out"),
-        (("--plot", "nowhere/page.html", "--method", "towbit"), "unknown compressor 'towbit'"),
+        (("--plot", "nowhere/page.html"), "nowhere/page.html cannot be written: No such file or directory"),
         (("--budget", "0"), "0.0 is not in the range x>0"),
         (("--threads", "0"), "0 is not in the range x>=1"),
     ],

@@ -5,8 +5,6 @@ Invariants:
     the copying into and out of them are those of training. Seconds count from the beginning of the step.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -120,7 +120,8 @@ def try_script(
     made = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(turns):
-            for mode in modes:
+            # Forth and back, so that a machine that becomes slower or faster disturbs no mode more than another.
+            for mode in modes if number % 2 == 0 else reversed(modes):
                 progress(f"turn {number + 1} of {turns}: {mode}")
                 made.append(_turn(lab, command, mode, steps, passes, Path(folder, f"{number}{mode}.json")))
     return Trial(link, tuple(made))
