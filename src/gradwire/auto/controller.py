@@ -32,7 +32,7 @@ from torch import Tensor
 
 from gradwire.auto.choices import Choice, ErrorBudget, budget_of, from_config
 from gradwire.auto.decisions import Decisions
-from gradwire.auto.hysteresis import MARGIN, SMALL_GAIN, VERIFIED_AFTER, Setback, margin, unchanged
+from gradwire.auto.hysteresis import MARGIN, Setback, margin, unchanged
 from gradwire.auto.link_cost import Wire
 from gradwire.auto.recorder import LASTING, LONGEST, StepRecorder
 from gradwire.auto.reporter import Reporter, link_row, time_text
@@ -52,9 +52,6 @@ PATIENCE = 96
 
 PATIENT_FOR, PATIENT_SHARE = 60.0, 0.05
 """The same of sharded models: seconds, or the share of what the run has taken if that is more."""
-
-PINGED_EVERY = 8
-"""Windows from one measurement of the latency to the next."""
 
 PROPOSED_BY = 24
 """The same where nothing is decided, and a few steps are to say what would be."""
@@ -117,8 +114,8 @@ class AutoController:
             self.state = AutoState.REPLAYING
             self._reporter.repeat([])
         self._seen: StepWindow | None = None
-        self._watched = self._windows = 0
-        """Uncompressed steps since something was tried or left; windows since the start."""
+        self._watched = 0
+        """Uncompressed steps since something was tried or left."""
         self._untried: list[Choice] = []
         self._trying: list[Choice] = []
         self._rested_at: tuple[StepWindow, Wire] | None = None
@@ -128,9 +125,6 @@ class AutoController:
         self._uncompressed_since = self.exchange.step
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
-        self._verified_after = VERIFIED_AFTER
-        self._verified_at = math.inf
-        """The step from which on a small gain is looked at again, beside uncompressed steps."""
 
     # What frontends and the exchange call; ``engine.exchange.Controller`` is the protocol.
 
@@ -468,11 +462,8 @@ class AutoController:
         if self.state is AutoState.HOLDING and self.model.dense is None:
             return Event.UNKNOWN, "this run has not seen any yet"
         steps = len(self.recorder.steps)
-        # On all ranks in the same windows: it is four messages more.
-        latency = self.model.link.latency if self._windows % PINGED_EVERY else self.recorder.ping()
+        latency = self.recorder.latency(self.model.link.latency)
         seen = self.recorder.measure(bears=self.bears(), latency=latency)
-        # What was measured beside a window that shows nothing is lost.
-        self._windows += seen is not None
         self._reporter.count_window(measured=seen is not None)
         if seen is None:
             return (Event.UNMEASURED,)
@@ -507,7 +498,7 @@ class AutoController:
 
     def _switch(self, proposal: Proposal) -> None:
         self._switch_to(proposal.methods, proposal.weights)
-        self._verified_at = self.exchange.step + self._verified_after
+        self._setback.decided(self.exchange.step)
         self._reporter.explain(proposal.seen, proposal.chosen, proposal.weights, proposal.stages)
         self._reporter.decided(proposal.seen)
 
@@ -624,8 +615,7 @@ class AutoController:
         if seen.period > uncompressed * (1 + MARGIN / 2):
             why = f"{time_text(seen.period)} a step, uncompressed ones take {time_text(uncompressed)}"
             return Event.SLOWER, why
-        if self.exchange.step >= self._verified_at and SMALL_GAIN * seen.period > model.dense.period:
-            self._verified_after, self._verified_at = 2 * self._verified_after, math.inf
+        if self._setback.doubts(self.exchange.step, seen, model.dense):
             return Event.DOUBTED, "what is gained is little, and uncompressed steps may have become faster, too"
         return Event.PAYS, seen
 

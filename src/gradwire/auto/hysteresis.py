@@ -6,7 +6,7 @@ import math
 
 from gradwire.auto.step_record import StepWindow
 
-__all__ = ["CHANGE", "MARGIN", "SMALL_GAIN", "STEADY", "VERIFIED_AFTER", "Setback", "alike", "margin", "unchanged"]
+__all__ = ["CHANGE", "MARGIN", "STEADY", "VERIFIED_AFTER", "Setback", "alike", "margin", "unchanged"]
 
 MARGIN = 0.03
 """The share of a step that a first change must save at least, and that must be exposed before anything is tried."""
@@ -72,7 +72,7 @@ def unchanged(seen: StepWindow, known: StepWindow, faster: float) -> bool:
 
 class Setback:
     """The last time that steps with methods turned out slower than uncompressed ones. Nothing is tried for a while
-    then, each time for twice as long.
+    then, each time for twice as long. A small gain is doubted after a while, each time after twice as long.
 
     Args:
         period: uncompressed steps of which there are twice as many before the second try, and so on.
@@ -83,6 +83,24 @@ class Setback:
         self._rate: float | None = None
         self._slow: float | None = None
         self._patience = 1
+        self._after, self._at = VERIFIED_AFTER, math.inf
+
+    def decided(self, step: int) -> None:
+        """Note that methods are in use from a step on."""
+        self._at = step + self._after
+
+    def doubts(self, step: int, seen: StepWindow, dense: StepWindow) -> bool:
+        """Return whether a gain is so small, and so long ago, that uncompressed steps are to be seen anew; once.
+
+        Args:
+            step: number of the present step.
+            seen: steps with methods.
+            dense: uncompressed steps as they were seen last.
+        """
+        if step < self._at or SMALL_GAIN * seen.period <= dense.period:
+            return False
+        self._after, self._at = 2 * self._after, math.inf
+        return True
 
     def note(self, rate: float, seconds: float) -> None:
         """Note that steps of so many seconds were given up, because uncompressed ones are expected to be faster.

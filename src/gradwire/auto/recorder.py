@@ -41,6 +41,9 @@ AFTER_SWITCH = 2
 PINGS = 3
 """Messages that show the latency, after one that does not count."""
 
+PINGED_EVERY = 8
+"""Windows from one measurement of the latency to the next."""
+
 
 class SpoiltSteps:
     """The steps that were left to DDP since ranks last told each other, and whether a gradient of this rank was not
@@ -110,6 +113,7 @@ class StepRecorder:
         self.length, self._short, self._skip = FIRST, FIRST, SHARDED if self.scatters else REBUILT
         self.itemsizes: dict[tuple[str, ...], int] = {}
         self.spoilt = SpoiltSteps()
+        self._windows = 0
 
     def scatter(self, buffers: Callable[[], int | None], weights: WeightControl | None) -> None:
         """Record reductions of gradients to their owners.
@@ -254,6 +258,15 @@ class StepRecorder:
         self._short = max(FIRST, min(WINDOW, math.ceil(LASTING / max(seen.period, 1e-6))))
         self.length = max(self.length, self._short)
 
+    def latency(self, known: float) -> float:
+        """The seconds of a message, for the next ``measure``; all ranks must call it alike. They are measured for one
+        window of eight, because that takes four messages more.
+
+        Args:
+            known: seconds as they were measured last.
+        """
+        return known if self._windows % PINGED_EVERY else self.ping()
+
     def ping(self) -> float:
         """Measure the latency of a message: an all-reduce of one number, when all ranks are there."""
         exchange = self._exchange
@@ -300,6 +313,8 @@ class StepRecorder:
         self.record.disturbed = True
         if seen is None:
             return None
+        # What was measured beside a window that shows nothing is lost.
+        self._windows += 1
         self.spoilt.hear(exchange, seen.numbers)
         for run in (run for step in steps for run in step.runs):
             if run.itemsize is not None:
