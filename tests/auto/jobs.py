@@ -287,6 +287,15 @@ def slow_link(rank: int, budget: str, optimizer: str) -> dict[str, Any]:
     }
 
 
+def overridden(rank: int, method: str) -> float | None:
+    """The bits a second of a slow link, most of whose bytes an option compresses in any case."""
+    names = [f"{number}.weight" for number in (2, 4, 6)]
+    training = Training(rank, overrides=dict.fromkeys(names, method), budget="exact")
+    training.run(16, SLOW)
+    rate: float | None = training.state.metrics()["link_bits_per_second"]
+    return rate
+
+
 def nothing_to_gain(rank: int) -> dict[str, Any]:
     """A fast link, and a backward pass that takes long."""
     training = Training(rank, pause=0.03)

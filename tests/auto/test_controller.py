@@ -43,6 +43,32 @@ def test_a_slow_link_is_compressed_for_within_the_budget(budget: str, optimizer:
         assert not any(label.startswith(("topk", "eden:bits=0.5")) or label == "eden" for label in methods)
 
 
+@pytest.mark.parametrize("method", ["bf16", "qsgd"])
+def test_what_an_option_compresses_in_any_case_counts_in_the_rate_of_the_link(method: str) -> None:
+    assert run_ranks(2, jobs.overridden, method) == [pytest.approx(8 * jobs.SLOW, rel=0.1)] * 2
+
+
+@pytest.mark.parametrize("optimizer", ["Rprop", "SGD"])
+def test_what_keeps_gradients_back_needs_optimizers_that_are_known_to_bear_it(optimizer: str) -> None:
+    """Rprop looks at signs alone."""
+    one, _ = run_ranks(2, jobs.slow_link, "small", optimizer)
+    late = [label for label in compressed(one["auto"]) if label.startswith(("topk", "powersgd"))]
+    assert bool(late) == (optimizer == "SGD")
+
+
+def test_after_a_setback_that_was_looked_at_again_the_next_look_comes_later() -> None:
+    exchange = Exchange(Identity())
+    controller = AutoController(exchange, [("w", (4,))])
+    one = (0.0,)
+    seen, wire = StepWindow(((("w", (4,)),),), 12, 1.0, *[one] * 5, blocking=(False,)), controller.model.link.at(1e6)
+    controller.model.link.wire = wire
+    controller._setback.note(wire.rate, 1.0)
+    controller._watched = 2 * LONGEST
+    assert controller._setback.expired(controller._watched)
+    controller._rest(seen, "because nothing is")
+    assert not controller._setback.expired(controller._watched)
+
+
 def test_what_keeps_gradients_back_is_not_chosen_under_adam() -> None:
     one, _ = run_ranks(2, jobs.slow_link, "small", "AdamW")
     assert compressed(one["auto"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,10 +23,10 @@ pytestmark = pytest.mark.timeout(300)
 Start = Callable[..., Worker]
 
 
-def alone(store: dist.Store, kind: str = "local_sgd", **options: Any) -> Any:
+def alone(store: dist.Store, kind: str = "local_sgd", name: str = "0", workers: int = 1, **options: Any) -> Any:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    meeting = gradwire.Meeting(store, "0")
+    meeting = gradwire.Meeting(store, name, workers=workers)
     return getattr(gradwire, kind)(inner, "none", **{"every": 3, "meeting": meeting, **options})
 
 
@@ -35,6 +36,20 @@ def step(optimizer: Any, tokens: float = 0.0, gradient: float = 1.0) -> None:
     if tokens:
         optimizer.add_tokens(tokens)
     optimizer.step()
+
+
+def saved(optimizer: Any) -> tuple[Any, list[torch.Tensor]]:
+    return copy.deepcopy((optimizer.state_dict(), [param.detach() for param in optimizer.params]))
+
+
+def loaded(store: dist.Store, state: tuple[Any, list[torch.Tensor]], **options: Any) -> Any:
+    """An optimizer of a new process, with the state and the parameters of another one."""
+    optimizer = alone(store, **options)
+    with torch.no_grad():
+        for param, value in zip(optimizer.params, state[1], strict=True):
+            param.copy_(value)
+    optimizer.load_state_dict(state[0])
+    return optimizer
 
 
 def weights(store: dist.Store, rounds: int) -> list[float]:
@@ -108,16 +123,12 @@ def test_fragments_have_weights_of_their_own_which_checkpoints_keep() -> None:
     for _ in range(6):
         step(optimizer)
     # The third round is under way, and each fragment has been trained since it left.
-    saved = copy.deepcopy((optimizer.state_dict(), [param.detach() for param in optimizer.params]))
+    state = saved(optimizer)
     for _ in range(2):
         step(optimizer)
     optimizer.leave()
     assert weights(store, 4) == [2.0, 4.0, 4.0, 4.0]
-    again = alone(other := dist.HashStore(), **options)
-    with torch.no_grad():
-        for param, value in zip(again.params, saved[1], strict=True):
-            param.copy_(value)
-    again.load_state_dict(saved[0])
+    again = loaded(other := dist.HashStore(), state, **options)
     again.join()
     for _ in range(2):
         step(again)
@@ -132,16 +143,52 @@ def test_a_checkpoint_within_a_round_keeps_the_steps_of_the_round() -> None:
     optimizer.join()
     for _ in range(2):
         step(optimizer)
-    saved = copy.deepcopy((optimizer.state_dict(), [param.detach() for param in optimizer.params]))
-    again = alone(store := dist.HashStore(), weigh="steps")
-    with torch.no_grad():
-        for param, value in zip(again.params, saved[1], strict=True):
-            param.copy_(value)
-    again.load_state_dict(saved[0])
+    again = loaded(store := dist.HashStore(), saved(optimizer), weigh="steps")
     again.join()
     step(again)
     assert weights(store, 1) == [3.0]
     again.leave()
+
+
+@pytest.mark.parametrize(("before", "after", "weight"), [("workers", "steps", 3.0), ("steps", "tokens", 7.0)])
+def test_a_checkpoint_of_another_unit_counts_as_far_as_it_can(before: str, after: str, weight: float) -> None:
+    """All workers that count alike count steps, too; of steps nobody knows the tokens."""
+    optimizer = alone(dist.HashStore(), weigh=before)
+    optimizer.join()
+    for _ in range(2):
+        step(optimizer)
+    again = loaded(store := dist.HashStore(), saved(optimizer), weigh=after)
+    again.join()
+    step(again, 7 if after == "tokens" else 0)
+    assert weights(store, 1) == [weight]
+    again.leave()
+
+
+def test_what_an_earlier_process_has_sent_of_a_fragment_under_way_elsewhere_is_not_sent_again() -> None:
+    """It was under way at a place that is gone, so it goes anew: with a process that is killed then."""
+    options = {"kind": "diloco", "every": 4, "fragments": 2, "delay": 1, "weigh": "steps", "lr": 1.0, "momentum": 0.0}
+    optimizer = alone(dist.HashStore(), **options)
+    optimizer.join()
+    for _ in range(6):
+        step(optimizer)
+    state, place = saved(optimizer), dist.HashStore()
+    killed, other = (loaded(place, state, name=name, workers=2, **options) for name in "01")
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda each: each.join(), (killed, other)))
+    for _ in range(2):
+        step(killed)
+    again = loaded(place, state, workers=2, **options)
+    again.join()
+    for each in (other, again):
+        for _ in range(2):
+            step(each)
+    first = again.streams.all[0]
+    assert Closed.read(gradwire.Meeting(place, "looks on").open().read("closed/3")).came["0"].weight == 6.0
+    # What it came with was sent; its own two steps of 0.1 wait for the fragment's next round.
+    for number in range(first.numbers.start, first.numbers.stop):
+        wait = again.agreed.views[number] - again.params[number].detach()
+        torch.testing.assert_close(wait, torch.full_like(wait, 0.2), rtol=0, atol=1e-6)
+    assert again.streamed.weights()[0] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -168,6 +215,23 @@ def _without(rank: int) -> str:
 
 def test_a_group_has_no_weights() -> None:
     assert run_ranks(1, _without) == ["QsparseLocal.weigh must be 'workers' without a meeting, got 'steps'"]
+
+
+@pytest.mark.parametrize("weigh", ["workers", "steps"])
+def test_tokens_that_would_not_count_are_refused(weigh: str) -> None:
+    with pytest.raises(ConfigError, match=rf"add_tokens\(\) must be with weigh='tokens', got weigh='{weigh}'"):
+        alone(dist.HashStore(), weigh=weigh).add_tokens(1)
+
+
+def test_workers_of_an_earlier_version_read_what_is_not_weighed() -> None:
+    """They expect two values of each payload."""
+    optimizer = alone(store := dist.HashStore())
+    optimizer.join()
+    for _ in range(3):
+        step(optimizer)
+    note = gradwire.Meeting(store, "looks on").open().read("closed/1")
+    assert [len(each) for each in note["came"].values()] == [2]
+    optimizer.leave()
 
 
 @pytest.mark.parametrize("number", [0, -1, float("inf"), float("nan"), "10", None])

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gradwire.auto.controller import AutoController
+from gradwire.frontends.fsdp import managed
 from gradwire.run import holds
 from gradwire.run.session import RunSession
 from tests.auto.jobs import FAST, SLOW, Training, digest, examples, loss_of, network, replicated, slow
@@ -95,6 +96,16 @@ def proposed(rank: int) -> dict[str, Any]:
         "sent": training.held.after.steps,
         "assigned": dict(training.state.exchange.methods.assigned),
     }
+
+
+def shares_of_weights(rank: int) -> list[float]:
+    """The share of weights in the bytes, with and without mixed precision, where gradients travel once."""
+    found = []
+    for policy in (MixedPrecisionPolicy(), MixedPrecisionPolicy(torch.bfloat16, torch.float32)):
+        model = fully_shard(network(), mp_policy=policy, reshard_after_forward=True)
+        loss_of(model, examples(torch.Generator().manual_seed(rank))).backward()
+        found.append(holds.gathered_share(managed(model), 1))
+    return found
 
 
 def sharded(rank: int) -> dict[str, Any]:

@@ -54,6 +54,11 @@ def test_where_no_bucket_may_be_compressed_any_more_it_watches_again() -> None:
         assert (found["phase"], found["left"]) == ("watching", {})
 
 
+def test_the_share_of_weights_is_one_of_bytes() -> None:
+    """They are gathered twice, in 16 bits where gradients stay in 32."""
+    assert run_ranks(2, jobs.shares_of_weights) == [[pytest.approx(2 / 3), pytest.approx(1 / 2)]] * 2
+
+
 def test_the_gradients_of_a_sharded_model_are_checked_too() -> None:
     one, other = run_ranks(2, jobs.sharded)
     assert one["decisions"]

@@ -123,6 +123,7 @@ class AutoController:
         self._changed: StepWindow | None = None
         """The uncompressed steps that were not as those any more."""
         self._uncompressed_since = self.exchange.step
+        """The step from which on steps have been uncompressed."""
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
 

@@ -466,13 +466,12 @@ class StepModel:
         if self.scatters:
             return self._scattered(params, choice)
         if choice.dense:
-            own = self._overridden(params)
-            plain = sum(math.prod(shape) for name, shape in params if name not in own)
-            beside = (
-                traffic(shared([(name, dict(params)[name])], code, world, policy), world) for name, code in own.items()
-            )
+            codes = self._overridden(params)
+            plain = [(name, shape) for name, shape in params if name not in codes]
+            own = [(each, codes[each[0]]) for each in params if each[0] in codes]
+            beside = (traffic(shared([each], code, world, policy), world) for each, code in own)
             rounds = tuple(chain.from_iterable(rounds_of(each) for each in beside))
-            return PredictedTraffic(dense_traffic(plain, world, self._itemsize(params)), rounds)
+            return PredictedTraffic(dense_traffic(_numel(plain), world, self._itemsize(params)), rounds)
         strategy = choice.strategy.with_hosts_of(self.link.size)
         return traffic(shared(params, choice.compressor, world, policy, strategy, main=self.code(choice)), world)
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, zeros_like
+from torch import Tensor
 
 from gradwire._short_traceback import short_traceback
 from gradwire.errors import ConfigError, Verbatim, nearest, require
@@ -182,7 +182,7 @@ def of_rank(
         alike = ("states", "sessions") if state["world"] == world else ("states",)
         # Zeros, and not nothing: what waits decides on each rank which way a step goes, and all must go the same.
         kept = first.get("worker", {})
-        worker = {buffer: {name: zeros_like(each) for name, each in of.items()} for buffer, of in kept.items()}
+        worker = {buffer: {name: torch.zeros_like(each) for name, each in of.items()} for buffer, of in kept.items()}
         return {"worker": worker, **{name: first.get(name, {}) for name in alike}}
     if state["world"] == world:
         return checked_rank(state, rank)

@@ -182,7 +182,8 @@ class Hold:
             return self.last
         controller = self.controller
         counters = self.state.exchange.counters
-        told = {"bytes_sent": counters.bytes_sent, "dense_bytes": counters.dense_bytes}
+        told = {"exchanges": self.state.exchange.step}
+        told |= {"bytes_sent": counters.bytes_sent, "dense_bytes": counters.dense_bytes}
         if controller is None:
             return told
         return {**told, "decisions": controller.report(), "proposal": controller.proposal}

@@ -215,8 +215,7 @@ def profile_of(asked: Question, progress: Callable[[str], object], begun: float)
 
 def cluster_of(asked: Question, progress: Callable[[str], object], begun: float) -> Cluster:
     """Make the cluster from the links that were given or measured."""
-    rate = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
-    wire = Wire(asked.meeting, rate, asked.link.delay, MESSAGE)
+    wire = wire_of(asked.meeting, asked.link)
     if asked.measure_link:
         workers = min(asked.meeting, MEASURED_WORKERS)
         progress(f"measuring the link between {workers} workers")
@@ -230,12 +229,12 @@ def cluster_of(asked: Question, progress: Callable[[str], object], begun: float)
             ) from None
         # Of a worker's cores, as the cluster counts them: for each of its threads.
         wire = replace(found, workers=asked.meeting, cores=found.cores / asked.threads)
-    inside = None if asked.inside is None else wire_inside(asked.workers // asked.meeting, asked.inside)
+    inside = None if asked.inside is None else wire_of(asked.workers // asked.meeting, asked.inside)
     return Cluster(asked.workers, wire, inside, cores() / asked.together / asked.threads)
 
 
-def wire_inside(workers: int, link: Link) -> Wire:
-    """The model of the links inside a node, whose latency is that of a message."""
+def wire_of(workers: int, link: Link) -> Wire:
+    """The model of links that were given; their delay is the latency of a message, as it is asked for."""
     return Wire(workers, (link.rate or math.inf) / 8 * PAYLOAD_SHARE, link.delay, MESSAGE)
 
 
@@ -361,8 +360,7 @@ def _notes(asked: Question, candidates: Sequence[Candidate], optimizer: RunOptim
 
 def _doubts(asked: Question, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """Yield what was measured, or taken for granted, and need not be so where the training will run."""
-    nominal = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
-    if asked.measure_link and cluster.wire.rate < 0.9 * nominal:
+    if asked.measure_link and cluster.wire.rate < 0.9 * wire_of(asked.meeting, asked.link).rate:
         yield (
             f"Measured were {8e-6 * cluster.wire.rate:,.0f} Mbit/s, because the workers share the processor of this "
             "machine: without --measure-link the rate that was given counts."

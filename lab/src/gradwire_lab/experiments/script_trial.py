@@ -46,7 +46,7 @@ class TrialTurn:
         wrong: those of them that were out of bounds.
         proposed: seconds of a step that "auto" expected of what it would choose, where it only watched; None: it had
             nothing to say.
-        before: steps before those that count.
+        late: true where a model had no method before the steps that count.
     """
 
     mode: str
@@ -58,7 +58,7 @@ class TrialTurn:
     checks: int
     wrong: int
     proposed: float | None = None
-    before: int = 0
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ class Trial:
     @property
     def changed(self) -> bool:
         """True where every compressed turn had chosen what to compress before the steps that count."""
-        return all(
-            turn.switched is not None and turn.switched <= turn.before for turn in self.turns if turn.mode == APPLY
-        )
+        return not any(turn.late for turn in self.turns if turn.mode == APPLY)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers and words."""
@@ -138,9 +136,13 @@ def _turn(lab: Netlab, command: Sequence[str], mode: str, steps: int, passes: in
         raise ConfigError(f"COMMAND must make {steps} backward passes, got one that ended before: give fewer --steps")
     told = json.loads(file.read_text(encoding="utf-8"))
     times = [after - before for before, after in pairwise(told["times"])]
-    losses, decisions = told["losses"], [each.get("decisions") for each in told["models"]]
+    losses, deciding = told["losses"], [each for each in told["models"] if each.get("decisions")]
     known = [loss for loss in losses[-max(1, steps // 10) :] if loss is not None]
-    switches = [_first_method(each["decisions"]) for each in decisions if each]
+    switches = [_first_method(each["decisions"]["decisions"]) for each in deciding]
+    # A model may exchange in some of the passes only.
+    paces = [steps / max(1, each["exchanges"]) for each in deciding]
+    times_of = zip(switches, paces, strict=True)
+    late = not deciding or any(at is None or at * pace > steps - steps // 3 for at, pace in times_of)
     return TrialTurn(
         mode,
         median(_sums(times, passes)[-max(1, steps // 3) :]),
@@ -151,7 +153,7 @@ def _turn(lab: Netlab, command: Sequence[str], mode: str, steps: int, passes: in
         len(told["checks"]),
         sum(not each["kept"] for each in told["checks"]),
         _proposed(told["models"]) if mode == WATCH else None,
-        (steps - steps // 3) // passes,
+        late,
     )
 
 

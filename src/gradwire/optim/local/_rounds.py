@@ -188,7 +188,7 @@ class Rounds:
                 self.late_made += self.made
                 if self.forgot and self._brought is not None:
                     self.late.sub_(self._brought)
-                    self.late_made -= self._brought_made
+                    self.late_made = max(0.0, self.late_made - self._brought_made)
             self._brought, self.made, self._brought_made = None, 0.0, 0.0
 
     def metrics(self) -> dict[str, Any]:

@@ -196,7 +196,9 @@ class StreamedRounds(Rounds):
             flight.land()
         if fragment.place in self._dropped:
             self._dropped.remove(fragment.place)
-            self._made_in[fragment.place] -= self._came_with[fragment.place]
+            # Sums of tokens that are no integers may be rounded.
+            left = self._made_in[fragment.place] - self._came_with[fragment.place]
+            self._made_in[fragment.place] = max(0.0, left)
             self._came_with[fragment.place] = 0.0
             if self._own is not None:
                 delta.sub_(self._own[fragment.span])

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ __all__ = ["LocalSteps", "Weigh"]
 
 Weigh = Literal["workers", "steps", "tokens"]
 
-WEIGHS = ("workers", "steps", "tokens")
+WEIGHS = get_args(Weigh)
 
 
 class LocalSteps(Exchanged):
@@ -206,8 +206,9 @@ class LocalSteps(Exchanged):
             number: tokens, > 0.
 
         Raises:
-            ConfigError: the number is out of range.
+            ConfigError: the number is out of range, or workers are not weighed by tokens.
         """
+        require(self.weigh == "tokens", "add_tokens()", "with weigh='tokens'", Verbatim(f"weigh={self.weigh!r}"))
         require(is_number(number) and 0 < number < math.inf, "add_tokens.number", "a finite number > 0", number)
         self._tokens += float(number)
 
