@@ -64,7 +64,6 @@ _ORTHOGONAL = tuple(getattr(torch.optim, name) for name in ("Muon",) if hasattr(
 _STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg", "state2"})
 """Names of the second moments in torch's optimizers, and in those of other packages: ``state2`` in bitsandbytes."""
 
-
 _PLAIN = frozenset({"momentum_buffer", "step", "ax", "eta", "mu"})
 """Names of what SGD and ASGD keep."""
 
@@ -205,11 +204,13 @@ def keeps_momentum_alone(optimizer: Optimizer) -> bool:
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.ones(2)
-    >>> optimizers = [torch.optim.SGD([weight], lr=0.1, momentum=0.9), torch.optim.Rprop([weight])]
+    >>> theirs = type("MuonOfAnother", (torch.optim.SGD,), {})
+    >>> kinds = [torch.optim.SGD, torch.optim.Rprop, theirs]
+    >>> optimizers = [kind([weight], lr=0.1) for kind in kinds]
     >>> for each in optimizers:
     ...     each.step()
     >>> [keeps_momentum_alone(each) for each in optimizers]
-    [True, False]
+    [True, False, False]
     """
     states = [*getattr(optimizer, "state", {}).values()]
     if not all(isinstance(state, dict) for state in states):
