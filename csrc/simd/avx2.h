@@ -24,7 +24,6 @@ GRADWIRE_INLINE F32 operator/(F32 a, F32 b) { return {_mm256_div_ps(a.lo, b.lo),
 GRADWIRE_INLINE F32 mul_add_exact(F32 a, F32 b, F32 c) { return a * b + c; }
 GRADWIRE_INLINE F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 GRADWIRE_INLINE F32 sqrt(F32 x) { return {_mm256_sqrt_ps(x.lo), _mm256_sqrt_ps(x.hi)}; }
-GRADWIRE_INLINE F32 floor(F32 x) { return {_mm256_floor_ps(x.lo), _mm256_floor_ps(x.hi)}; }
 GRADWIRE_INLINE Mask ge(F32 a, F32 b) {
   return mask_(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
 }
@@ -164,17 +163,6 @@ GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) {
   __m128i z = _mm_max_epu32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
   z = _mm_max_epu32(z, _mm_shuffle_epi32(z, 0x4e));
   return std::uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(z, _mm_shuffle_epi32(z, 0xb1))));
-}
-
-GRADWIRE_INLINE void mul_wide_(__m256i a, __m256i b, __m256i& high, __m256i& low) {
-  const __m256i even = _mm256_mul_epu32(a, b);
-  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
-  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-  low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
-}
-GRADWIRE_INLINE void mul_wide(U32 a, U32 b, U32& high, U32& low) {
-  mul_wide_(a.lo, b.lo, high.lo, low.lo);
-  mul_wide_(a.hi, b.hi, high.hi, low.hi);
 }
 
 struct Table4 { __m256 v; };

@@ -21,7 +21,6 @@ GRADWIRE_INLINE F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; 
 GRADWIRE_INLINE F32 mul_add_exact(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 GRADWIRE_INLINE F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 GRADWIRE_INLINE F32 sqrt(F32 x) { return {_mm512_sqrt_ps(x.v)}; }
-GRADWIRE_INLINE F32 floor(F32 x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
 GRADWIRE_INLINE Mask ge(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ)}; }
 GRADWIRE_INLINE Mask gt(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
 GRADWIRE_INLINE Mask le(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
@@ -110,14 +109,6 @@ GRADWIRE_INLINE Mask gt(U32 a, U32 b) { return {_mm512_cmpgt_epu32_mask(a.v, b.v
 GRADWIRE_INLINE U32 select(Mask m, U32 yes, U32 no) { return {_mm512_mask_blend_epi32(m.v, no.v, yes.v)}; }
 GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) { return _mm512_reduce_max_epu32(x.v); }
 
-// The 64-bit products of the lanes, as their high and low halves.
-GRADWIRE_INLINE void mul_wide(U32 a, U32 b, U32& high, U32& low) {
-  const __m512i even = _mm512_mul_epu32(a.v, b.v);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), _mm512_srli_epi64(b.v, 32));
-  high = {_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd)};
-  low = {_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
-}
-
 // Four values, looked up by the low two bits of each lane.
 struct Table4 { __m512 v; };
 GRADWIRE_INLINE Table4 table4(float a, float b, float c, float d) { return {_mm512_set4_ps(d, c, b, a)}; }
@@ -189,29 +180,6 @@ GRADWIRE_INLINE void lookup_centred(const HalvesTable& t, const std::uint8_t* p,
   halves_as_floats_(halves_(t.low, index, upper, any), halves_(t.high, index, upper, any), minus, first, second);
 }
 
-// 256 values by their halves.
-struct Table256 { __m512i low[8], high[8]; };
-GRADWIRE_INLINE Table256 table256(const float* p) {
-  Table256 t;
-  for (int i = 0; i < 8; ++i) split_(p + 32 * i, t.low[i], t.high[i]);
-  return t;
-}
-GRADWIRE_INLINE __m512i halves_(const __m512i (&t)[8], __m512i index, __mmask32 odd, __mmask32 upper) {
-  __m512i quarter[4];
-  for (int i = 0; i < 4; ++i) quarter[i] = _mm512_permutex2var_epi16(t[2 * i], index, t[2 * i + 1]);
-  return _mm512_mask_blend_epi16(upper, _mm512_mask_blend_epi16(odd, quarter[0], quarter[1]),
-                                 _mm512_mask_blend_epi16(odd, quarter[2], quarter[3]));
-}
-// The values of 32 bytes.
-GRADWIRE_INLINE void lookup(const Table256& t, const std::uint8_t* p, F32& first, F32& second) {
-  const __m512i index = spread_bytes_(p);
-  const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
-  const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
-  const __m512i low = halves_(t.low, index, odd, upper), high = halves_(t.high, index, odd, upper);
-  first = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high))};
-  second = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high))};
-}
-
 GRADWIRE_INLINE F32 load_f16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
@@ -250,30 +218,6 @@ GRADWIRE_INLINE int store_front_u16(void* p, U32 x, Mask m) {
   return _mm_popcnt_u32(m.v);
 }
 
-// Bytes of `places` name bytes of 16 others; 0x80 names a zero.
-GRADWIRE_INLINE __m128i shuffled_(__m128i bytes, const std::uint8_t* places) {
-  return _mm_shuffle_epi8(bytes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
-}
-GRADWIRE_INLINE __m128i shuffled_(const std::uint8_t* from, const std::uint8_t* places) {
-  return shuffled_(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), places);
-}
-GRADWIRE_INLINE void store_shuffled_(std::uint8_t* to, __m128i bytes, const std::uint8_t* places) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), shuffled_(bytes, places));
-}
-// Each four lanes from 16 bytes of their own.
-GRADWIRE_INLINE U32 shuffled_bytes(const std::uint8_t* const (&from)[4], const std::uint8_t* const (&places)[4]) {
-  const __m512i low = _mm512_inserti32x4(_mm512_castsi128_si512(shuffled_(from[0], places[0])),
-                                         shuffled_(from[1], places[1]), 1);
-  return {_mm512_inserti32x4(_mm512_inserti32x4(low, shuffled_(from[2], places[2]), 2),
-                             shuffled_(from[3], places[3]), 3)};
-}
-// 16 bytes of four lanes, as `places` names them, to each `to`, in that order: later ones may overwrite the former.
-GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const std::uint8_t* const (&places)[4]) {
-  const __m128i quads[4] = {_mm512_castsi512_si128(x.v), _mm512_extracti32x4_epi32(x.v, 1),
-                            _mm512_extracti32x4_epi32(x.v, 2), _mm512_extracti32x4_epi32(x.v, 3)};
-  for (int i = 0; i < 4; ++i) store_shuffled_(to[i], quads[i], places[i]);
-}
-
 // 8 uint64.
 struct U64 { __m512i v; };
 constexpr int kPhiloxBatches = 4;
@@ -293,27 +237,6 @@ GRADWIRE_INLINE void store_low_halves(std::uint32_t* p, U64 a, U64 b, U64 c, U64
   const __m512i cd = _mm512_mask_shuffle_epi32(c.v, 0xaaaa, d.v, _MM_PERM_CCAA);
   _mm512_storeu_si512(p, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), cd));
   _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), cd));
-}
-
-// Words of a table by their places.
-#define GRADWIRE_LOOKUP_WORDS
-// Two gathers of eight take less time than one of sixteen.
-GRADWIRE_INLINE U32 lookup_words(const std::uint32_t* table, U32 place) {
-  const __m256i low = _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), _mm512_castsi512_si256(place.v), 4);
-  const __m256i high =
-      _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), _mm512_extracti64x4_epi64(place.v, 1), 4);
-  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
-}
-// To each selected lane the next 16 bits: to the first eight lanes of those at p[0], to the others of those at p[1],
-// which move on. Zero to the rest; 16 bytes are read at each.
-GRADWIRE_INLINE __m256i next_words_(const std::uint8_t*& p, __mmask8 m) {
-  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  p += 2 * _mm_popcnt_u32(m);
-  return _mm256_maskz_expand_epi32(m, words);
-}
-GRADWIRE_INLINE U32 take_words(const std::uint8_t* (&p)[2], Mask m) {
-  const __m256i first = next_words_(p[0], __mmask8(m.v)), second = next_words_(p[1], __mmask8(m.v >> 8));
-  return {_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)};
 }
 
 // Not so on AVX2: the CPUs of AMD before Zen 3 take hundreds of cycles, and have no AVX-512.

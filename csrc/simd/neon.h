@@ -28,7 +28,6 @@ GRADWIRE_INLINE F32 operator/(F32 a, F32 b) { GRADWIRE_LANES_(F32, vdivq_f32(a.v
 GRADWIRE_INLINE F32 mul_add_exact(F32 a, F32 b, F32 c) { return a * b + c; }
 GRADWIRE_INLINE F32 min(F32 a, F32 b) { GRADWIRE_LANES_(F32, vminq_f32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE F32 sqrt(F32 x) { GRADWIRE_LANES_(F32, vsqrtq_f32(x.v[i])) }
-GRADWIRE_INLINE F32 floor(F32 x) { GRADWIRE_LANES_(F32, vrndmq_f32(x.v[i])) }
 GRADWIRE_INLINE Mask ge(F32 a, F32 b) { GRADWIRE_LANES_(Mask, vcgeq_f32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE Mask gt(F32 a, F32 b) { GRADWIRE_LANES_(Mask, vcgtq_f32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE Mask le(F32 a, F32 b) { return ge(b, a); }
@@ -150,15 +149,6 @@ GRADWIRE_INLINE Mask gt(U32 a, U32 b) { GRADWIRE_LANES_(Mask, vcgtq_u32(a.v[i], 
 GRADWIRE_INLINE U32 select(Mask m, U32 yes, U32 no) { GRADWIRE_LANES_(U32, vbslq_u32(m.v[i], yes.v[i], no.v[i])) }
 GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) {
   return vmaxvq_u32(vmaxq_u32(vmaxq_u32(x.v[0], x.v[1]), vmaxq_u32(x.v[2], x.v[3])));
-}
-
-GRADWIRE_INLINE void mul_wide(U32 a, U32 b, U32& high, U32& low) {
-  for (int i = 0; i < 4; ++i) {
-    const uint32x4_t first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a.v[i]), vget_low_u32(b.v[i])));
-    const uint32x4_t second = vreinterpretq_u32_u64(vmull_high_u32(a.v[i], b.v[i]));
-    low.v[i] = vuzp1q_u32(first, second);
-    high.v[i] = vuzp2q_u32(first, second);
-  }
 }
 
 struct Table4 { float32x4_t v[4]; };

@@ -63,11 +63,7 @@ GRADWIRE_INLINE F32 operator/(F32 a, F32 b) { GRADWIRE_PARTS_(F32, a.v[i] / b.v[
 GRADWIRE_INLINE F32x4 sqrt_(F32x4 x) {
   return F32x4{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3])};
 }
-GRADWIRE_INLINE F32x4 floor_(F32x4 x) {
-  return F32x4{__builtin_floorf(x[0]), __builtin_floorf(x[1]), __builtin_floorf(x[2]), __builtin_floorf(x[3])};
-}
 GRADWIRE_INLINE F32 sqrt(F32 x) { GRADWIRE_PARTS_(F32, sqrt_(x.v[i])) }
-GRADWIRE_INLINE F32 floor(F32 x) { GRADWIRE_PARTS_(F32, floor_(x.v[i])) }
 GRADWIRE_INLINE Mask ge(F32 a, F32 b) { GRADWIRE_PARTS_(Mask, (U32x4)(a.v[i] >= b.v[i])) }
 GRADWIRE_INLINE Mask gt(F32 a, F32 b) { GRADWIRE_PARTS_(Mask, (U32x4)(a.v[i] > b.v[i])) }
 GRADWIRE_INLINE Mask le(F32 a, F32 b) { return ge(b, a); }
@@ -186,14 +182,6 @@ GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) {
   const U32x4 y = larger(larger(x.v[0], x.v[1]), larger(x.v[2], x.v[3]));
   const std::uint32_t a = y[0] > y[1] ? y[0] : y[1], b = y[2] > y[3] ? y[2] : y[3];
   return a > b ? a : b;
-}
-
-GRADWIRE_INLINE void mul_wide(U32 a, U32 b, U32& high, U32& low) {
-  for (int i = 0; i < kLanes; ++i) {
-    const std::uint64_t product = std::uint64_t(a.v[i / 4][i % 4]) * b.v[i / 4][i % 4];
-    high.v[i / 4][i % 4] = std::uint32_t(product >> 32);
-    low.v[i / 4][i % 4] = std::uint32_t(product);
-  }
 }
 
 struct Table4 { F32 v[4]; };

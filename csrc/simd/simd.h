@@ -1,6 +1,6 @@
 // 16 lanes at a time: the vector types of the target being compiled, and what can be written for all of them.
 //
-//   F32   16 float32           + - * / sqrt floor min ge gt le lt select; mul_add_exact where a * b needs no rounding;
+//   F32   16 float32           + - * / sqrt min ge gt le lt select; mul_add_exact where a * b needs no rounding;
 //                              swap_lanes<d>: lane i from lane i ^ d
 //   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 min_u32 select
 //   U64   8 uint64             ^ xor3 high_half mul_low_halves store_low_halves: what Philox needs
@@ -31,8 +31,7 @@ constexpr int kLanes = 16;
 
 namespace gradwire::GRADWIRE_TARGET {
 
-// Where a table does not fit into registers its values are read one by one: a gather takes longer.
-#if !defined(GRADWIRE_HALVES_TABLE)
+// The table does not fit into registers, and its values are read one by one: a gather takes longer.
 struct Table256 { const float* values; };
 GRADWIRE_INLINE Table256 table256(const float* p) { return {p}; }
 GRADWIRE_INLINE void lookup(const Table256& t, const std::uint8_t* p, F32& first, F32& second) {
@@ -40,7 +39,6 @@ GRADWIRE_INLINE void lookup(const Table256& t, const std::uint8_t* p, F32& first
   for (int i = 0; i < 2 * kLanes; ++i) lanes[i] = t.values[p[i]];
   first = load(lanes), second = load(lanes + kLanes);
 }
-#endif
 
 // The first `count` lanes from or to memory, nothing beyond; lanes not loaded are zero. For a constant count of
 // kLanes the compiler drops the slow branch, so one `step` serves the body of a loop and its tail.

@@ -5,7 +5,6 @@ import torch
 
 from gradwire.contrib.compressors.sparse.ops import (
     mark_beyond,
-    mark_drawn,
     tail_moments,
     tail_segments,
     take_beyond,
@@ -28,24 +27,6 @@ def marks(n):
 def test_beyond(n, threads, offset, high, low):
     case = Case(mark_beyond, {"x": gradient(n, 3, finite=False)}, marks(n), {"high": high, "low": low})
     check_against_reference(case, threads, 4 * offset)
-
-
-@sweep
-@pytest.mark.parametrize("s", [0.4999, 1e-30, 3e38])
-def test_drawn(n, threads, offset, s):
-    whole = {f"whole{rest}": value for rest, value in zip(("", "_counts"), marks(n).values(), strict=True)}
-    arguments = {"s": s, "key": 0x123456789ABCDEF0, "step": 5}
-    case = Case(mark_drawn, {"x": gradient(n, 4, finite=False)}, marks(n) | whole, arguments)
-    check_against_reference(case, threads, 4 * offset)
-
-
-def test_what_float32_cannot_decide_is_drawn_as_in_float64():
-    """Elements of one magnitude, s chosen so that u s falls within a rounding error of it for some."""
-    x = torch.full((65536,), 0.75)
-    for s in (0.75000006, 0.7500001, 1.0):
-        arguments = {"s": s, "key": 3, "step": 1}
-        whole = {"whole": ((8192,), torch.uint8), "whole_counts": ((1,), torch.int32)}
-        check_against_reference(Case(mark_drawn, {"x": x}, marks(65536) | whole, arguments), 1, 0)
 
 
 @pairwise
@@ -85,6 +66,14 @@ def test_take_drawn(n, threads, offset, s):
         outputs = entries(n, room, "whole_") | entries(n, room)
         case = Case(take_drawn, {"x": gradient(n, 4, finite=False)}, outputs, arguments)
         check_against_reference(case, threads, 4 * offset)
+
+
+def test_what_float32_cannot_decide_is_drawn_as_in_float64():
+    """Elements of one magnitude, s chosen so that u s falls within a rounding error of it for some."""
+    n, x = 65536, torch.full((65536,), 0.75)
+    for s in (0.75000006, 0.7500001, 1.0):
+        case = Case(take_drawn, {"x": x}, entries(n, n, "whole_") | entries(n, n), {"s": s, "key": 3, "step": 1})
+        check_against_reference(case, 1, 0)
 
 
 def test_entries_are_the_same_whoever_finds_them():

@@ -543,12 +543,18 @@ class TopkSearch {
   void count(Part& p) const {
     const Span keys = span(p);
     const std::int32_t least = std::int32_t(key_);
-    std::int32_t larger = 0, equal = 0;  // of a chunk
-    for (std::int64_t i = 0; i < keys.count; ++i) {
-      const std::int32_t key = std::int32_t(key_in(keys, i));
-      larger += key > least, equal += key == least;
+    p.larger = among_found_ ? p.tally.above : 0, p.equal = 0;
+    // Narrow counts are fast, and without threads a chunk is the whole tensor, which may have more than they hold.
+    constexpr std::int64_t kMost = std::int64_t{1} << 30;
+    for (std::int64_t begin = 0; begin < keys.count; begin += kMost) {
+      const std::int64_t end = std::min(begin + kMost, keys.count);
+      std::int32_t larger = 0, equal = 0;
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int32_t key = std::int32_t(key_in(keys, i));
+        larger += key > least, equal += key == least;
+      }
+      p.larger += larger, p.equal += equal;
     }
-    p.larger = larger + (among_found_ ? p.tally.above : 0), p.equal = equal;
   }
 
   // What each part writes out, side by side.

@@ -10,7 +10,6 @@ struct MarkDrawn : Marks {
   float s;
   std::uint64_t key, step;
 };
-GRADWIRE_KERNEL_SECOND(mark_drawn, MarkDrawn)
 
 // `starts`: how many marks there are before each segment, and in the end how many in all.
 struct TakeMarked {
@@ -154,23 +153,6 @@ GRADWIRE_INLINE void mark_drawn_step(const MarkDrawn& k, std::int64_t i, const s
   found.drawn += put_marks(k.bitmap, i, std::uint16_t(kept & ~whole), count);
 }
 
-void mark_drawn(const MarkDrawn& args, std::int64_t begin, std::int64_t end) {
-  const MarkDrawn k = args;
-  const PhiloxStream stream = philox_stream(k.key, k.step);
-  std::uint32_t words[kDrawn];
-  Found found = {0, 0};
-  for (std::int64_t first = begin; first < end; first += kDrawn) {
-    const std::int64_t stop = end - first < kDrawn ? end : first + kDrawn;
-    philox_words(words, std::uint64_t(first / 4), (stop - first + kPhiloxWords - 1) / kPhiloxWords, stream);
-    std::int64_t i = first;
-    for (; stop - i >= kLanes; i += kLanes) mark_drawn_step(k, i, words + (i - first), kLanes, found);
-    if (i < stop) mark_drawn_step(k, i, words + (i - first), int(stop - i), found);
-    if (stop < end && stop % kMarkSegment != 0) continue;
-    k.whole.counts[first / kMarkSegment] = found.whole, k.counts[first / kMarkSegment] = found.drawn;
-    found = {0, 0};
-  }
-}
-
 // Writes the marked elements side by side, and the low 16 bits of their places.
 
 // `room`: the slots from `to` on that belong to this segment. A bulk store writes all 16 of them.
@@ -262,7 +244,7 @@ void take_beyond(const TakeBeyond& args, std::int64_t begin, std::int64_t end) {
   }
 }
 
-// What mark_drawn marks, side by side, in one pass.
+// What is drawn, side by side, in one pass.
 
 static_assert(kDrawn == kTakeBlock, "a block is drawn and taken");
 
@@ -359,14 +341,6 @@ void mark_beyond(const float* x, std::uint8_t* bitmap, std::int32_t* counts, dou
   run(kernels::mark_beyond, {{bitmap, counts}, x, float(high), float(low)}, n, kMarkSegment, threads);
 }
 GRADWIRE_OPERATION(mark_beyond)
-
-void mark_drawn(const float* x, std::uint8_t* bitmap, std::int32_t* counts, std::uint8_t* whole,
-                std::int32_t* whole_counts, double s, Size key, Size step, Size n, int threads) {
-  run(kernels::mark_drawn,
-      {{bitmap, counts}, {whole, whole_counts}, x, float(s), std::uint64_t(key), std::uint64_t(step)}, n, kMarkSegment,
-      threads);
-}
-GRADWIRE_OPERATION(mark_drawn)
 
 void take_marked(const float* x, const std::uint8_t* bitmap, const std::int32_t* counts, Maybe<float> values,
                  Maybe<std::uint16_t> indices, Size k, Size n, int threads) {
@@ -655,10 +629,6 @@ GRADWIRE_SELFTEST_OF(marks) {
   check(target, "mark_beyond", kernels::mark_beyond, [&](Buffers& x, Size n) {
     return MarkBeyond{first(x, n), x.a.data(), 1.5f, 0.7f};
   });
-  for (const float s : {2.5f, 1e-38f})
-    check(target, "mark_drawn", kernels::mark_drawn, [&](Buffers& x, Size n) {
-      return MarkDrawn{first(x, n), second(x, n), x.a.data(), s, 0x9876543210, 3};
-    });
   check(target, "spread_marked", kernels::spread_marked, [](Buffers& x, Size) {
     return SpreadMarked{x.a.data(), x.bytes.data(), x.c.data(), x.b.data()};
   });

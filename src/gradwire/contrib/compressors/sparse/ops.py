@@ -40,7 +40,6 @@ __all__ = [
     "exponent_add_decoded",
     "exponent_encode",
     "mark_beyond",
-    "mark_drawn",
     "randomk_add_decoded",
     "randomk_encode",
     "tail_moments",
@@ -129,39 +128,6 @@ def mark_beyond(x: Floats, bitmap: Bitmap, counts: Counts, high: float, low: flo
 
 
 @declared
-def mark_drawn(
-    x: Floats, bitmap: Bitmap, counts: Counts, whole: Bitmap, whole_counts: Counts, s: float, key: int, step: int
-) -> None:
-    """Mark |x| >= s in ``whole``, and each other element with probability |x| / s in ``bitmap``.
-
-    Element i is kept where |x_i| > u s in float64, with u = (w + 2^31 + 1/2) / 2^32 for the int32 w that ``philox``
-    gives at place i. So u is never 0 or 1: zeros are never kept, and the probability is exact to 2^-32.
-
-    Args:
-        x: float32, n elements; not changed.
-        bitmap: uint8, ceil(n / 8), as of ``mark_beyond``.
-        counts: int32, ceil(n / 65536).
-        whole: uint8, ceil(n / 8).
-        whole_counts: int32, ceil(n / 65536).
-        s: > 0, rounded to float32.
-        key: key of the random stream.
-        step: step of the random stream.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
-
-    >>> bitmap, counts = torch.empty(1, dtype=torch.uint8), torch.empty(1, dtype=torch.int32)
-    >>> whole, whole_counts = torch.empty_like(bitmap), torch.empty_like(counts)
-    >>> mark_drawn(torch.tensor([1.0, -3.0, 2.0, 0.0]), bitmap, counts, whole, whole_counts, 2.0, key=1, step=0)
-    >>> whole.tolist(), whole_counts.tolist(), counts.item() <= 1
-    ([6], [2], True)
-    """
-    above, kept = _drawn(x, s, key, step)
-    _write_marks(above, whole, whole_counts)
-    _write_marks(kept, bitmap, counts)
-
-
-@declared
 def take_marked(x: Floats, bitmap: GivenBitmap, counts: GivenCounts, values: Values, indices: Indices) -> None:
     """Write the values of the marked elements, and the low 16 bits of their indices.
 
@@ -222,7 +188,10 @@ def take_drawn(
     key: int,
     step: int,
 ) -> None:
-    """Write the elements that ``mark_drawn`` marks: |x| >= s, and each other element with probability |x| / s.
+    """Write |x| >= s to the first entries, and each other element with probability |x| / s to the second.
+
+    Element i is kept where |x_i| > u s in float64, with u = (w + 2^31 + 1/2) / 2^32 for the int32 w that ``philox``
+    gives at place i. So u is never 0 or 1: zeros are never kept, and the probability is exact to 2^-32.
 
     Args:
         x: float32, n elements; not changed.
@@ -233,8 +202,8 @@ def take_drawn(
         values: float32, as ``whole_values``.
         indices: int16, as ``whole_indices``.
         s: > 0, rounded to float32.
-        key: key of the random stream, as for ``mark_drawn``.
-        step: step of the random stream, as for ``mark_drawn``.
+        key: key of the random stream.
+        step: step of the random stream.
 
     Raises:
         ConfigError: a tensor is not of this form.
