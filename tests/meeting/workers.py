@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import multiprocessing as mp
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import gradwire
 from gradwire.errors import GradwireError
+from gradwire.optim.local._islands import on_rank
 from tests.optim.jobs import digest
 
 SIZE = 40
@@ -30,11 +39,24 @@ class Work:
     def make(self, place: str, name: str, meeting: dict[str, Any], options: dict[str, Any]) -> None:
         torch.manual_seed(sum(name.encode()))
         self.model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, 4))
+        if "frozen" in options:
+            self.model[options.pop("frozen")].requires_grad_(False)
+        if "island" in options:
+            self._shard(*options.pop("island"))
         inner = torch.optim.SGD(self.model.named_parameters(), lr=1.0)
         kind = options.pop("kind", "local_sgd")
         own = {"every": 10**6, "min_numel": 8, **options}
         self.optimizer = getattr(gradwire, kind)(inner, **own, meeting=gradwire.Meeting(place, name, **meeting))
-        self.ways = torch.zeros(sum(param.numel() for param in self.model.parameters()), dtype=torch.float64)
+        self.ways = torch.zeros(sum(param.numel() for param in self.optimizer.params), dtype=torch.float64)
+
+    def _shard(self, rank: int, port: int, shape: tuple[int, ...]) -> None:
+        """Make this process one of an island, as ``torchrun`` would."""
+        world = math.prod(shape)
+        # Each island has a store of its own, which its first rank keeps, so that islands die alone.
+        store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", rank=rank, world_size=world, store=store)
+        names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
+        fully_shard(self.model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=names))
 
     def load(self, state: bytes) -> None:
         saved = torch.load(io.BytesIO(state), weights_only=True)
@@ -55,7 +77,7 @@ class Work:
         return self.optimizer.round
 
     def way(self) -> Tensor:
-        held = torch.cat([param.detach().view(-1) for param in self.model.parameters()])
+        held = torch.cat([on_rank(param).detach().view(-1) for param in self.model.parameters() if param.requires_grad])
         return (self.optimizer.agreed.data - held).double().nan_to_num(0.0, 0.0, 0.0)
 
     def local(self, seed: int, scale: float = 0.1) -> None:
@@ -63,7 +85,8 @@ class Work:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(2):
             for param in self.model.parameters():
-                param.grad = scale * torch.randn(param.shape, generator=generator)
+                if param.requires_grad:
+                    param.grad = as_sharded(scale * torch.randn(param.shape, generator=generator), param)
             self.optimizer.step()
 
     def exchange(self) -> dict[str, Any]:
@@ -74,10 +97,10 @@ class Work:
     def spoil(self) -> None:
         """A parameter that is not finite, which no gradient made so."""
         with torch.no_grad():
-            next(self.model.parameters())[0, 0] = float("nan")
+            on_rank(next(self.model.parameters()))[0, 0] = float("nan")
 
     def now(self) -> dict[str, Any]:
-        parameters = digest([param.detach() for param in self.model.parameters()])
+        parameters = digest([on_rank(param).detach() for param in self.model.parameters()])
         return {"parameters": parameters, "round": self.optimizer.round, **self.optimizer.metrics()}
 
     def sums(self) -> dict[str, Tensor]:
@@ -93,9 +116,9 @@ class Work:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(steps):
             time.sleep(pause)
-            for param in self.optimizer.params:
-                param.grad = 0.1 * torch.randn(param.shape, generator=generator)
-            self.ways += torch.cat([param.grad.view(-1) for param in self.optimizer.params])
+            for param in self.optimizer.trained:
+                param.grad = as_sharded(0.1 * torch.randn(param.shape, generator=generator), param)
+            self.ways += torch.cat([on_rank(param.grad).view(-1) for param in self.optimizer.trained])
             self.optimizer.step()
         return self.now()
 
@@ -126,11 +149,29 @@ class Work:
     def flights(self) -> int:
         return len(self.optimizer.streams.under_way())
 
+    def tensors(self) -> list[Tensor]:
+        # Copies, because a tensor goes through the pipe as shared memory.
+        return [on_rank(param).detach().clone() for param in self.model.parameters()]
+
+    def tokens(self, number: float) -> None:
+        """A local step on so many tokens."""
+        for param in self.model.parameters():
+            param.grad = as_sharded(torch.ones(param.shape), param)
+        self.optimizer.add_tokens(number)
+        self.optimizer.step()
+
     def agreed(self) -> str:
         return digest([self.optimizer.round, self.optimizer.agreed.data, self.optimizer.velocity.data])
 
     def leave(self) -> None:
         self.optimizer.leave()
+
+
+def as_sharded(whole: Tensor, param: Tensor) -> Tensor:
+    """The same tensor in shards, if the parameter is; every rank has the whole."""
+    if not isinstance(param, DTensor):
+        return whole
+    return distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None)
 
 
 class Worker:
@@ -146,7 +187,12 @@ class Worker:
         self.process.start()
         theirs.close()
         self.name = name
-        self.ask("make", place, name, {"deadline": 60.0, "timeout": 60.0, **(meeting or {})}, options)
+        try:
+            self.ask("make", place, name, {"deadline": 60.0, "timeout": 60.0, **(meeting or {})}, options)
+        except BaseException:
+            # Nobody else knows of it yet.
+            self.process.kill()
+            raise
 
     def tell(self, what: str, *args: Any) -> Worker:
         self.pipe.send((what, args))
@@ -184,6 +230,49 @@ def starter() -> Iterator[Callable[..., Worker]]:
         for each in made:
             each.process.kill()
             each.process.join(10)
+
+
+class Island:
+    """The processes of a worker that is an island, which do everything together; answers are those of all ranks."""
+
+    def __init__(
+        self,
+        start: Callable[..., Worker],
+        place: str,
+        names: str | list[str],
+        meeting: dict[str, Any] | None = None,
+        shape: tuple[int, ...] = (2,),
+        **options: Any,
+    ) -> None:
+        world = math.prod(shape)
+        names = [names] * world if isinstance(names, str) else names
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        made = [partial(start, place, names[i], meeting, island=(i, port, shape), **options) for i in range(world)]
+        with ThreadPoolExecutor(world) as threads:
+            self.ranks = list(threads.map(lambda make: make(), made))
+
+    def tell(self, what: str, *args: Any) -> Island:
+        for rank in self.ranks:
+            rank.tell(what, *args)
+        return self
+
+    def answer(self) -> list[Any]:
+        return [rank.answer() for rank in self.ranks]
+
+    def ask(self, what: str, *args: Any) -> list[Any]:
+        return self.tell(what, *args).answer()
+
+    def ask_each(self, what: str, args: list[Any]) -> list[Any]:
+        """Ask with an argument for each rank."""
+        for rank, own in zip(self.ranks, args, strict=True):
+            rank.tell(what, own)
+        return self.answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        for rank in self.ranks:
+            rank.signal(number)
 
 
 def together(workers: list[Worker], what: str, *args: Any) -> list[Any]:

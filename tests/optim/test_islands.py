@@ -265,7 +265,7 @@ MISTAKES = {
     "another dimension": "islands must be a mesh without the other ranks of the model's mesh, got ranks ",
     "two dimensions": "such as mesh['islands'], or the group of these ranks, got one of 2 dimensions",
     "a name": "islands must be a DeviceMesh of one dimension over the ranks that hold the same shard",
-    "both": "islands must be None with a meeting or a process_group, got both",
+    "both": "islands must be None with a process_group, got both",
     "plain": "parameters must be DTensors with islands, all of them, as after fully_shard",
     "mixed": "got plain tensors: 4.weight, 4.bias",
     "mixed here": "got plain tensors: 4.weight, 4.bias",

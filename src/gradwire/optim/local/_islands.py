@@ -24,6 +24,7 @@ from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
 from gradwire.frontends.setup import kind_of, private_group
 from gradwire.metrics import Metrics
+from gradwire.optim.local._crew import Crew
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 
@@ -43,10 +44,11 @@ class Island:
     """This rank's island, and its peers in the others.
 
     Args:
-        islands: mesh of one dimension over the peers, or their process group.
+        islands: mesh of one dimension over the peers, or their process group; None at a meeting, where nobody knows
+            them beforehand.
 
     Attributes:
-        group: the process group of the peers.
+        group: the process group of the peers; None at a meeting.
         facts: values that must be the same on the peers, once the parameters were checked.
 
     Raises:
@@ -60,13 +62,16 @@ class Island:
             "a DeviceMesh of one dimension over the ranks that hold the same shard in the other islands, such as "
             "mesh['islands'], or the group of these ranks"
         )
-        mesh = isinstance(islands, DeviceMesh)
-        require(mesh or isinstance(islands, dist.ProcessGroup), "islands", allowed, Verbatim(kind_of(islands)))
-        if mesh:
+        known = isinstance(islands, DeviceMesh | dist.ProcessGroup | None)
+        require(known, "islands", allowed, Verbatim(kind_of(islands)))
+        self.group: dist.ProcessGroup | None = None
+        ranks = [dist.get_rank()]
+        if isinstance(islands, DeviceMesh):
             require(islands.ndim == 1, "islands", allowed, Verbatim(f"one of {islands.ndim} dimensions"))
-        ranks = islands.mesh.tolist() if mesh else dist.get_process_group_ranks(islands)
+            ranks, self.group = islands.mesh.tolist(), islands.get_group()
+        elif islands is not None:
+            ranks, self.group = dist.get_process_group_ranks(islands), islands
         require(dist.get_rank() in ranks, "islands", f"{allowed}, with this rank, {dist.get_rank()}", ranks)
-        self.group: dist.ProcessGroup = islands.get_group() if mesh else islands
         self.ranks: list[int] = sorted(ranks)
         self.facts: dict[str, Any] = {}
         self._mesh: Any = None
@@ -146,7 +151,7 @@ class Island:
             return exchange.describe([], **same)
 
         for _ in range(threads):
-            self._lines.append([self._line(dim, timeout) for dim in range(self._mesh.ndim)])
+            self._lines.append([self._line(dim, timeout, self._device) for dim in range(self._mesh.ndim)])
         for line in self._lines[0]:
             try:
                 agree(line, "set-up of an island", describe, self._device)
@@ -155,8 +160,18 @@ class Island:
         if failed:
             raise failed[0]
 
-    def _line(self, dim: int, timeout: object) -> Channel:
-        lent = private_group(self._mesh.get_group(dim), timeout, self._device)
+    def crew(self, seconds: float) -> Crew:
+        """The ranks of the island as one worker of a meeting, after ``set_up``.
+
+        Args:
+            seconds: time for which the others may wait for the first of them, which waits at the place.
+        """
+        # On the host: what they tell each other comes from the place.
+        lines = [self._line(dim, seconds, torch.device("cpu")) for dim in range(self._mesh.ndim)]
+        return Crew(lines, self._mesh.get_coordinate())
+
+    def _line(self, dim: int, timeout: object, device: torch.device) -> Channel:
+        lent = private_group(self._mesh.get_group(dim), timeout, device)
         channel = Channel(lent.group, Metrics())
         lent.hold(channel)
         return channel

@@ -34,6 +34,8 @@ from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite
+from gradwire.optim.local._crew import ALONE, Crew
+from gradwire.optim.local._islands import on_rank
 from gradwire.optim.local.attendance import KEPT, Attendance
 from gradwire.optim.local.closed import Closed
 from gradwire.optim.local.meeting import Meeting
@@ -51,6 +53,7 @@ class Rounds:
         meeting: meeting in which the worker takes part, with its name.
         facts: other values that must be the same on all workers.
         frozen: parameters that nobody trains, and all must have; those of the worker that comes first.
+        crew: the ranks that are this worker, each with the tensors of its shard.
         weighs: true: changes are weighed by ``made``; false: all alike.
 
     Attributes:
@@ -74,10 +77,12 @@ class Rounds:
         meeting: Meeting,
         facts: Mapping[str, Any],
         frozen: Sequence[Tensor] = (),
+        crew: Crew = ALONE,
         *,
         weighs: bool = False,
     ) -> None:
         self.exchange, self.named, self.meeting, self.frozen = exchange, list(named), meeting, list(frozen)
+        self.crew = crew
         check_methods(exchange)
         self.description = exchange.describe(self.named, **facts)
         numel = sum(torch.Size(shape).numel() for _, shape in named)
@@ -120,7 +125,7 @@ class Rounds:
             state: state on which all agree, which whoever takes the means moves by each; or overwritten with the
                 others'.
         """
-        self.attendance = Attendance(self.meeting, self.kept)
+        self.attendance = Attendance(self.meeting, self.kept, self.crew)
         # Before anything is sent: payloads of another configuration could not be decoded.
         self.attendance.agree(self.description)
         if self.frozen:
@@ -146,10 +151,11 @@ class Rounds:
 
     def _take_frozen(self, there: Attendance) -> None:
         """Take over the frozen parameters of the worker that came first; they stay at the place, for all who come."""
-        settled = there.settle("frozen", [partial(bytes_of, each) for each in self.frozen])
-        for param, data in zip(self.frozen, settled, strict=True):
+        frozen = [on_rank(each) for each in self.frozen]
+        settled = there.settle("frozen", [partial(bytes_of, each) for each in frozen])
+        for param, data in zip(frozen, settled, strict=True):
             if data is not None:
-                found = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(param.dtype).view(param.shape)
+                found = in_memory(data, torch.uint8).view(param.dtype).view(param.shape)
                 param.copy_(found)
                 self.exchange.counters.bytes_received += len(data)
 
@@ -169,7 +175,7 @@ class Rounds:
         """
         t, there = self.exchange.step + 1, self.there
         self.exchange.counters.dense_bytes += delta.nbytes
-        finite, self.forgot, self.settled = not any_nonfinite([delta]), False, False
+        finite, self.forgot, self.settled = not self.crew.anywhere(any_nonfinite([delta])), False, False
         counted = not there.is_closed(t) and self.hand_in(t, delta, finite=finite)
         self.settled = True
         if not counted:
@@ -298,7 +304,7 @@ class Rounds:
                 self._unless_sent(self.exchange.step + 1, closed)
                 self.workers, self.shares = closed.sent, closed.shares
                 if rows:
-                    yield self._mean(self.exchange.step + 1, closed, rows)
+                    yield self.crew.together(partial(self._mean, self.exchange.step + 1, closed, rows))
                 self.exchange.protocol.go_to(self.exchange.step + 1)
                 known = there.counted(closed)
                 if known:
@@ -339,7 +345,7 @@ class Rounds:
 
     def _take(self, t: int, data: bytes, state: Mapping[str, FlatParameters]) -> None:
         flats = [flat.data for _, flat in sorted(state.items())]
-        found = torch.split(torch.frombuffer(bytearray(data), dtype=torch.float32), [flat.numel() for flat in flats])
+        found = torch.split(in_memory(data, torch.float32), [flat.numel() for flat in flats])
         for flat, values in zip(flats, found, strict=True):
             flat.copy_(values)
         self.exchange.counters.bytes_received += len(data)
@@ -352,15 +358,21 @@ class Rounds:
         """
         there, part, counters = self.there, self._part(t), self.exchange.counters
         self.flat.copy_(delta).add_(self.late)
-        if finite:
+
+        def encode() -> bool:
             with counters.timed("encode"):
                 part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
-        bad = finite and bool(self._message.status)
+            return bool(self._message.status)
+
+        # What one shard cannot send none does, or it would be half a change.
+        sends = finite and not self.crew.anywhere(self.crew.together(encode))
         payload, self.sent = b"", False
         # Whoever has made nothing since its last round still has a residual to send, which is of steps as before.
         weight = (self.made + self.late_made or self._weight) if self.weighs else 1.0
         self._weight = weight
-        if finite and not bad:
+        # Each rank of a worker tells the tokens of its own batches, and all have made the same steps.
+        weight = self.crew.total(weight) if self.weighs else 1.0
+        if sends:
             payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
         try:
             with counters.timed("communicate"):
@@ -373,9 +385,10 @@ class Rounds:
             self.attendance = None
             raise
         counters.bytes_sent += len(payload)
-        self.nonfinite += not payload
-        self.sent = bool(payload) and counted
-        if payload and counted:
+        sends = self.crew.anywhere(bool(payload))
+        self.nonfinite += not sends
+        self.sent = sends and counted
+        if self.sent:
             self.late.zero_()
             self.late_made = 0.0
         elif finite:
@@ -391,7 +404,7 @@ class Rounds:
             part.begin(self.flat)
             for row, share in zip(rows, shares, strict=True):
                 self.exchange.counters.bytes_received += len(row)
-                buffer = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.flat.device)
+                buffer = in_memory(row, torch.uint8).to(self.flat.device)
                 self._add(part, buffer, share)
             part.settle(self.flat)
 
@@ -448,6 +461,11 @@ def bytes_of(tensor: Tensor) -> bytes:
     # Whoever views them as bytes needs strides of their own, also of a single element.
     flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
     return flat.view(torch.uint8).numpy().tobytes()
+
+
+def in_memory(data: bytes, dtype: torch.dtype) -> Tensor:
+    """A tensor with these bytes; torch makes none from an empty buffer, which a shard without elements has."""
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
 def nbytes_of(state: Mapping[str, FlatParameters]) -> int:

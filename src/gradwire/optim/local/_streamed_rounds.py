@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite
+from gradwire.optim.local._crew import ALONE, Crew
 from gradwire.optim.local._flight import Flight
 from gradwire.optim.local._fragments import Fragment, Fragments
 from gradwire.optim.local._rounds import Rounds
@@ -45,6 +47,7 @@ class StreamedRounds(Rounds):
         gather: writes the change of a fragment into its part of ``delta``.
         put: sets the parameters of a fragment to the agreed ones without ``delta``.
         delta: change of all parameters.
+        crew: the ranks that are this worker, each with the tensors of its shard.
         weighs: true: changes are weighed by the steps, or tokens, since their fragment was sent.
     """
 
@@ -59,15 +62,18 @@ class StreamedRounds(Rounds):
         gather: Callable[[Fragment], None],
         put: Callable[[Fragment], None],
         delta: Tensor,
+        crew: Crew = ALONE,
         *,
         weighs: bool = False,
     ) -> None:
-        super().__init__(exchange, named, meeting, facts, frozen, weighs=weighs)
+        super().__init__(exchange, named, meeting, facts, frozen, crew, weighs=weighs)
         # What is late is in the parameters.
         self.late = self.flat = torch.zeros(0)
         self.fragments, self._gather, self._put, self.delta = fragments.all, gather, put, delta
         self.kept = KEPT * len(self.fragments)
-        self._codecs = [Rounds(exchange, named[each.numbers], meeting, facts, weighs=weighs) for each in self.fragments]
+        self._codecs = [
+            Rounds(exchange, named[each.numbers], meeting, facts, crew=crew, weighs=weighs) for each in self.fragments
+        ]
         # By fragment; what is under way has that of its codec.
         self._made_in = [0.0] * len(self.fragments)
         self._came_with = list(self._made_in)
@@ -134,10 +140,12 @@ class StreamedRounds(Rounds):
         self.exchange.counters.dense_bytes += flat.nbytes
         codec.attendance, codec.sent = there, False
         try:
-            counted = not there.is_closed(t) and codec.hand_in(t, flat, finite=not any_nonfinite([flat]))
+            finite = not self.crew.anywhere(any_nonfinite([flat]))
+            counted = not there.is_closed(t) and codec.hand_in(t, flat, finite=finite)
             closed = codec.closed if counted and codec.closed is not None else there.closed(t)
             rows = there.payloads(t, closed)
-            self._arrived[t] = closed, rows, codec._mean(t, closed, rows) if rows else None
+            mean = self.crew.together(partial(codec._mean, t, closed, rows)) if rows else None
+            self._arrived[t] = closed, rows, mean
         except BaseException:
             # This worker learns whether the payload counts when it joins again.
             self.attendance = None

@@ -14,6 +14,8 @@ Invariants:
       name counted.
     * A meeting has a mark of its own, because rounds of the same number at two places need not have led to the same
       state.
+    * A worker of several ranks has one name and one token. Its first rank reads and writes the notes; each rank hangs
+      up and takes what belongs to its own shard, so nothing grows with the number of shards but the notes of sizes.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.notices import log
+from gradwire.optim.local._crew import ALONE, Crew
 from gradwire.optim.local.board import Board
 from gradwire.optim.local.closed import Closed, Handed, in_order
 from gradwire.optim.local.meeting import Meeting
@@ -49,28 +53,33 @@ class Attendance:
     Args:
         meeting: meeting in which the worker takes part, with its name.
         kept: rounds whose payloads and states hang at the place.
+        crew: the ranks that are this worker.
 
     Attributes:
         due: set while somebody on this worker waits for the round to close.
     """
 
-    def __init__(self, meeting: Meeting, kept: int = KEPT) -> None:
-        self.meeting, self.name, self.kept = meeting, meeting.name, kept
+    def __init__(self, meeting: Meeting, kept: int = KEPT, crew: Crew = ALONE) -> None:
+        self.meeting, self.name, self.kept, self.crew = meeting, meeting.name, kept, crew
         self.due = threading.Event()
         self.due.set()
-        self.board: Board = meeting.open()
-        self.token = meeting.system.random(16).hex()
+        self.board: Board = crew.together(meeting.open)
+        self.token = crew.lead(lambda: meeting.system.random(16).hex())
         # A worker that was stopped has not waited meanwhile.
         self._clock = Readings(meeting.system.clock, meeting.deadline)
         self._asked: int | None = None  # After which round it has asked for the state of the next, if it has.
 
     def agree(self, description: str) -> None:
-        """Compare the configuration with that of the worker that came first.
+        """Compare the configuration with that of the worker that came first, and that of each shard with its peers'.
 
         Raises:
             ConfigError: the worker has another configuration.
         """
-        theirs = self.board.first("config", description)
+        self.crew.together(lambda: self._agree(description))
+
+    def _agree(self, description: str) -> None:
+        # The first rank under the name that a worker of one rank has, so that one of each kind notice each other.
+        theirs = self.board.first("config" if self.crew.first else f"config{self.crew.place}", description)
         if theirs != description:
             place = next((i for i, (a, b) in enumerate(zip(theirs, description, strict=False)) if a != b), 0)
             around = slice(max(0, place - 40), place + 40)
@@ -91,20 +100,37 @@ class Attendance:
         Raises:
             GroupError: the tensors that the first one put up are not there any more.
         """
+        crew, under = self.crew, f"{name}/{self.token}"
         mine = [hashlib.sha256(part()).hexdigest() for part in parts]
-        note, own = self.board.read(name), f"{name}/{self.token}"
+        note = crew.lead(lambda: self.board.read(name))
         if note is None:
             # The bytes come before the note that names them: whoever finds the note finds them, too.
-            sizes = [self.board.hang(f"{own}/{i}", part()) for i, part in enumerate(parts)]
-            note = self.board.first(name, {"under": own, "sizes": sizes, "digests": mine})
-            if note["under"] != own:
-                for i, nbytes in enumerate(sizes):
-                    self.board.drop(f"{own}/{i}", nbytes)
-        for i, (nbytes, digest) in enumerate(zip(note["sizes"], note["digests"], strict=True)):
-            data = None if digest == mine[i] else self.board.take(f"{note['under']}/{i}", nbytes)
+            hung = crew.together(lambda: self._hang_parts(f"{under}{crew.place}", parts, mine))
+            note = crew.lead(lambda: self.board.first(name, {"under": under, **hung}))
+            if note["under"] != under:
+                crew.together(lambda: self._drop_parts(f"{under}{crew.place}", hung["sizes"]))
+        own = f"{note['under']}{crew.place}"
+        theirs = note if crew.alone else crew.together(lambda: self.board.read(own))
+
+        def taken(i: int, nbytes: int, digest: str) -> bytes | None:
+            data = None if digest == mine[i] else self.board.take(f"{own}/{i}", nbytes)
             if data is None and digest != mine[i]:
                 raise GroupError(f"the meeting place {self.board.place} has lost part {i} of {name}: start another one")
-            yield data
+            return data
+
+        for i, (nbytes, digest) in enumerate(zip(theirs["sizes"], theirs["digests"], strict=True)):
+            yield crew.together(partial(taken, i, nbytes, digest))
+
+    def _hang_parts(self, own: str, parts: Sequence[Callable[[], bytes]], digests: list[str]) -> dict[str, Any]:
+        note = {"sizes": [self.board.hang(f"{own}/{i}", part()) for i, part in enumerate(parts)], "digests": digests}
+        if not self.crew.alone:
+            # The note of the first rank says nothing of the other shards.
+            self.board.put(own, note)
+        return note
+
+    def _drop_parts(self, own: str, sizes: Sequence[int]) -> None:
+        for i, nbytes in enumerate(sizes):
+            self.board.drop(f"{own}/{i}", nbytes)
 
     def come(self, at: int, mark: str = "") -> tuple[int, Closed] | None:
         """Register the name, and wait until the meeting is open.
@@ -119,14 +145,19 @@ class Attendance:
         Raises:
             GroupError: too few workers came in time.
         """
+        found, self._asked, over = self.crew.lead(partial(self._come, at, mark))
+        self._clean(over)
+        return found
+
+    def _come(self, at: int, mark: str) -> tuple[tuple[int, Closed] | None, int | None, int | None]:
         # An earlier process of this name finds it at its next round, and learns that it was replaced.
         self.board.put(f"token/{self.name}", self.token)
         late = self.board.read("open") is not None
         if late:
             self._first_round()
-        self.announce(at if not late or self.holds(at, mark) else -1, mark)
+        asked, over = self._announce(at if not late or self.holds(at, mark) else -1, mark)
         if late:
-            return None
+            return None, asked, over
         until = self._clock.read() + self.meeting.timeout
         while (count := len({each["name"] for each in self._announced(0) if each})) < self.meeting.workers:
             if self._clock.read() >= until:
@@ -140,39 +171,46 @@ class Attendance:
         else:
             self._open(self._announced(0))
         base, note = self._first_round()
-        return (base, note) if self.name in note.roster else None
+        return (base, note) if self.name in note.roster else None, asked, over
 
     @property
     def mark(self) -> str:
         """The mark of the open meeting, which no other meeting has."""
-        return str(self.board.read("open")["mark"])
+        return str(self.crew.lead(lambda: self.board.read("open"))["mark"])
 
     @property
     def base(self) -> int:
         """The round after which the open meeting began."""
-        return int(self.board.read("open")["base"])
+        return int(self.crew.lead(lambda: self.board.read("open"))["base"])
 
     def holds(self, at: int, mark: str) -> bool:
         """Return whether the state after round ``at`` of a meeting belongs to this meeting, too."""
-        opened = self.board.read("open")
+        opened = self.crew.lead(lambda: self.board.read("open"))
         return at > 0 and (mark == opened["mark"] or (at == opened["base"] and mark == opened["from"]))
 
-    def announce(self, at: int, mark: str = "") -> int:
+    def announce(self, at: int, mark: str = "") -> None:
         """Announce that this worker holds the state after round ``at`` and takes part from there on; -1 means that it
         needs one.
         """
-        self._asked = self.newest() if at < 0 else None
-        number = self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
-        if self._asked is not None:
-            # A worker that needs the state hands nothing in, so the round may be complete without it.
-            self._close_if_complete(self._asked + 1)
-        return number
+        self._asked, over = self.crew.lead(partial(self._announce, at, mark))
+        self._clean(over)
+
+    def _announce(self, at: int, mark: str) -> tuple[int | None, int | None]:
+        """Return the round after which this worker asks for the state, and the one that must be taken down."""
+        newest = self.newest() if at < 0 else None
+        self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
+        # A worker that needs the state hands nothing in, so the round may be complete without it.
+        return newest, None if newest is None else self._close_if_complete(newest + 1)
 
     def leave(self, at: int) -> None:
         """Leave the rounds after ``at``; workers that wait for this one continue."""
-        self.board.append("joins", {"name": self.name, "left": True})
-        # The others may be waiting for this one alone.
-        self._close_if_complete(at + 1)
+
+        def ask() -> int | None:
+            self.board.append("joins", {"name": self.name, "left": True})
+            # The others may be waiting for this one alone.
+            return self._close_if_complete(at + 1)
+
+        self._clean(self.crew.lead(ask))
 
     def _open(self, first: list[Any]) -> None:
         states = {each["name"]: (each["round"], each["mark"]) for each in first if each and "round" in each}
@@ -213,7 +251,7 @@ class Attendance:
 
     def is_closed(self, t: int) -> bool:
         """Return whether round ``t`` is closed."""
-        return self.board.read(f"closed/{t}") is not None
+        return self.crew.lead(lambda: self.board.read(f"closed/{t}") is not None)
 
     def closed(self, t: int) -> Closed:
         """The note of a closed round.
@@ -221,7 +259,7 @@ class Attendance:
         Raises:
             WireError: there is no such note.
         """
-        return Closed.read(self.board.read(f"closed/{t}"))
+        return self.crew.lead(lambda: Closed.read(self.board.read(f"closed/{t}")))
 
     def hand_in(self, t: int, payload: bytes, weight: float = 1.0) -> Closed:
         """Hand in for round ``t`` and wait until it closes, at the latest at this worker's deadline.
@@ -233,19 +271,42 @@ class Attendance:
         Raises:
             GroupError: another process has this worker's name.
         """
-        holder = self.board.read(f"token/{self.name}")
-        if holder != self.token:
-            raise GroupError(f"another process came as worker {self.name!r}: every worker needs a name of its own")
-        if not self.is_closed(t):
+        crew, at = self.crew, self._payload(t, self.token)
+        sent = crew.anywhere(bool(payload))
+
+        def may() -> bool:
+            holder = self.board.read(f"token/{self.name}")
+            if holder != self.token:
+                raise GroupError(f"another process came as worker {self.name!r}: every worker needs a name of its own")
+            return not self.is_closed(t)
+
+        def hang() -> None:
             # The bytes before the note that names them: whoever finds the note finds them, too.
-            self.board.hang(f"payload/{t}/{self.token}", payload)
+            self.board.hang(at, payload)
+            if sent and not crew.alone:
+                self.board.put(at, len(payload))
+
+        def close() -> int | None:
             # Workers of an earlier version read two values.
             weighed = [weight] if weight != 1.0 else []
-            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token, *weighed]})
+            # Where each shard has a size of its own, the note says only whether there is one.
+            handed = [len(payload) if crew.alone else int(sent), self.token, *weighed]
+            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": handed})
             # Whoever comes last closes the round, and else the first worker whose deadline is over.
-            if self._complete(t) or not self._ended(t):
-                self._close(t)
+            return self._close(t) if self._complete(t) or not self._ended(t) else None
+
+        if crew.lead(may):
+            crew.together(hang)
+            self._clean(crew.lead(close))
         return self.closed(t)
+
+    def _payload(self, t: int, token: str) -> str:
+        """The name under which a payload hangs, here that of this rank's shard."""
+        return f"payload/{t}/{token}{self.crew.place}"
+
+    def _size(self, name: str, nbytes: int) -> int | None:
+        """The bytes that hang under a name, as the note of the round or of this shard says; None if it is gone."""
+        return nbytes if self.crew.alone else self.board.read(name)
 
     def _ended(self, t: int) -> bool:
         """Wait until a round is closed; false: it may be closed now, at the deadline, or because it has its quorum and
@@ -269,19 +330,31 @@ class Attendance:
 
     def payloads(self, t: int, closed: Closed) -> list[bytes] | None:
         """Collect the payloads of a round, in order; None if any is not there any more."""
-        found = []
-        for handed in map(closed.came.__getitem__, closed.sent):
-            data = self.board.take(f"payload/{t}/{handed.token}", handed.nbytes)
-            if data is None:
-                return None
-            found.append(data)
-        return found
+
+        def collect() -> list[bytes] | None:
+            found = []
+            for handed in map(closed.came.__getitem__, closed.sent):
+                at = self._payload(t, handed.token)
+                nbytes = self._size(at, handed.nbytes)
+                data = None if nbytes is None else self.board.take(at, nbytes)
+                if data is None:
+                    return None
+                found.append(data)
+            return found
+
+        rows = self.crew.together(collect)
+        return None if self.crew.anywhere(rows is None) else rows
 
     def publish(self, t: int, state: bytes) -> None:
         """Publish the state after round ``t``."""
-        # The bytes before their number, which says that they are there.
-        self.board.hang(f"state/{t}", state)
-        self.board.put(f"state/{t}", len(state))
+        at = f"state/{t}{self.crew.place}"
+
+        def hang() -> None:
+            # The bytes before their number, which says that they are there.
+            self.board.hang(at, state)
+            self.board.put(at, len(state))
+
+        self.crew.together(hang)
 
     def fetch(self, nbytes: int) -> tuple[int, bytes]:
         """Ask for the state, and wait for the current round to end; return that round, and the state after it.
@@ -293,7 +366,7 @@ class Attendance:
         if self._asked is None:
             self.announce(-1)
         t = self._asked or 0
-        while self._ends(t + 1, until):
+        while self.crew.lead(partial(self._ends, t + 1, until)):
             t += 1
             if self.name in self.closed(t).need:
                 state = self.state(t, nbytes, until - self._clock.read())
@@ -317,15 +390,19 @@ class Attendance:
         Raises:
             WireError: the state has another size.
         """
-        until = self._clock.read() + seconds
-        while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - self._clock.read())):
+        found = self.crew.together(lambda: self._state(t, nbytes, seconds))
+        return None if self.crew.anywhere(found is None) else found
+
+    def _state(self, t: int, nbytes: int, seconds: float) -> bytes | None:
+        until, at = self._clock.read() + seconds, f"state/{t}{self.crew.place}"
+        while not self.board.wait(at, min(self.meeting.deadline, until - self._clock.read())):
             # Rounds that were closed since have taken the state down, if it ever was there.
             if self._clock.read() >= until or self.newest() >= t + self.kept:
                 return None
-        there = self.board.read(f"state/{t}")
+        there = self.board.read(at)
         if there != nbytes:
             raise WireError(f"the state after round {t} must have {nbytes} bytes, got {there}")
-        return self.board.take(f"state/{t}", nbytes)
+        return self.board.take(at, nbytes)
 
     def counted(self, closed: Closed) -> bool:
         """Return whether the payload of this process counts."""
@@ -377,13 +454,14 @@ class Attendance:
     def _complete(self, t: int) -> bool:
         return self._expected(t) <= self._arrived(t).keys()
 
-    def _close_if_complete(self, t: int) -> None:
+    def _close_if_complete(self, t: int) -> int | None:
         """Close a round whose workers wait for nobody but this one, which does not hand in any more."""
-        if self._arrived(t) and self._complete(t):
-            self._close(t)
+        return self._close(t) if self._arrived(t) and self._complete(t) else None
 
-    def _close(self, t: int) -> None:
-        """Close round ``t`` with the workers that came, unless it is closed already."""
+    def _close(self, t: int) -> int | None:
+        """Close round ``t`` with the workers that came, unless it is closed already; return the round whose payloads
+        this worker must then take down.
+        """
         before, came = self.closed(t - 1), self._arrived(t)
         roster, need, notes = set(came), set(), self._announced(before.seen)
         for note in filter(None, notes):
@@ -399,26 +477,35 @@ class Attendance:
                 roster.add(name)
         ours = {"came": came, "roster": in_order(roster), "need": in_order(need), "seen": before.seen + len(notes)}
         # Several workers may close it at the same time: the note that is there first counts, and its writer cleans up.
-        if self.board.first(f"closed/{t}", ours) == ours:
-            # It saves others a search; which rounds are closed is said by their notes alone.
-            self.board.put("newest", t)
-            left = {note["name"] for note in notes if note and note.get("left")}
-            missing = in_order(set(before.roster) - came.keys() - left - need)
-            if missing:
-                log.warning(
-                    "round %d closed without worker %s, who did not come %s",
-                    t,
-                    ", ".join(missing),
-                    f"within {self.meeting.deadline:g} s" if self.meeting.quorum is None else "in time",
-                )
-            self._clean(t - self.kept)
+        if self.board.first(f"closed/{t}", ours) != ours:
+            return None
+        # It saves others a search; which rounds are closed is said by their notes alone.
+        self.board.put("newest", t)
+        left = {note["name"] for note in notes if note and note.get("left")}
+        missing = in_order(set(before.roster) - came.keys() - left - need)
+        if missing:
+            log.warning(
+                "round %d closed without worker %s, who did not come %s",
+                t,
+                ", ".join(missing),
+                f"within {self.meeting.deadline:g} s" if self.meeting.quorum is None else "in time",
+            )
+        return t - self.kept
 
-    def _clean(self, t: int) -> None:
-        note = self.board.read(f"closed/{t}")
-        if note is None:
-            return
-        for handed in Closed.read(note).came.values():
-            self.board.drop(f"payload/{t}/{handed.token}", handed.nbytes)
-        if (nbytes := self.board.read(f"state/{t}")) is not None:
-            self.board.drop(f"state/{t}", nbytes)
-        self.board.drop_list(f"arrivals/{t}")
+    def _clean(self, t: int | None) -> None:
+        """Take down what hangs of a round, each rank that of its shard; None: another worker does it."""
+        note = None if t is None else self.crew.lead(lambda: self.board.read(f"closed/{t}"))
+        if t is not None and note is not None:
+            self.crew.together(lambda: self._take_down(t, Closed.read(note)))
+
+    def _take_down(self, t: int, closed: Closed) -> None:
+        for handed in closed.came.values():
+            at = self._payload(t, handed.token)
+            self.board.drop(at, self._size(at, handed.nbytes) or 0)
+            if not self.crew.alone:
+                self.board.remove(at)
+        at = f"state/{t}{self.crew.place}"
+        if (nbytes := self.board.read(at)) is not None:
+            self.board.drop(at, nbytes)
+        if self.crew.first:
+            self.board.drop_list(f"arrivals/{t}")

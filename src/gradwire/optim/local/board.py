@@ -127,6 +127,11 @@ class Board:
             for key in pieces(name, nbytes):
                 self.store.delete_key(key)
 
+    def remove(self, name: str) -> None:
+        """Take down a note, which nobody may wait for any more."""
+        with self._there():
+            self.store.delete_key(name)
+
     def drop_list(self, name: str) -> None:
         """Take down a list."""
         with self._there():

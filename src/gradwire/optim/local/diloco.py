@@ -16,7 +16,7 @@ from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
 from gradwire.memory.residual import Residual
 from gradwire.modes import ordinary_modes
-from gradwire.optim._flat import FlatParameters, any_nonfinite
+from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import named
 from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
 from gradwire.optim.local._islands import THREAD
@@ -76,7 +76,8 @@ class DiLoCo(LocalSteps):
         meeting: meeting of workers that come and go, in place of a group: see ``gradwire.local_sgd``.
         islands: mesh of one dimension over the ranks that hold the same shard, one in each island, such as
             ``mesh["islands"]``, or their group; where each worker is several ranks, over which ``fully_shard`` has
-            sharded the model, with replicas or without. Each rank exchanges its own shard.
+            sharded the model, with replicas or without. Each rank exchanges its own shard. None with a meeting, where
+            the ranks of a model of ``fully_shard`` are one worker.
         offload: keep the parameters of the last round and the outer momentum, 8 bytes an element, in the host's memory.
         weigh: weight of each worker's change in the mean of a meeting. "workers": all count alike. "steps": the inner
             steps that are in it, so a worker that was slow, or late, counts by what it has done. "tokens": the tokens
@@ -172,7 +173,7 @@ class DiLoCo(LocalSteps):
             frozen, put = list(self.frozen.values()), self._put
             self.rounds = self.streamed = StreamedRounds(
                 *(self.exchange, self.named, meeting, self.facts, frozen),
-                *(self.streams, self._gather_deltas, put, self.delta.data),
+                *(self.streams, self._gather_deltas, put, self.delta.data, self.crew),
                 weighs=weigh != "workers",
             )
 
@@ -414,6 +415,7 @@ class DiLoCo(LocalSteps):
         if self.streamed is None or self.streams is None:
             super().join()
             return
+        self._locate()
         if self.since == 0:
             self._refresh()
         flights = [(each, self.streams.arrived(each)) for each in self.streams.under_way()]
@@ -422,6 +424,7 @@ class DiLoCo(LocalSteps):
     @torch.no_grad()
     def leave(self) -> None:
         """Tell the others not to wait for this worker any more, once the fragment that is under way was applied."""
+        self._locate()
         if self.streamed is not None and self.streams is not None and self.streams.under_way():
             self._land_at_meeting(self.streamed, self.streams)
         super().leave()
@@ -455,6 +458,7 @@ class DiLoCo(LocalSteps):
         fragment = rounds.fragment(t)
         rounds.there.due.clear()
         self._gather_deltas(fragment)
+        self._note_nonfinite(self.delta.data[fragment.span])
         rounds.depart(fragment)
         streams.send(fragment, partial(rounds.run, t), self.delta.data[fragment.span])
         return fragment
@@ -474,7 +478,7 @@ class DiLoCo(LocalSteps):
         for mean in means:
             fragment = rounds.fragment(self.exchange.step + 1)
             rounds.unsent(fragment)
-            if not any_nonfinite([mean]):
+            if self._is_finite(mean):
                 self._outer(mean, fragment.span)
             self._put(fragment)
 

@@ -26,6 +26,7 @@ from gradwire.errors import ConfigError, Verbatim, is_number, require
 from gradwire.frontends.summary import in_words
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.exchanged import COUNT, FLAG, Closure, Exchanged, named
+from gradwire.optim.local._crew import ALONE
 from gradwire.optim.local._islands import Island, on_rank
 from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local.meeting import Meeting
@@ -50,7 +51,8 @@ class LocalSteps(Exchanged):
         meeting: meeting of workers that come and go; None: they are the ranks of the group.
         facts: other values that must be the same on all ranks.
         check: function that checks what else may be wrong with this rank's arguments.
-        islands: mesh or group of the ranks that hold the same shard of a sharded model; None: it is not sharded.
+        islands: mesh or group of the ranks that hold the same shard of a sharded model; None: it is not sharded, or all
+            its ranks are one worker of a meeting.
         offload: true: tensors that are kept from round to round are in the host's memory.
         threads: number of threads that exchange beside each other inside an island.
         weigh: "workers": at a meeting the changes of all workers count alike; "steps": each by the inner steps in it;
@@ -86,9 +88,11 @@ class LocalSteps(Exchanged):
         require(alone, f"{name}.inner", "one whose step needs no closure", Verbatim(type(inner).__name__))
         require(isinstance(meeting, Meeting | None), f"{name}.meeting", "a gradwire.Meeting or None", meeting)
         require(meeting is None or group is None, "process_group", "None with a meeting", group)
-        alone = islands is None or (meeting is None and group is None)
-        require(alone, "islands", "None with a meeting or a process_group", Verbatim("both"))
-        self.island = None if islands is None else Island(islands)
+        require(islands is None or group is None, "islands", "None with a process_group", Verbatim("both"))
+        allowed = "None with a meeting, where a model of fully_shard is an island by itself"
+        require(islands is None or meeting is None, "islands", allowed, Verbatim("both"))
+        cut = any(hasattr(param, "device_mesh") for each in inner.param_groups for param in each["params"])
+        self.island = Island(islands) if islands is not None or (cut and meeting is not None) else None
 
         def check_all() -> None:
             # First, because the island hears of other errors through its mesh.
@@ -114,7 +118,8 @@ class LocalSteps(Exchanged):
         if self.island is None:
             make()
         else:
-            self.island.set_up(make, lambda: self.exchange, facts, options.get("timeout"), threads)
+            same = facts if meeting is None else {**facts, "meeting": meeting.on_all_ranks}
+            self.island.set_up(make, lambda: self.exchange, same, options.get("timeout"), threads)
             # A mean that was well here is dropped if that of another shard was not.
             self.exchange.rollback.follow_skips(True)
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
@@ -124,11 +129,12 @@ class LocalSteps(Exchanged):
         self._arrange()
         self.agreed, self.delta = FlatParameters(self.params, offload), FlatParameters(self.params)
         self.agreed.gather(self.params)
+        self.crew = ALONE if meeting is None or self.island is None else self.island.crew(meeting.longest_wait)
         self.rounds = (
             None
             if meeting is None
             else Rounds(
-                *(self.exchange, self.named, meeting, self.facts, list(self.frozen.values())),
+                *(self.exchange, self.named, meeting, self.facts, list(self.frozen.values()), self.crew),
                 weighs=weigh != "workers",
             )
         )
@@ -165,6 +171,7 @@ class LocalSteps(Exchanged):
         """
         if self.rounds is None:
             return
+        self._locate()
         if self.since == 0:
             self._refresh()
         self._gather_delta()
@@ -200,7 +207,8 @@ class LocalSteps(Exchanged):
     def add_tokens(self, number: float) -> None:
         """Say on how many tokens, or examples, the gradient of the next step was computed; more calls add up.
 
-        With ``weigh="tokens"`` a worker's change has at a meeting the share that its tokens have of all workers'.
+        With ``weigh="tokens"`` a worker's change has at a meeting the share that its tokens have of all workers'. Where
+        a worker is several ranks, each tells those of its own batches.
 
         Args:
             number: tokens, > 0.
@@ -333,10 +341,10 @@ class LocalSteps(Exchanged):
 
     def _means(self) -> Iterator[Tensor]:
         """The mean changes of the rounds that are over: of this one, and at a meeting of those that were missed."""
+        self._note_nonfinite(self.delta.data)
         if self.rounds is not None:
             yield from self.rounds.means(self.delta.data, self.kept())
             return
-        self._note_nonfinite(self.delta.data)
 
         def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
             self._begin_exchange()
@@ -365,8 +373,12 @@ class LocalSteps(Exchanged):
             self.exchange.protocol.compare(local_steps=since)
 
     def _go(self, mean: Tensor) -> None:
-        if not any_nonfinite([mean]):
+        if self._is_finite(mean):
             self.outer(mean)
+
+    def _is_finite(self, mean: Tensor) -> bool:
+        """Return whether a mean may be applied: at a meeting the shards have not asked each other of theirs yet."""
+        return not self.crew.anywhere(any_nonfinite([mean]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state and the tensors kept on this rank: each rank saves its own.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,8 +31,8 @@ class Meeting(ShortTracebacks):
 
     Args:
         place: "HOST:PORT" or, where several meetings share a place, "HOST:PORT/NAME"; or a store.
-        name: name of this worker, different for each; the same when it comes again. 1 to 64 characters. Numbers are
-            best: what workers sent is summed in their order.
+        name: name of this worker, different for each; the same when it comes again, and on all ranks of one that has
+            several. 1 to 64 characters. Numbers are best: what workers sent is summed in their order.
         workers: number of workers that must have come before the first round begins, >= 1; the same for all. More may
             come later.
         deadline: seconds that a round stays open after its first worker has handed in, > 0. Shorter: a slow worker
@@ -75,6 +75,17 @@ class Meeting(ShortTracebacks):
             require(
                 is_float32(value) and 0 < value <= LONGEST, f"Meeting.{name}", f"seconds in (0, {LONGEST:g}]", value
             )
+
+    @property
+    def on_all_ranks(self) -> dict[str, Any]:
+        """The arguments as facts, which must be the same on all ranks of a worker."""
+        place = self.place if isinstance(self.place, str) else type(self.place).__name__
+        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "place": place}
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that one call of the place may take; one that moves a state waits no longer for it either."""
+        return min(LONGEST, 2 * max(self.timeout, self.deadline) + 300.0)
 
     @property
     def system(self) -> BaseSystem:
