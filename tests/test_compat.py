@@ -141,6 +141,12 @@ def test_a_method_that_needs_a_residual_runs_without_one_with_a_word():
         Settings(memory="none").exchange(recipe, {}, None, "cpu")
 
 
+def test_a_memory_that_loses_and_that_grace_does_not_have_is_refused():
+    recipe = from_params({"compressor": "topk", "memory": "momentum"})
+    with pytest.raises(ConfigError, match="memory 'momentum' loses for good what TopK"):
+        Settings().exchange(recipe, {}, None, "cpu")
+
+
 def test_a_momentum_that_is_in_the_method_there_is_in_the_memory_here():
     recipe = from_params({"compressor": "signum", "memory": "none", "momentum": 0.8})
     assert (recipe.memory.name, recipe.memory.beta) == ("momentum", 0.8)

@@ -48,6 +48,12 @@ class Half(SimpleCompressor):
         return tensors[0].float()
 
 
+class Summed(Half):
+    """The sum over the ranks, which is not divided by their number."""
+
+    average = False
+
+
 class Signs(SimpleCompressor):
     """A bool tensor, which is no byte pattern that may come from outside as it is."""
 

@@ -11,11 +11,14 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.wrappers import around
+from gradwire.contrib.compressors.signs.signum import Signum
 from gradwire.contrib.compressors.wrappers._coders import CODERS
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
+from gradwire.contrib.memory.momentum import Momentum
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError, WireError
+from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.vocabulary import Key, align
@@ -185,6 +188,13 @@ def test_ranks_get_the_same_mean_for_fewer_bytes(inner):
     assert torch.equal(plain[0], wrapped[0])
     assert torch.equal(wrapped[0], other[0])
     assert wrapped[1] < 0.7 * plain[1]
+
+
+def test_an_override_with_another_method_inside_keeps_that_methods_memory():
+    code = Entropy(Signum())
+    exchange = Exchange(Entropy(TwoBit()), memory="residual", policy=Policy(overrides={"a": code}))
+    assert exchange.methods.memory_for(code) == Momentum()
+    assert exchange.methods.memory_for(Entropy(TwoBit(threshold=0.1))) == Residual()
 
 
 @pytest.mark.parametrize("room", [1, 900, 10**6])

@@ -120,6 +120,14 @@ def test_a_change_of_stages_that_made_it_worse_is_reversed():
     assert int(state["stages"]) == 4
 
 
+def test_stages_go_up_where_too_few_are_sent_whatever_the_last_change():
+    code = SIDCo(0.01, period=1)
+    state = code.init_state((1000,), Key())
+    for sent_now, stages in ((30, 3), (5, 4), (4, 3), (11, 3)):
+        code._learn(state, sent_now, 1000)
+        assert int(state["stages"]) == stages
+
+
 def test_a_constant_tensor_is_sent_whole_and_zeros_cost_nothing():
     x = torch.full((5000,), -0.25)
     assert torch.equal(SIDCo().decompress(SIDCo().compress(x), x.shape), x)

@@ -30,6 +30,7 @@ from tests.compressors.methods import (
     OwnMemory,
     Rude,
     Signs,
+    Summed,
     TopHalf,
     Vote,
 )
@@ -71,7 +72,11 @@ def rows(compressor, xs):
 
 @together
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("method", [EXAMPLES["ScaledSign"], TopHalf, Linear8, Half, Signs], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "method",
+    [EXAMPLES["ScaledSign"], TopHalf, Linear8, Half, Signs, Summed, Vote],
+    ids=lambda m: m.__name__,
+)
 def test_contract(method, check):
     for kind, n in (("spike", 1), ("heavy tail", 33), ("zero", 17), ("denormal", 40), ("huge", 64)):
         check(method().adapted(), inputs.SPECIAL[kind](n))

@@ -130,13 +130,19 @@ def test_the_traffic():
     assert not capabilities.pays_for(code, (50,))
 
 
+def refused(code, x, bad):
+    payload = code.compress(x)
+    code.layout(x.shape).views(payload)[4].copy_(torch.tensor(bad))
+    with pytest.raises(WireError, match="must increase and stay in"):
+        code.decompress(payload, x.shape)
+
+
 def test_bad_indices_are_refused():
     code, x = SketchedSGD(ratio=0.02), gaussian(100)
     for bad in ([5, 5], [7, 3], [0, 100], [-1, 4]):
-        payload = code.compress(x)
-        code.layout(x.shape).views(payload)[4].copy_(torch.tensor(bad))
-        with pytest.raises(WireError, match="must increase and stay in"):
-            code.decompress(payload, x.shape)
+        refused(code, x, bad)
+    # Their differences are positive in 32 bits, where they wrap around.
+    refused(SketchedSGD(ratio=0.05), x, [0, 2**31 - 1, -2, -1, 1])
 
 
 @together

@@ -17,6 +17,7 @@ from gradwire.compressors import capabilities
 from gradwire.contrib.compressors.sparse._combinations import number_width, places_of, write_numbers
 from gradwire.contrib.compressors.sparse.sparseloco import SparseLoCo
 from gradwire.errors import ConfigError, WireError
+from gradwire.testing import contract
 from gradwire.testing.inputs import gaussian
 from gradwire.vocabulary import align
 from tests.cases import together
@@ -163,6 +164,13 @@ def test_a_rank_without_a_change_does_not_erase_that_of_the_others() -> None:
     x = torch.tensor([1.0, 0.0, 2.0, 0.0])
     torch.testing.assert_close(_sum(SparseLoCo(0.5, 4, clip=True), [torch.zeros(4), torch.zeros(4), x]), x / 3)
     torch.testing.assert_close(_sum(SparseLoCo(0.5, 4, clip=True), [torch.zeros(4), x]), x / 2)
+
+
+@together
+@pytest.mark.parametrize("code", [SparseLoCo(0.1, 64, clip=True), SparseLoCo(0.1, 64, "senders")], ids=str)
+@pytest.mark.parametrize("n", [0, 33, 333])
+def test_methods_whose_payloads_depend_on_each_other_keep_the_contract(code: SparseLoCo, n: int) -> None:
+    contract.check_all(code, gaussian(n))
 
 
 @together

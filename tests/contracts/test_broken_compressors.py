@@ -1,5 +1,6 @@
 """Each check of ``gradwire.testing`` notices the compressor that breaks it."""
 
+import math
 import re
 import threading
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.errors import WireError
 from gradwire.testing import bounds, contract, feedback, ranks
 from gradwire.testing.inputs import gaussian
 from gradwire.vocabulary import Field, Layout
@@ -67,6 +69,12 @@ class Overwrites(TwoBit):
         super().add_decoded(payload, out.zero_(), scale)
 
 
+class DecodesNan(QSGD):
+    def add_decoded(self, payload, out, scale=1.0):
+        super().add_decoded(payload, out, scale)
+        out[0] = math.nan
+
+
 class MixesUpRanks(TwoBit):
     def add_decoded_many(self, payloads, out, scale=1.0):
         for rank in range(len(payloads[0])):
@@ -77,6 +85,12 @@ class ReadsRubbish(NonZero):
     def add_decoded(self, payload, out, scale=1.0):
         super().add_decoded(payload, out, scale)
         out.add_(payload[1][8 * (int(payload[0]) // 8) :].sum())
+
+
+class NeedsRoom(NonZero):
+    def check_payload(self, payload, shape):
+        if payload[1].numel() < 8 * math.prod(shape):
+            raise WireError("too short")
 
 
 class ScalesTwice(BF16):
@@ -166,8 +180,11 @@ BROKEN = [
     (IgnoresTheRank(), contract.check_determinism, "step, rank or phase"),
     (ChoosesAlone(), contract.check_determinism, "they depend on the rank"),
     (Overwrites(), contract.check_decoder, "not close"),
+    (DecodesNan(bits=8), contract.check_decoder, "finite elements decode to some that are not finite"),
+    (DecodesNan(bits=8), bounds.check_unbiased, "is biased: a mean error of nan"),
     (MixesUpRanks(), contract.check_many, "differs from the loop"),
     (ReadsRubbish(least=0.5), contract.check_used, "without the unused bytes"),
+    (NeedsRoom(least=0.5), contract.check_used, "check_payload fails without the unused bytes: too short"),
     (ScalesTwice(), contract.check_summable, "encode_scaled differs"),
     (ScalesTheGradient(), contract.check_summable, "encode_scaled changes the gradient"),
     (LooksAtNeighbours(), contract.check_elementwise, "a cut at 48"),

@@ -12,7 +12,12 @@ import torch
 from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors._adapted import Adapted
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.compressors.wrappers.compose import Compose
+from gradwire.contrib.compressors.sparse.randomk import RandomK
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
@@ -158,6 +163,16 @@ def test_a_method_is_the_same_whatever_its_parameters() -> None:
     qsgd, other = registry.build("compressors", "qsgd", {"bits": 2}), registry.build("compressors", "topk")
     assert capabilities.same_method(qsgd, registry.build("compressors", "qsgd", {"bits": 4}))
     assert not capabilities.same_method(qsgd, other)
+
+
+def test_methods_around_others_are_the_same_where_those_are() -> None:
+    twobit, qsgd, four = TwoBit(), QSGD(bits=2), QSGD(bits=4)
+    assert capabilities.same_method(Entropy(qsgd), Entropy(four))
+    assert capabilities.same_method(Compose(TopK(), qsgd), Compose(TopK(0.5), four))
+    for other in (Entropy(twobit), Compose(TopK(), qsgd), qsgd):
+        assert not capabilities.same_method(Entropy(qsgd), other)
+    for other in (Compose(TopK(), twobit), Compose(RandomK(), qsgd), Entropy(qsgd)):
+        assert not capabilities.same_method(Compose(TopK(), qsgd), other)
 
 
 def test_two_simple_methods_are_two_although_one_class_adapts_them() -> None:

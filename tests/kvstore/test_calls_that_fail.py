@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from gradwire import ConfigError, GroupError
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.keys import KeyPart
 from gradwire.kvstore.worker.connection import ServerConnection
+from gradwire.kvstore.worker.worker_key import WorkerKey
 from tests.kvstore.in_threads import stores
 
 
@@ -39,6 +42,27 @@ def test_pushes_go_on_with_the_compression_before_one_that_a_server_refused(monk
         kv.push("w", torch.full((3,), 5.0))
         kv.pull("w", out)
         assert out.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_code_that_overflows_in_one_part_of_a_key_leaves_the_residuals_of_the_others(sparse):
+    parts = [KeyPart(0, 0, 8), KeyPart(1, 8, 16)]
+    key = WorkerKey("w", torch.Size((4, 4)), torch.float32, sparse, parts)
+    compression = parse({"type": "fp16", "memory": "residual"})
+
+    def encode(grad):
+        key.encode([grad.to_sparse(1).coalesce() if sparse else grad], compression)
+        return [sender.kept["residual"].clone() for sender in key.senders.values()]
+
+    good = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    kept = encode(good)
+    bad = good.clone()
+    bad[3] = 7e4
+    with pytest.raises(ConfigError, match="nothing of this key was pushed"):
+        encode(bad)
+    for sender, before in zip(key.senders.values(), kept, strict=True):
+        assert bool(before.any())
+        assert torch.equal(sender.kept["residual"], before)
 
 
 def refused(_):

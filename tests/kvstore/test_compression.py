@@ -4,8 +4,12 @@ import pytest
 import torch
 
 from gradwire import ConfigError, kvstore, registry
+from gradwire.compressors import capabilities
 from tests.kvstore.simulate import Simulated, summed
-from tests.kvstore.stores import SHAPE, device, pulled
+from tests.kvstore.stores import SHAPE, device, pulled, rows_of
+
+BUILT = {name: registry.build("compressors", name) for name in registry.names("compressors")}
+ROUNDS = [name for name, code in BUILT.items() if capabilities.in_rounds(code)]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,7 @@ from tests.kvstore.stores import SHAPE, device, pulled
         ),
         ({"type": "none", "pull": {"type": "eden", "variance_correction": 1}}, "without 'variance_correction', got 1"),
         ({"type": "topk", "memory": "none"}, "memory 'none' loses for good what TopK.* say force=True"),
+        ({"type": "topk", "memory": "momentum"}, "memory 'momentum' loses for good what TopK.* say force=True"),
         ({"type": "topk", "memory": "none", "force": 1}, r"compression_params\['force'\] must be True or False, got 1"),
         ({1: 2, "type": "2bit"}, "a str"),
     ],
@@ -74,6 +79,21 @@ def test_the_number_of_senders_may_shrink_and_grow():
         grads = [torch.randn(SHAPE) for _ in range(senders)]
         kv.push(1, grads)
         assert torch.equal(pulled(kv, 1), summed(simulated[:senders], [grad.numpy() for grad in grads]))
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_senders_that_come_and_go_have_the_numbers_and_the_state_of_the_others(name):
+    """The mean of equal gradients is the same whatever their number, and nothing is kept of one."""
+    shape, stores = (64, 64), [device(type=name, memory="none", force=True) for _ in range(2)]
+    for store in stores:
+        store.init(1, torch.zeros(shape))
+    for step, senders in enumerate((2, 2, 2, 3, 1, 3)):
+        grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+        for store, count in zip(stores, (senders, 3), strict=True):
+            store.push(1, [grad] * count)
+        if senders == 3:
+            mean, wanted = (pulled(store, 1, shape) for store in stores)
+            torch.testing.assert_close(mean, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_a_new_threshold_keeps_the_residual():
@@ -147,3 +167,40 @@ def test_a_nan_of_one_sender_leaves_the_residuals_of_the_others():
         entries = [store._entries[key].senders for store in (kv, clean)]
         assert all(torch.equal(a.kept["residual"], b.kept["residual"]) for a, b in zip(*entries, strict=True))
         assert torch.equal(pulled(kv, key), pulled(clean, key))
+
+
+def of_rows(grad):
+    return rows_of(grad[1:3], [1, 2])
+
+
+@pytest.mark.parametrize("form", [torch.clone, of_rows])
+def test_a_code_of_one_sender_that_overflows_leaves_the_residuals_of_the_others(form):
+    kv, clean = device(type="fp16", memory="residual"), device(type="fp16", memory="residual")
+    for store in (kv, clean):
+        store.init(1, torch.zeros(SHAPE))
+    grads = [form(torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))) for seed in range(2)]
+    for store in (kv, clean):
+        store.push(1, grads)
+    # It is finite, and only its code in 16 bits is not.
+    with pytest.raises(ConfigError, match="nothing of this key was pushed"):
+        kv.push(1, [grads[1], form(torch.full(SHAPE, 7e4))])
+    for mine, theirs in zip(kv._entries[1].senders, clean._entries[1].senders, strict=True):
+        assert bool(mine.kept["residual"].any())
+        assert torch.equal(mine.kept["residual"], theirs.kept["residual"])
+    for store in (kv, clean):
+        store.push(1, grads)
+    assert torch.equal(pulled(kv, 1), pulled(clean, 1))
+
+
+def test_a_push_that_is_refused_leaves_the_states_of_the_senders():
+    kv, clean = (device(type="sidco", memory="none", force=True) for _ in range(2))
+    grads = [torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    for store in (kv, clean):
+        store.init(1, torch.zeros(64, 64))
+        store.push(1, grads)
+    # It is finite, but not with the headroom that a method needs.
+    with pytest.raises(ConfigError, match="nothing of this key was pushed"):
+        kv.push(1, [grads[1], torch.full((64, 64), 1e35)])
+    for mine, theirs in zip(kv._entries[1].senders, clean._entries[1].senders, strict=True):
+        assert bool(mine.state["history"].any())
+        assert all(torch.equal(mine.state[name], theirs.state[name]) for name in theirs.state)

@@ -45,6 +45,14 @@ def test_the_flags_reach_the_optimizer():
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights(module), model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("name", "has"), [("sgd", True), ("nag", True), ("signum", True), ("rmsprop", False), ("adam", False)]
+)
+def test_a_momentum_goes_to_the_optimizers_to_which_mxnet_gives_it(name, has):
+    flags = ["--num-epochs", "2", "--lr", "0.01", "--optimizer", name]
+    assert same(run(*flags, "--mom", "0.9"), run(*flags, "--mom", "0.5")) != has
+
+
 def test_gradients_are_compressed_where_that_is_asked_for():
     plain, two = run("--num-epochs", "2"), run("--num-epochs", "2", "--gc-type", "2bit", "--gc-threshold", "0.25")
     other = run("--num-epochs", "2", "--gc-type", "2bit")

@@ -149,6 +149,57 @@ def test_metrics_of_two_samples(name, want):
     assert metric.get_global_name_value()[0][1] == pytest.approx(want)
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 4), (2, 3, 4), (2, 3, 4, 2), (2, 3)])
+def test_answers_at_many_places_are_compared_along_the_second_dimension(shape):
+    generator = torch.Generator().manual_seed(1)
+    pred = torch.randn(shape, generator=generator)
+    label = torch.randint(0, 3, (shape[0], *shape[2:]), generator=generator)
+    ranks = (pred.argsort(1, descending=True) == label.unsqueeze(1)).float().argmax(1)
+    for top_k in (1, 2):
+        metric = eval_metric.create("acc", top_k=top_k)
+        metric.update([label], [pred])
+        assert metric.get()[1] == pytest.approx((ranks < top_k).float().mean().item())
+    metric = eval_metric.create("ce")
+    metric.update([label], [pred])
+    assert metric.get()[1] == pytest.approx(nn.functional.cross_entropy(pred, label).item())
+
+
+def test_outputs_of_the_labels_shape_are_answers():
+    metric = eval_metric.create("acc")
+    metric.update(
+        [torch.tensor([1, 0, 2]), torch.tensor([[1], [0]])], [torch.tensor([1.0, 1.0, 2.0]), torch.ones(2, 1)]
+    )
+    assert metric.get()[1] == pytest.approx(3 / 5)
+
+
+def test_labels_of_another_number_of_places_are_named():
+    for label, pred in (((4,), (4, 3, 2)), ((2,), (3,))):
+        with pytest.raises(ConfigError, match=r"labels must be a label for each place of outputs of shape \("):
+            eval_metric.create("acc").update([torch.zeros(label)], [torch.zeros(pred)])
+
+
+@pytest.mark.parametrize("metric", [["acc"], lambda *_: 0.0, eval_metric.create("acc")])
+def test_options_without_a_name_are_refused(metric):
+    with pytest.raises(ConfigError, match=r"options must be left out unless eval_metric is a name, got \{'top_k': 5\}"):
+        eval_metric.create(metric, top_k=5)
+
+
+def test_a_scheduler_may_be_a_method_of_an_object():
+    class Halving:
+        def rate(self, update):
+            return 0.5**update
+
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    Module(model, loss=lambda output, _: -output.sum()).fit(
+        [(torch.ones(1, 1), torch.ones(1))] * 2,
+        num_epoch=1,
+        eval_metric=lambda *_: 0.0,
+        optimizer_params={"learning_rate": 8.0, "lr_scheduler": Halving().rate},
+    )
+    assert model.weight.item() == 0.75
+
+
 def test_a_scheduler_changes_the_rate_of_the_update_that_mxnet_changes():
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)

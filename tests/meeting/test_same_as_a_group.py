@@ -19,6 +19,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("local_sgd", {"compressor": "randomk", "ratio": 0.2, "memory": "residual"}),
     ("local_sgd", {"compressor": "strom", "threshold": 0.01, "start_after": 1}),
     ("diloco", {"compressor": "topk", "ratio": 0.1, "memory": "dgc"}),
+    # Of variable size, as strom: what is handed in is as long as what is in use.
+    ("local_sgd", {"compressor": "threshold", "v": 0.01}),
+    ("local_sgd", {"compressor": "three_lc"}),
+    ("local_sgd", {"compressor": "sidco", "ratio": 0.1}),
+    ("local_sgd", {"compressor": "adaptive_sparse", "ratio": 0.1}),
+    ("local_sgd", {"compressor": "adaptive_threshold", "ratio": 0.1}),
+    ("local_sgd", {"compressor": "variance"}),
+    ("local_sgd", {"compressor": "sketchml"}),
+    ("local_sgd", {"compressor": "inceptionn"}),
+    ("local_sgd", {"compressor": "atomo"}),
+    ("local_sgd", {"compressor": "entropy"}),
 ]
 
 

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from gradwire.compressors.casts.bf16 import BF16
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
+from gradwire.compressors.sparse.topk import TopK
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.signs.signum import Signum
 from gradwire.contrib.memory.momentum import Momentum
 from gradwire.errors import ConfigError
+from gradwire.memory.base import check_memory
 from gradwire.vocabulary import Key
 from tests.cases import together
 
@@ -54,6 +58,21 @@ def test_methods_of_several_rounds_are_refused():
     ):
         with pytest.raises(ConfigError, match="memory 'momentum' serves methods of one round"):
             call()
+
+
+def test_methods_that_need_a_residual_refuse_it() -> None:
+    with pytest.raises(ConfigError, match="memory 'momentum' loses for good what TopK"):
+        check_memory(TopK(), Momentum(), force=False)
+    check_memory(TopK(), Momentum(), force=True)
+    for force in (False, True):
+        with pytest.raises(ConfigError, match="memory 'momentum' loses gradients: the residual is part of 'twobit'"):
+            check_memory(TwoBit(), Momentum(), force=force)
+
+
+def test_methods_whose_noise_is_larger_than_their_signal_take_it() -> None:
+    code = QSGD(bits=2)
+    assert code.feedback == "unsafe"
+    check_memory(code, Momentum(), force=False)
 
 
 @together

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -77,6 +78,29 @@ def _bytes(rank: int) -> list[int]:
 
 def test_local_steps_send_nothing() -> None:
     assert run_ranks(2, _bytes)[0] == [3, 4, 6, 10, 14]
+
+
+def _plans(rank: int) -> list[int]:
+    """Return the number of plans that a rank makes in each step; rank 1 lacks a gradient in the local ones."""
+    model = model_of()
+    optimizer = make("zeroone_adam", model, {**LOCAL, "var_freeze_step": 2, "local_step_scaler": 2})
+    made = []
+    for step in range(1, 11):
+        forward(model, optimizer, step, rank).backward()
+        if rank == 1 and step in (5, 7, 8, 9):
+            model.get_parameter("0.bias").grad = None
+        exchange = optimizer.exchange
+        with patch.object(exchange, "plan", wraps=exchange.plan) as plan:
+            optimizer.step()
+        made.append(plan.call_count)
+    return made
+
+
+def test_a_rank_that_steps_alone_makes_no_plan() -> None:
+    """A plan is made by all ranks together, because strategies ask each other then."""
+    first, second = run_ranks(2, _plans)
+    assert first == second
+    assert [second[step - 1] for step in (5, 7, 8, 9)] == [0, 0, 0, 0]
 
 
 def test_a_world_of_one_without_compression_is_adam_with_a_frozen_variance() -> None:

@@ -16,7 +16,7 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import Merger, add_dense, as_row_sparse, merged_rows, row_sparse
 from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
 from gradwire.kvstore.protocol.replica import Replica, follows
-from gradwire.kvstore.protocol.sender import Sender
+from gradwire.kvstore.protocol.sender import Sender, encode_all
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction
 from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 from gradwire.memory.base import check_rounds
@@ -121,12 +121,10 @@ class LocalStore(KVStore):
                 each.indices()[0] if each.is_sparse else torch.arange(len(each), device=each.device) for each in grads
             ]
             grads = [each if each.is_sparse else all_rows(each) for each in grads]
-            payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
-            return entry.merger.merge_rows(self.compression, payloads, rows)
+            return entry.merger.merge_rows(self.compression, encode_all(senders, grads), rows)
         if isinstance(push, MultiRound):
             return averaged(push, senders, grads).mul_(len(senders)).to(entry.value.device)
-        payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
-        return entry.merger.merge(self.compression, payloads)
+        return entry.merger.merge(self.compression, encode_all(senders, grads))
 
     def _senders(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> list[Sender]:
         # One for each place in the push, because each has a residual of its own.
@@ -135,6 +133,8 @@ class LocalStore(KVStore):
         senders = entry.senders[: len(grads)]
         for sender in senders:
             sender.use(self.compression)
+            # The first has been in every push; another one is new, or was left out of some.
+            sender.catch_up(senders[0])
         return senders
 
     @torch.no_grad()

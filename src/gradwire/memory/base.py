@@ -68,13 +68,14 @@ class Memory(Configuration, ABC):
     balanced: ClassVar[bool] = True
     """True: what went in is what came out and what is kept: nothing may be lost on the way either. So whoever
     compresses the mean a second time keeps a residual of it. Not where the memory itself lets go of what was not
-    sent."""
+    sent, which only methods that are right on average, or nearly exact, can have."""
 
     late: ClassVar[bool] = False
     """True: what was not sent goes in a later step, which optimizers that divide by past gradients do not forgive."""
 
     forgets: ClassVar[bool] = False
-    """True: what was not sent is lost, which only methods that are right on average, or nearly exact, can have."""
+    """True: the gradient itself is compressed, and what was not sent of it is lost: one such memory may take the place
+    of another."""
 
     @property
     def form(self) -> StoredForm:
@@ -152,7 +153,8 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
             "method, or a form of this one, that does not"
         )
-    refused = memory.forgets and own != memory.name
+    loses = memory.forgets or not memory.balanced
+    refused = loses and own != memory.name
     if compressor.feedback == "built-in" and refused:
         raise ConfigError(
             f"memory {memory.name!r} loses gradients: the residual is part of {compressor.name!r}; use "
@@ -163,7 +165,7 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} loses for good what {compressor!r} does not send, and the method needs error "
             "feedback: leave memory out, or say force=True"
         )
-    if compressor.feedback == "unsafe" and not memory.forgets and own != memory.name and not force:
+    if compressor.feedback == "unsafe" and not loses and own != memory.name and not force:
         raise ConfigError(
             f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
             f"signal: with error feedback use {capabilities.bounded(compressor)}; or memory='none', or force=True"

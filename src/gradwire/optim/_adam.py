@@ -107,20 +107,21 @@ class AdamLike(Exchanged):
         return [i for i in idle if not used[i]]
 
     @contextmanager
-    def resting(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Leave these parameters, their moments, and the tensors that the exchange keeps for them unchanged."""
-        if numbers:
+    def resting(self, numbers: Sequence[int], *, alone: bool = False) -> Iterator[None]:
+        """Leave these parameters, their moments, and the tensors that the exchange keeps for them unchanged.
+
+        Args:
+            numbers: numbers of the parameters.
+            alone: nothing is exchanged meanwhile, and other ranks may have other numbers.
+        """
+        tensors = [
+            tensor for i in numbers for tensor in (self.params[i], *(flat.views[i] for flat in self.flats.values()))
+        ]
+        # A plan is made by all ranks together, and one that steps alone changes nothing that the exchange keeps.
+        if numbers and not alone:
             # Tensors are made with the plan, and only those that exist can be copied.
             self.exchange.plan(self.named)
-        tensors = [
-            tensor
-            for i in numbers
-            for tensor in (
-                self.params[i],
-                *(flat.views[i] for flat in self.flats.values()),
-                *self.exchange.residuals.tensors_of(self.named[i][0]),
-            )
-        ]
+            tensors += [tensor for i in numbers for tensor in self.exchange.residuals.tensors_of(self.named[i][0])]
         before = [tensor.detach().clone() for tensor in tensors]
         yield
         for tensor, copy in zip(tensors, before, strict=True):

@@ -151,7 +151,7 @@ class ZeroOneAdam(AdamLike):
             with self.resting(self.unused(self._where_all_met(idle))):
                 self._together()
         else:
-            with self.resting(idle):
+            with self.resting(idle, alone=True):
                 self._alone()
         return loss
 

@@ -77,6 +77,10 @@ class Compose(Compressor):
         require(capabilities.average(inner), "Compose.inner", "a method whose payloads are averaged one by one", inner)
         declare_as(inner, self, "fixed_size", "portable", "factorises", "headroom")
 
+    def same_method(self, other: Compressor) -> bool:
+        alike = capabilities.same_method
+        return isinstance(other, Compose) and alike(self.outer, other.outer) and alike(self.inner, other.inner)
+
     @property
     def _outer(self) -> Sparsifier:
         assert isinstance(self.outer, Sparsifier)

@@ -78,8 +78,9 @@ class Mean(EvalMetric):
     def update(self, labels: Sequence[Tensor], preds: Sequence[Tensor]) -> None:
         require(len(labels) == len(preds), "labels", f"{len(preds)} tensors, one for each output", len(labels))
         for label, pred in zip(labels, preds, strict=True):
-            self.total += self._measure(label.to(pred.device), pred)
-            self.count += len(label)
+            total, count = self._measure(label.to(pred.device), pred)
+            self.total += total
+            self.count += count
 
     def get(self) -> tuple[str, float]:
         """Return name and value; the value is nan before the first batch."""
@@ -95,21 +96,28 @@ class Mean(EvalMetric):
         return total / count if count else math.nan
 
     @abstractmethod
-    def _measure(self, label: Tensor, pred: Tensor) -> float:
-        """Compute the sum over the samples of a batch."""
+    def _measure(self, label: Tensor, pred: Tensor) -> tuple[float, int]:
+        """Compute the sum over a batch, and the number of its terms."""
 
 
 class Accuracy(Mean):
-    """The share of samples whose label is among the ``top_k`` largest outputs."""
+    """The share of labels that are among the ``top_k`` largest outputs along the second dimension, as in MXNet; outputs
+    of the labels' shape are the answers themselves.
+    """
 
     def __init__(self, top_k: int = 1) -> None:
         require(is_int(top_k, 1), "top_k", "an integer >= 1", top_k)
         super().__init__("accuracy" if top_k == 1 else f"top_k_accuracy_{top_k}")
         self.top_k = top_k
 
-    def _measure(self, label: Tensor, pred: Tensor) -> float:
-        best = pred.flatten(1).topk(min(self.top_k, pred[0].numel()), 1).indices
-        return float((best == label.view(-1, 1)).sum())
+    def _measure(self, label: Tensor, pred: Tensor) -> tuple[float, int]:
+        if self.top_k == 1 and pred.shape == label.shape:
+            return float((pred.int() == label.int()).sum()), label.numel()
+        fits = pred.dim() > 1 and label.numel() * pred.shape[1] == pred.numel()
+        allowed = f"a label for each place of outputs of shape {tuple(pred.shape)} without their second dimension"
+        require(fits, "labels", allowed, tuple(label.shape))
+        best = pred.topk(min(self.top_k, pred.shape[1]), 1).indices
+        return float((best == label.reshape(best[:, :1].shape)).sum()), label.numel()
 
 
 class CrossEntropy(Mean):
@@ -118,8 +126,8 @@ class CrossEntropy(Mean):
     def __init__(self) -> None:
         super().__init__("cross-entropy")
 
-    def _measure(self, label: Tensor, pred: Tensor) -> float:
-        return float(functional.cross_entropy(pred, label, reduction="sum"))
+    def _measure(self, label: Tensor, pred: Tensor) -> tuple[float, int]:
+        return float(functional.cross_entropy(pred, label, reduction="sum")), pred.numel() // pred.shape[1]
 
 
 class Error(Mean):
@@ -133,9 +141,10 @@ class Error(Mean):
         mean = super()._mean(total, count)
         return math.sqrt(mean) if self.root else mean
 
-    def _measure(self, label: Tensor, pred: Tensor) -> float:
+    def _measure(self, label: Tensor, pred: Tensor) -> tuple[float, int]:
         difference = (label.reshape(pred.shape) - pred).abs().pow(self.power)
-        return float(difference.flatten(1).mean(1).sum() if difference.dim() > 1 else difference.sum())
+        total = difference.flatten(1).mean(1).sum() if difference.dim() > 1 else difference.sum()
+        return float(total), len(label)
 
 
 class Custom(Mean):
@@ -145,8 +154,8 @@ class Custom(Mean):
         super().__init__(getattr(function, "__name__", "custom"))
         self.function = function
 
-    def _measure(self, label: Tensor, pred: Tensor) -> float:
-        return float(self.function(label, pred)) * len(label)
+    def _measure(self, label: Tensor, pred: Tensor) -> tuple[float, int]:
+        return float(self.function(label, pred)) * len(label), len(label)
 
 
 class Composite(EvalMetric):
@@ -193,10 +202,10 @@ def create(metric: Measure, **options: Any) -> EvalMetric:
     Args:
         metric: "acc", "top_k_accuracy", "ce" (cross-entropy of outputs before the softmax), "mae", "mse", "rmse"; a
             function of a label and an output; an ``EvalMetric``; or a list of any of these.
-        options: options of the metric, such as ``top_k=5``.
+        options: options of the metric, such as ``top_k=5``; only with a name.
 
     Raises:
-        ConfigError: an unknown name or option.
+        ConfigError: an unknown name or option, or options without a name.
 
     Example:
         >>> metric = create("acc")
@@ -204,8 +213,6 @@ def create(metric: Measure, **options: Any) -> EvalMetric:
         >>> metric.get()
         ('accuracy', 0.5)
     """
-    if isinstance(metric, EvalMetric):
-        return metric
     if isinstance(metric, str):
         if metric not in KNOWN:
             raise ConfigError(f"unknown eval_metric {metric!r}: {nearest(metric, KNOWN)}")
@@ -213,6 +220,9 @@ def create(metric: Measure, **options: Any) -> EvalMetric:
             return KNOWN[metric](**options)
         except TypeError:
             raise ConfigError(f"eval_metric {metric!r} has no option {', '.join(options)}") from None
+    require(not options, "options", "left out unless eval_metric is a name", options)
+    if isinstance(metric, EvalMetric):
+        return metric
     if callable(metric):
         return Custom(metric)
     require(isinstance(metric, Sequence), "eval_metric", "a name, a function, or a list of them", metric)

@@ -26,7 +26,8 @@ __all__ = ["add_fit_args", "fit"]
 Loaders: TypeAlias = Callable[[argparse.Namespace, KVStore], tuple[Iterable[Any], Iterable[Any] | None]]
 """``loaders(args, kv)``: a worker's share of the training batches, and what is scored."""
 
-WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
+WITH_MOMENTUM = ("sgd", "nag", "signum")
+"""Optimizers to which MXNet's examples give ``--mom``."""
 
 
 def add_fit_args(parser: argparse.ArgumentParser) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -104,7 +105,9 @@ class Module(BaseModule):
         self._scheduler = numbers.pop("lr_scheduler", None)
         self._batch_size = 1 if "rescale_grad" in numbers else 0
         if self._scheduler is not None and "learning_rate" in numbers:
-            self._scheduler.base_lr = numbers["learning_rate"]
+            # A function may be one that takes no attributes, such as a method of an object.
+            with suppress(AttributeError):
+                self._scheduler.base_lr = numbers["learning_rate"]
         self._store = self._made(kvstore)
         copies = list(zip(*(each.parameters() for each in self._copies), strict=True))
         self._trainer = Trainer(copies, optimizer, numbers, self._store, self._compression)

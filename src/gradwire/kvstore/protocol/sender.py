@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import layout_of
 from gradwire.vocabulary import Key, State, tensor_id
 
-__all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]
+__all__ = ["Sender", "encode_all", "flat_gradient", "refuse_nonfinite"]
 
 
 class Sender:
@@ -74,6 +74,18 @@ class Sender:
         self.kept = kept
         self.state = compression.push.init_state(tuple(self.shape), self._stream, self.device)
 
+    def catch_up(self, other: Sender) -> None:
+        """Take over the step of another sender of the key, and where ranks average in rounds its state, too.
+
+        Senders draw their common numbers by the step, and a state of rounds is the same on all of them.
+        """
+        if self.steps == other.steps:
+            return
+        self.steps = other.steps
+        if isinstance(self.compression.push, MultiRound):
+            for name, tensor in other.state.items():
+                self.state[name].copy_(tensor)
+
     def encode(self, grad: Tensor) -> Tensor:
         """Encode a gradient: the payload is uint8, as long as the compressor's layout, in memory of its own.
 
@@ -83,13 +95,21 @@ class Sender:
         Raises:
             ConfigError: a value is not finite, and nothing was changed.
         """
+        return self.encode_with_undo(grad)[0]
+
+    def encode_with_undo(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """Encode a gradient as ``encode`` does; return also a function that takes it back before the next one comes.
+
+        Raises:
+            ConfigError: a value is not finite, and nothing was changed.
+        """
         if grad.is_sparse:
             return self._encode_rows(grad)
-        return self.encode_own(self._copy(grad))
+        return self._encode(self._copy(grad), self.kept, self.state)
 
     def encode_own(self, x: Tensor) -> Tensor:
         """Encode a float32 gradient that may be overwritten, such as ``room()``."""
-        return self._encode(x, self.kept, self.state)
+        return self._encode(x, self.kept, self.state)[0]
 
     def room(self) -> Tensor:
         """Return a float32 buffer of the key's shape, for the next gradient to encode."""
@@ -119,7 +139,7 @@ class Sender:
         capabilities.add_own(compressor, payload, x, -1.0)
         memory.update(x, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
 
-    def _encode(self, x: Tensor, kept: Mapping[str, Tensor], state: State) -> Tensor:
+    def _encode(self, x: Tensor, kept: Mapping[str, Tensor], state: State) -> tuple[Tensor, Callable[[], None]]:
         compressor, memory = self.compression.push, self.compression.memory
         assert compressor is not None
         assert memory is not None
@@ -129,16 +149,20 @@ class Sender:
         # A method's state has no inverse operation, as a residual has.
         before = {name: tensor.clone() for name, tensor in state.items()}
         memory.encode(compressor, x, kept, layout.views(buffer), state, self._next(), status)
-        # Only the encoding finds values that are not finite, in its one pass over memory; so it is undone, and not
-        # avoided.
-        if bool(status):
+
+        def undo() -> None:
             memory.rollback(x, kept)
             for name, tensor in before.items():
                 state[name].copy_(tensor)
-            refuse(self.key)
-        return buffer
 
-    def _encode_rows(self, grad: Tensor) -> Tensor:
+        # Only the encoding finds values that are not finite, in its one pass over memory; so it is undone, and not
+        # avoided.
+        if bool(status):
+            undo()
+            refuse(self.key)
+        return buffer, undo
+
+    def _encode_rows(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
         compressor = self.compression.push
         assert compressor is not None
         memory = self.compression.memory
@@ -153,11 +177,19 @@ class Sender:
             )
         rows = grad.indices()[0]
         kept = {name: tensor[rows] for name, tensor in self.kept.items()}
-        payload = self._encode(grad.values().float().clone(), kept, {})
-        for name, tensor in kept.items():
-            # Only now: a gradient that is refused must leave them as they were.
-            self.kept[name][rows] = tensor
-        return payload
+        payload, undo_rows = self._encode(grad.values().float().clone(), kept, {})
+
+        def write() -> None:
+            for name, tensor in kept.items():
+                self.kept[name][rows] = tensor
+
+        def undo() -> None:
+            undo_rows()
+            write()
+
+        # Only now: a gradient that is refused must leave them as they were.
+        write()
+        return payload, undo
 
     def _copy(self, grad: Tensor) -> Tensor:
         """Copy the gradient to a float32 tensor that memory and compressor may overwrite."""
@@ -171,6 +203,27 @@ class Sender:
     def _next(self) -> Key:
         self.steps += 1
         return dataclasses.replace(self._stream, step=self.steps)
+
+
+def encode_all(senders: Sequence[Sender], grads: Sequence[Tensor]) -> list[Tensor]:
+    """Encode a gradient by each sender; if one is refused, nothing that the senders before it keep has changed.
+
+    Raises:
+        ConfigError: a value is not finite.
+    """
+    payloads: list[Tensor] = []
+    undos: list[Callable[[], None]] = []
+    try:
+        for sender, grad in zip(senders, grads, strict=True):
+            payload, undo = sender.encode_with_undo(grad)
+            payloads.append(payload)
+            undos.append(undo)
+    except BaseException:
+        # Nobody gets their payloads, so what is in these must come again.
+        for undo in undos:
+            undo()
+        raise
+    return payloads
 
 
 def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:

@@ -17,7 +17,7 @@ from gradwire.kvstore.protocol.keys import KeyPart, StoreKey
 from gradwire.kvstore.protocol.merge import add_dense, row_sparse
 from gradwire.kvstore.protocol.payloads import sent
 from gradwire.kvstore.protocol.replica import Held
-from gradwire.kvstore.protocol.sender import Sender
+from gradwire.kvstore.protocol.sender import Sender, encode_all
 from gradwire.kvstore.protocol.small_keys import is_small
 from gradwire.kvstore.worker.connection import Block
 
@@ -134,7 +134,7 @@ class WorkerKey:
         parts = self.lacking()
         if self.in_rows and all(grad.is_sparse for grad in grads):
             total = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
-            return [self._encode_rows(part, self.rows_of(part, total), compression) for part in parts]
+            return self._encode_rows(parts, [self.rows_of(part, total) for part in parts], compression)
         total = self._total(grads)
         if compression.push is None:
             total = total.to(self.dtype)
@@ -142,7 +142,7 @@ class WorkerKey:
         if compression.push is None:
             borrowed = total is grads[0]
             return [PushedPart(part.server, as_bytes(x), -1, borrowed) for part, x in zip(parts, pieces, strict=True)]
-        payloads = [self._payload(part, piece, compression) for part, piece in zip(parts, pieces, strict=True)]
+        payloads = self._payloads(parts, pieces, compression)
         return [PushedPart(part.server, payload) for part, payload in zip(parts, payloads, strict=True)]
 
     def receive(self, outs: Sequence[Tensor]) -> tuple[Tensor, list[Destination]]:
@@ -209,16 +209,24 @@ class WorkerKey:
             return one
         return add_dense(grads, self.shape, "cpu")
 
-    def _encode_rows(self, part: KeyPart, grad: Tensor, compression: Compression) -> PushedPart:
-        rows = grad.indices()[0].contiguous()
-        plain = compression.push is None
-        data = as_bytes(grad.values().to(self.dtype)) if plain else self._payload(part, grad, compression)
-        return PushedPart(part.server, torch.cat([as_bytes(rows), data]), len(rows))
+    def _encode_rows(
+        self, parts: Sequence[KeyPart], grads: Sequence[Tensor], compression: Compression
+    ) -> list[PushedPart]:
+        rows = [grad.indices()[0].contiguous() for grad in grads]
+        if compression.push is None:
+            values = [as_bytes(grad.values().to(self.dtype)) for grad in grads]
+        else:
+            values = self._payloads(parts, grads, compression)
+        return [
+            PushedPart(part.server, torch.cat([as_bytes(own), data]), len(own))
+            for part, own, data in zip(parts, rows, values, strict=True)
+        ]
 
-    def _payload(self, part: KeyPart, grad: Tensor, compression: Compression) -> Tensor:
+    def _payloads(self, parts: Sequence[KeyPart], grads: Sequence[Tensor], compression: Compression) -> list[Tensor]:
         assert compression.push is not None
-        payload = self.sender(part, compression).encode(grad)
-        return sent(compression.push, grad.values().shape if grad.is_sparse else grad.shape, payload)
+        payloads = encode_all([self.sender(part, compression) for part in parts], grads)
+        shapes = [grad.values().shape if grad.is_sparse else grad.shape for grad in grads]
+        return [sent(compression.push, shape, payload) for shape, payload in zip(shapes, payloads, strict=True)]
 
     def _has_form(self, out: Tensor) -> bool:
         """Return whether a tensor's memory can hold the bytes of the value."""

@@ -163,7 +163,8 @@ class SketchedSGD(MultiRound):
         Raises:
             WireError: the indices do not increase, or leave the tensor.
         """
-        indices, n = payload[4], math.prod(shape)
+        # In 64 bits: the difference of two int32 may wrap around.
+        indices, n = payload[4].long(), math.prod(shape)
         if bool((indices[:1] < 0).any()) or bool((indices.diff() <= 0).any()) or bool((indices[-1:] >= n).any()):
             raise WireError(f"sketched_sgd indices must increase and stay in [0, {n})")
 

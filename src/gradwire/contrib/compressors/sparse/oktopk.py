@@ -38,5 +38,4 @@ class OkTopk(ExactTopK):
 
     name = "oktopk"
     family = "sparsification"
-    takes_pieces = True
     reference = "S. Li, T. Hoefler, Near-Optimal Sparse Allreduce, PPoPP 2022"

@@ -21,7 +21,6 @@ from gradwire.vocabulary import Field, Key, Layout, Payload, State
 __all__ = ["SIDCo"]
 
 _FORGIVEN = math.log(1.2)
-_WORST = 1e300
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class SIDCo(ManyDecoder):
     |x| - eta on what exceeds the stage before, for 1/4 again and the last for ratio 4^(M-1).
 
     No sort: reading x, then a quarter of it, then a sixteenth. The number sent varies: of normal, Laplace, cubed normal
-    and Student-t elements a step of "exp" sends 0.3 to 1.8 of the target, up to 3.2 of it at 0.1 % of cubed ones; of
-    uniform ones, which have no tail, 0 to 3.0. Every ``period`` steps M moves by one if the mean of achieved / target
-    is off by more than 1.2: up if too few were sent, down if too many, and the other way when the last move made it
-    worse (the paper's rule has no way back, which on tails heavier than the fit ends far too low).
+    and Student-t elements a step of "exp" sends 0.5 to 1.8 of the target; of uniform ones, which have no tail, 0 to
+    3.0. Every ``period`` steps M moves by one if the mean of achieved / target is off by more than 1.2: up if too few
+    were sent, down if too many, and the other way when the last move made it worse (the paper's rule has no way back,
+    which on tails heavier than the fit ends far too low).
 
     Zeros are not fitted. Where the fit exceeds the largest element, that is sent: a constant tensor is sent whole. From
     2/3 of all elements on x itself travels, in float32. That is also what becomes of a NaN or an infinity.
@@ -94,9 +93,9 @@ class SIDCo(ManyDecoder):
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         """Make the state: ``stages`` is M; ``history`` holds the steps and the sum of achieved / target since M
-        changed, |ln| of the mean before that, and the direction of the last change.
+        changed, ln of the mean before that, and the direction of the last change, 0 before the first.
         """
-        history = torch.tensor([0.0, 0.0, _WORST, 0.0], dtype=torch.float64, device=device)
+        history = torch.zeros(4, dtype=torch.float64, device=device)
         return {"stages": torch.tensor([self.most_stages], dtype=torch.int32, device=device), "history": history}
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
@@ -121,9 +120,12 @@ class SIDCo(ManyDecoder):
         if steps >= self.period:
             off = math.log(total / steps)
             if abs(off) > _FORGIVEN:
-                move = -move if abs(off) > before else move or math.copysign(1, -off)
+                if move == 0:
+                    move = math.copysign(1, -off)
+                elif off * before < 0 or abs(off) > abs(before):
+                    move = -move
                 state["stages"].add_(int(move)).clamp_(1, self.most_stages)
-                before = abs(off)
+                before = off
             steps, total = 0.0, 0.0
         state["history"].copy_(torch.tensor([steps, total, before, move], dtype=torch.float64, device="cpu"))
 

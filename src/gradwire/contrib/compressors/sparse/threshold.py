@@ -102,9 +102,11 @@ class Threshold(ManyDecoder):
                 threshold.
         """
         used, stream = payload
-        said = torch.zeros(math.prod(shape), dtype=torch.float32, device=stream.device)
+        n = math.prod(shape)
+        said = torch.zeros(n, dtype=torch.float32, device=stream.device)
         ops.threshold_add_decoded(stream.unsqueeze(0), said, 1.0)
-        size, again = torch.empty_like(used), torch.empty_like(stream)
+        # The stream that came may be as long as what is in use of it, and that written again needs all the room.
+        size, again = torch.empty_like(used), stream.new_empty(ops.capacity(n))
         # The threshold of "auto" is not in the payload; that no zero is sent is all that can be checked.
         ops.threshold_encode(said, size, again, 0.0 if self.v == AUTO else self.v)
         nbytes = int(size)

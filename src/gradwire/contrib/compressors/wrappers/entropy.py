@@ -71,6 +71,9 @@ class Entropy(Compressor):
         own = "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes", "settles"
         declare_as(inner, self, *own, "headroom")
 
+    def same_method(self, other: Compressor) -> bool:
+        return isinstance(other, Entropy) and capabilities.same_method(self.inner, other.inner)
+
     @property
     def feedback(self) -> Feedback:
         return self.inner.feedback
