@@ -1,9 +1,11 @@
 """Packages that not every installation has, and the extra that brings each."""
 
 import json
+import operator
+import platform
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -21,6 +23,21 @@ _NAMED = "gradwire @ "
 
 _COLLECTIONS = ("docs", "test")
 """Extras for work on gradwire itself: they are not named where another one brings the package."""
+
+_HERE = {
+    "platform_machine": platform.machine(),
+    "platform_system": platform.system(),
+    "python_version": ".".join(platform.python_version_tuple()[:2]),
+}
+"""Environment markers by which a requirement is for some platforms only, with their values here."""
+
+_COMPARISONS: dict[str, Callable[[str, str], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">=": operator.ge,
+}
+"""Comparisons of markers. Versions of Python are compared as text, which is right from 3.10 to 3.99."""
 
 
 @contextmanager
@@ -95,20 +112,26 @@ def laboratory() -> str:
 
 
 @cache
-def declared() -> dict[str, list[str]]:
-    """Map each extra to its distributions, from the installed metadata; an extra that includes another lists only its
-    own.
+def declared() -> dict[str, dict[str, bool]]:
+    """Map each extra to its distributions, from the installed metadata, and each of these to whether it is for this
+    platform; an extra that includes another lists only its own.
     """
     try:
         requirements = metadata.requires("gradwire") or []
     except metadata.PackageNotFoundError:
         return {}
-    extras: dict[str, list[str]] = {}
+    extras: dict[str, dict[str, bool]] = {}
     for requirement in requirements:
         found = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", requirement)
         if found and found[1] != "gradwire":
-            extras.setdefault(found[2], []).append(found[1])
+            extras.setdefault(found[2], {})[found[1]] = _for_here(requirement)
     return extras
+
+
+def _for_here(requirement: str) -> bool:
+    """Return whether the markers of a requirement, which all have to hold, hold here."""
+    markers = re.findall(rf"({'|'.join(_HERE)}) *([=!<>]=?) *['\"]([^'\"]+)['\"]", requirement)
+    return all(_COMPARISONS[sign](_HERE[name], value) for name, sign, value in markers)
 
 
 def extra_of(module: str) -> str | None:

@@ -1,8 +1,12 @@
 import json
+import re
+from importlib import metadata
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
+from gradwire._extras import declared
 from gradwire.kernels.native import kernel_info, kernels
 
 # Processes that import torch: a busy machine takes minutes for each.
@@ -35,6 +39,17 @@ def test_facts_are_those_of_this_process(findings):
     assert findings["backends"]["nccl"]["value"] is torch.distributed.is_nccl_available()
     assert findings["gpu"]["cuda"]["value"] is torch.cuda.is_available()
     assert findings["extras"]["cli"] == {"value": True, "reason": "click, rich"}
+
+
+def test_a_package_for_other_platforms_is_not_missed(findings):
+    required = [Requirement(text) for text in metadata.requires("gradwire")]
+    for extra, distributions in declared().items():
+        for name, here in distributions.items():
+            asked = [each for each in required if each.name == name and f'"{extra}"' in str(each.marker)]
+            assert [each.marker.evaluate({"extra": extra}) for each in asked] == [here], (extra, name)
+    assert not all(declared()["tensorflow"].values())
+    elsewhere = {name for name, here in declared()["tensorflow"].items() if not here}
+    assert not elsewhere & {*re.split("[ ,:]+", findings["extras"]["tensorflow"]["reason"])}
 
 
 def test_the_table_says_the_same(gradwire, findings):

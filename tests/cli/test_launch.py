@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.kvstore.launch.processes import Group
+from gradwire import ConfigError, GroupError
+from gradwire.kvstore.launch import processes
+from gradwire.kvstore.launch.processes import Group, start_server
+from gradwire.kvstore.launch.remote import LocalMachine, end_all
 from tests.forked import Forked, Forks
 
 SCRIPT = Path(__file__).with_name("workers.py")
@@ -139,7 +143,10 @@ def test_whoever_is_killed_ends_the_run(who, tmp_path):
         (["launch", "--wokers", "2", "--", "python"], "--wokers"),
         (["launch", "-n", "0", "--", "python"], "'-n' / '--workers'"),
         (["launch", "-n", "2"], "SCRIPT"),
-        (["launch", "--env", "PATH", "--", "python"], "--env"),
+        (["launch", "--env", "PATH", "--", "python"], "--env has no effect without --host-file"),
+        (["launch", "--folder", "/tmp", "--", "python"], "--folder has no effect without --host-file"),
+        (["launch", "--python", "python3", "--", "python"], "--python has no effect without --host-file"),
+        (["launch", "--ssh", "ssh -v", "--", "python"], "--ssh has no effect without --host-file"),
         (["launch", "--host-file", "/nowhere", "--", "python"], "--host-file /nowhere"),
         (["launch", "--server-option", "--stale=4", "--", "python"], "exit code 2"),
         (["launch", "--", "no-such-program"], "no-such-program"),
@@ -155,6 +162,78 @@ def test_a_bad_option_is_named(arguments, message, gradwire):
     assert done.exit_code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_for_metrics_that_is_taken_is_named_before_the_server_listens(gradwire):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = gradwire("server", "--workers", "1", "--metrics-port", str(port))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"--metrics-port must be a free port, or 0 for any free one, got {port}: " in done.stderr
+
+
+class Pretended(LocalMachine):
+    """This machine, where a Python program stands in for a server.
+
+    Args:
+        program: text of the program.
+    """
+
+    def __init__(self, program):
+        self.program, self.process = program, None
+
+    def serve(self, command, label):
+        self.process, announced = super().serve([sys.executable, "-c", f"import os, time; {self.program}"], label)
+        return self.process, announced
+
+
+def test_what_is_printed_before_a_server_listens_is_passed_on(capfd):
+    program = "print('hello'); print('listening on tcp://127.0.0.1:1', flush=True); time.sleep(600)"
+    process, endpoint = start_server([], Pretended(program), 3)
+    end_all([process])
+    assert endpoint == "tcp://127.0.0.1:1"
+    assert capfd.readouterr().out == "[server 3] hello\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("print('no port'); exit(3)", "server 0 ended with exit code 3 before it .*; its last line was 'no port'"),
+        ("exit(3)", "server 0 ended with exit code 3 before it listened$"),
+        # Then end_all ends it, by a signal that is none of the server's reasons.
+        ("os.close(1); time.sleep(600)", "server 0 closed its output before it listened$"),
+        ("time.sleep(600)", "server 0 did not say within 1.5 s \\(GRADWIRE_START_TIMEOUT\\) where it listens"),
+    ],
+)
+def test_a_server_that_does_not_listen_is_ended_with_the_reason(program, message, monkeypatch):
+    monkeypatch.setenv("GRADWIRE_START_TIMEOUT", "1.5" if program == "time.sleep(600)" else "90")
+    monkeypatch.setattr(processes, "GRACE", 90.0 if "exit" in program else 0.1)
+    machine = Pretended(program)
+    with pytest.raises(GroupError, match=message):
+        start_server([], machine)
+    assert machine.process.poll() is not None
+
+
+def test_a_bad_time_to_start_is_refused_before_anything_is_started(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_START_TIMEOUT", "soon")
+    machine = Pretended("time.sleep(600)")
+    with pytest.raises(ConfigError, match="GRADWIRE_START_TIMEOUT must be seconds > 0, got 'soon'"):
+        start_server([], machine)
+    assert machine.process is None
+
+
+def test_a_server_is_ended_if_its_start_is_interrupted():
+    class Interrupted(Pretended):
+        def serve(self, command, label):
+            return super().serve(command, label)[0], self
+
+        def get(self, timeout):
+            raise KeyboardInterrupt
+
+    machine = Interrupted("time.sleep(600)")
+    with pytest.raises(KeyboardInterrupt):
+        start_server([], machine)
+    assert machine.process.poll() is not None
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

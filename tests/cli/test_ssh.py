@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from gradwire import ConfigError
-from gradwire.kvstore.launch.remote import Host, placed, read_hosts
+from gradwire.kvstore.launch import agent, remote
+from gradwire.kvstore.launch.remote import (
+    AgentMachine,
+    Host,
+    check_reachable,
+    end_all,
+    local_agent,
+    over_ssh,
+    placed,
+    read_hosts,
+)
 from tests.cli.test_launch import SCRIPT, alive, appear, finish, gone
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
@@ -126,8 +136,9 @@ def test_the_forms_of_a_line(tmp_path):
     assert hosts[1].listen() == "10.0.0.2"
     with pytest.raises(ConfigError, match="at most 4"):
         placed(hosts, 5)
-    with pytest.raises(ConfigError, match="address=IP"):
-        Host("no-such-host.invalid").listen()
+    for name in ("no-such-host.invalid", "::1"):
+        with pytest.raises(ConfigError, match="resolves to no IPv4 address: write address=IP"):
+            Host(name).listen()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,8 @@ def test_the_forms_of_a_line(tmp_path):
         ("a:0", "port in"),
         ("a:99999", "port in"),
         ("a slot=3", "HOST"),
-        ("a address=b", "address in"),
+        ("a address=b", "address in .*line 1 must be an IPv4 address, got 'b'"),
+        ("a address=fd00::2", "address in .*line 1 must be an IPv4 address, got 'fd00::2'"),
         ("$(id)@a", "HOST"),
     ],
 )
@@ -149,3 +161,60 @@ def test_another_form_is_refused(text, message, tmp_path):
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_hosts(tmp_path / "hosts")
+
+
+def test_a_server_that_workers_on_other_hosts_cannot_reach_is_refused():
+    here, other = Host("localhost"), Host("other", address="10.0.0.2")
+    with pytest.raises(ConfigError, match=r"'localhost' must have an address .*, got 127\.0\.0\.1: write address=IP"):
+        check_reachable([here, other], 1)
+    with pytest.raises(ConfigError, match="'localhost' must have an address"):
+        check_reachable([other, here], 2)
+    # The only server is at the other host, and the name of a host without one is for ssh alone.
+    check_reachable([other, here, Host("no-such-host.invalid")], 1)
+    check_reachable([Host("localhost", address="10.0.0.1"), other], 2)
+    check_reachable([here, here], 1)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ssh", "message"),
+    [
+        ("localhost\nother address=10.0.0.2\n", "ssh", "'localhost' must have an address"),
+        ("localhost slots=2\n", "ssh -i 'key", "--ssh must be words as a shell reads them"),
+    ],
+)
+def test_a_launch_that_cannot_work_is_refused_before_anything_is_started(hosts, ssh, message, tmp_path, gradwire):
+    (tmp_path / "hosts").write_text(hosts)
+    done = gradwire("launch", "--host-file", str(tmp_path / "hosts"), "--ssh", ssh, "--", "python")
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_an_agent_ends_its_command_when_nothing_comes_from_the_launcher_for_long(monkeypatch):
+    """Its machine or the network is gone, and no end of the connection tells of it."""
+    monkeypatch.setattr(remote, "beat", lambda _: None)
+    machine = AgentMachine(Host("there"), [sys.executable, agent.__file__], silence=0.5)
+    process = machine.start(["sleep", "600"], {}, "worker 0")
+    try:
+        assert process.wait(90) == 128 + signal.SIGTERM
+    finally:
+        end_all([process])
+
+
+def test_an_agent_on_another_machine_gets_signs_of_life(monkeypatch):
+    monkeypatch.setattr(remote, "BEAT", 0.01)
+    program = "import json, sys; told = json.loads(sys.stdin.buffer.readline()); sys.stdin.buffer.read(3)"
+    ssh = [sys.executable, "-c", f"{program}; sys.exit(int(told['silence']))"]
+    process = over_ssh(Host("there"), ssh).start(["true"], {}, "worker 0")
+    try:
+        assert process.wait(90) == remote.SILENCE
+    finally:
+        end_all([process])
+
+
+def test_an_agent_on_this_machine_waits_for_the_end_of_stdin_alone():
+    """A script that computes for long with the interpreter's lock is not gone, and could send no sign of life."""
+    machine = local_agent(Host("here"))
+    assert machine.silence is None
+    process = machine.start(["sleep", "600"], {}, "worker 0")
+    end_all([process])
+    assert process.returncode == 128 + signal.SIGTERM

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.house.source import ROOT
 
@@ -44,6 +45,15 @@ def test_every_file_of_the_readme_is_linked_absolutely_where_an_index_shows_it()
 def test_the_citation_has_the_version_and_the_licence_of_the_package() -> None:
     assert f"\nversion: {PROJECT['version']}\n" in text("CITATION.cff")
     assert f"\nlicense: {PROJECT['license']}\n" in text("CITATION.cff")
+
+
+def test_the_build_is_done_by_versions_that_do_what_is_asked_of_them() -> None:
+    """A file among ``wheel.packages`` is left out before 1.0 of scikit-build-core, and nothing is said."""
+    (failed,) = MANIFEST["tool"]["scikit-build"]["overrides"]
+    assert any((ROOT / path).is_file() for path in failed["wheel"]["packages"].values())
+    (tool,) = [each for each in map(Requirement, MANIFEST["build-system"]["requires"]) if "scikit" in each.name]
+    assert "1.0.0" in tool.specifier
+    assert "0.12.2" not in tool.specifier
 
 
 def test_the_laboratory_has_the_licence_of_the_library() -> None:

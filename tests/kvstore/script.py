@@ -17,4 +17,6 @@ if __name__ == "__main__":
     # In one piece: several processes may share the pipe.
     os.write(1, f"rank {kv.rank} of {kv.num_workers}, {len(kv.place.servers)} servers: {out.tolist()}\n".encode())
     if "fail" in sys.argv:
-        sys.exit(9)
+        raise RuntimeError("it fails")
+    if "interrupt" in sys.argv:
+        raise KeyboardInterrupt

@@ -6,11 +6,13 @@ import re
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gradwire import ConfigError, GradwireError, kvstore
+from gradwire import ConfigError, GradwireError, GroupError, kvstore
+from gradwire.kvstore.launch import torchrun
 from tests.forked import Forked
 
 SCRIPT = Path(__file__).with_name("script.py")
@@ -72,6 +74,13 @@ def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
     assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 1 servers: [3.0, 3.0, 3.0]" for r in range(2)]
 
 
+def test_a_server_of_mxnets_trackers_has_its_index_in_its_options(tmp_path):
+    options = f"--snapshot={tmp_path}/{{server}}.snapshot"
+    results = ended(roles(DMLC_SERVER_ID=3, GRADWIRE_SERVER_OPTIONS=options))
+    assert [code for code, _, _ in results] == [0] * 4, results
+    assert (tmp_path / "3.snapshot").is_file()
+
+
 def own_address():
     """At which other machines reach this one, as MXNet's tracker finds it; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -103,10 +112,20 @@ def test_mxnets_tracker_names_the_machine_by_its_address_on_the_network():
             {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_NUM_WORKER": "1"},
             "can be reached by others.*GRADWIRE_INSECURE=1",
         ),
+        (
+            {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "1", "GRADWIRE_SERVER_OPTIONS": "--snapshot={server}"},
+            "GRADWIRE_SERVER_OPTIONS must be without {server} where DMLC_SERVER_ID is not set",
+        ),
+        (
+            {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "1", "GRADWIRE_SERVER_OPTIONS": "--snapshot='file"},
+            "GRADWIRE_SERVER_OPTIONS must be words as a shell reads them, got .*: No closing quotation",
+        ),
     ],
 )
 def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
-    for name, value in {"DMLC_PS_ROOT_PORT": "9000", **told}.items():
+    # A server that is not refused would take the place of this process.
+    monkeypatch.setattr(os, "execv", lambda *_: None)
+    for name, value in {"DMLC_PS_ROOT_PORT": "9000", "DMLC_PS_ROOT_URI": "127.0.0.1", **told}.items():
         monkeypatch.setenv(name, value)
     if "is missing" in message:
         monkeypatch.delenv("DMLC_PS_ROOT_PORT")
@@ -134,21 +153,62 @@ def test_torchrun_needs_no_servers_of_its_own_and_leaves_none():
     assert running(mark) == []
 
 
+def test_rank_0_that_ends_by_an_exception_ends_its_servers_and_waits_for_nobody():
+    mark, here = "--dead-after=62.5", {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    told = {**here, "GRADWIRE_SERVER_OPTIONS": mark}
+    scripts = [[sys.executable, str(SCRIPT), how] for how in ("fail", "interrupt")]
+    results = ended([start(script, **told, MASTER_PORT=free_port()) for script in scripts])
+    assert [lines(out) for _, out, _ in results] == [["rank 0 of 1, 1 servers: [1.0, 1.0, 1.0]"]] * 2
+    for (code, _, err), message in zip(results, ("RuntimeError: it fails", "KeyboardInterrupt"), strict=True):
+        assert code != 0
+        assert message in err
+    assert running(mark) == []
+
+
+def as_rank_0(monkeypatch, world, **told):
+    """Give this process the environment of rank 0."""
+    here = {"RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**here, "MASTER_PORT": free_port(), **told}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [
         ({"GRADWIRE_SERVER_OPTIONS": "--bogus"}, "server 0 ended with exit code 2"),
+        ({"GRADWIRE_SERVER_OPTIONS": "--dead-after '20"}, "GRADWIRE_SERVER_OPTIONS must be words as a shell reads"),
         ({"GRADWIRE_NUM_SERVERS": "0"}, "GRADWIRE_NUM_SERVERS must be an integer >= 1"),
         ({"LOCAL_WORLD_SIZE": "0"}, "GRADWIRE_HOST must be the address"),
         ({"LOCAL_WORLD_SIZE": "0", "GRADWIRE_HOST": "no.such.host.invalid"}, "GRADWIRE_HOST must be the address"),
     ],
 )
 def test_rank_0_says_why_it_has_no_servers(told, message, monkeypatch):
-    here = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**here, "MASTER_PORT": str(free_port()), **told}.items():
-        monkeypatch.setenv(name, value)
+    as_rank_0(monkeypatch, 1, **told)
     with pytest.raises(GradwireError, match=message):
         kvstore.create("dist_sync")
+
+
+def test_a_server_that_has_started_ends_when_another_one_does_not_start(tmp_path, monkeypatch):
+    mark = "--dead-after=63.5"
+    options = f"{mark} --snapshot={tmp_path / 'file'}"
+    as_rank_0(monkeypatch, 1, GRADWIRE_NUM_SERVERS=2, GRADWIRE_SERVER_OPTIONS=options)
+    with pytest.raises(GroupError, match="server 1 ended with exit code 2"):
+        kvstore.create("dist_sync")
+    assert running(mark) == []
+
+
+def test_the_other_ranks_learn_of_any_error_of_rank_0(monkeypatch):
+    def refused(*_):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(torchrun, "start_server", refused)
+    as_rank_0(monkeypatch, 2, GRADWIRE_START_TIMEOUT=60)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(torchrun.start_servers_on_rank_0, {**os.environ, "RANK": "1"})
+        with pytest.raises(OSError, match="no more processes"):
+            kvstore.create("dist_sync")
+        with pytest.raises(GroupError, match="rank 0 could not start the servers: OSError: no more processes"):
+            other.result()
 
 
 SRUN = """#!/bin/bash
@@ -167,16 +227,20 @@ def test_the_batch_script_for_slurm_runs_as_it_is_documented(tmp_path):
     assert script.count(":7000") == 1
     commands = {
         "srun": SRUN,
-        "scontrol": "#!/bin/bash\necho localhost\necho elsewhere\n",
-        "gradwire": f'#!/bin/bash\nexec {sys.executable} -m gradwire "$@"\n',
+        "scontrol": "#!/bin/bash\necho first\necho elsewhere\n",
+        # As where /etc/hosts has a loopback address for the machine's own name.
+        "getent": f"#!/bin/bash\necho 127.0.1.1 STREAM first\necho {own_address()} STREAM\n",
+        "gradwire": f'#!/bin/bash\necho "$@" >> {tmp_path}/calls\nexec {sys.executable} -m gradwire "$@"\n',
         "python": f"#!/bin/bash\nexec {sys.executable} {SCRIPT}\n",
     }
     for name, text in commands.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job").write_text(script.replace(":7000", f":{free_port()}"))
+    port = free_port()
+    (tmp_path / "job").write_text(script.replace(":7000", f":{port}"))
     told = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": 2, "SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 1}
     path = f"{tmp_path}:{os.environ['PATH']}"
     ((code, out, err),) = ended([start(["bash", str(tmp_path / "job")], **told, PATH=path)])
     assert code == 0, err
+    assert f"--bind tcp://{own_address()}:{port} " in (tmp_path / "calls").read_text()
     assert lines(out) == [f"rank {rank} of 2, 1 servers: [3.0, 3.0, 3.0]" for rank in range(2)]

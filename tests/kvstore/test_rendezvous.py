@@ -65,11 +65,47 @@ def test_a_worker_that_comes_again_by_its_rank_gets_it():
     assert joined(complete(), b"again", rank=1)[b"again"][1]["rank"] == 1
 
 
-def test_the_same_rank_twice_is_refused_before_the_group_is_complete():
+def test_a_worker_takes_the_place_of_an_earlier_one_of_its_rank_before_the_group_is_complete():
+    """It may be the same one, which was killed and started again."""
     core = Rendezvous(2, 1)
     joined(core, b"a", rank=1)
-    assert joined(core, b"b", rank=1)[b"b"] == ("error", {"text": "rank 1 is taken"})
     assert joined(core, b"a", rank=1) == {}
+    assert joined(core, b"b", rank=1) == {b"a": ("error", {"text": "another process has joined as rank 1"})}
+    joined(core, b"s", A)
+    told = joined(core, b"c", rank=0)
+    assert {peer: fields["rank"] for peer, (_, fields) in told.items()} == {b"b": 1, b"c": 0, b"s": -1}
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_server_that_ends_before_the_group_is_complete_makes_room_for_another(silent):
+    core = Rendezvous(1, 1)
+    joined(core, b"dead", A)
+    if not silent:
+        core.receive(b"dead", [pack("leave")], 1.0)
+    assert not core.over(20.0 if silent else 1.0)
+    assert joined(core, b"s", B, now=20.0) == {}
+    assert joined(core, b"w", now=20.0)[b"w"] == ("group", {"rank": 0, "servers": [B]})
+
+
+def test_a_worker_that_is_silent_before_the_group_is_complete_makes_room_for_another():
+    core = Rendezvous(2, 1)
+    joined(core, b"dead")
+    joined(core, b"w", now=5.0)
+    core.receive(b"w", [pack("ping")], 14.0)
+    assert not core.over(20.0)
+    assert core.missing() == "1 of 2 workers and 0 of 1 servers have joined"
+    # It was stopped, and is not dead: it is told so at once.
+    ((to, parts),) = core.receive(b"dead", [pack("ping")], 20.0)
+    assert (to, unpack(parts, ANSWERS)[0]) == (b"dead", "error")
+    joined(core, b"again", now=20.0)
+    told = joined(core, b"s", A, now=20.0)
+    assert {peer: fields["rank"] for peer, (_, fields) in told.items()} == {b"w": 0, b"again": 1, b"s": -1}
+
+
+def test_workers_do_not_keep_a_complete_group_from_being_over():
+    core = complete()
+    assert core.receive(b"w0", [pack("ping")], 14.0) == []
+    assert core.over(16.0)
 
 
 @pytest.mark.parametrize(

@@ -197,10 +197,11 @@ def _complaint(name: str, text: str) -> str | None:
 
 def _extras() -> dict[str, Fact]:
     facts = {}
-    for extra, names in declared().items():
+    for extra, distributions in declared().items():
+        names = [name for name, here in distributions.items() if here]
         missing = [name for name in names if not _installed(name)]
         reason = f"missing {', '.join(missing)}: {install(extra)}" if missing else ", ".join(names)
-        facts[extra] = _fact(not missing, reason)
+        facts[extra] = _fact(not missing, reason) if names else _fact(None, "none of its packages is for this platform")
     return facts
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from gradwire.cli.command_group import METHOD, Integer
 from gradwire.errors import ConfigError, require
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gradwire.kvstore.launch.remote import Machine
 
 __all__ = ["command"]
+
+REMOTE = {"ssh": "--ssh", "python": "--python", "folder": "--folder", "names": "--env"}
+"""Parameters of the command that say how processes run on other machines, and their options."""
 
 
 @click.command("launch", context_settings={"allow_interspersed_args": False})
@@ -50,7 +53,9 @@ __all__ = ["command"]
 @click.option("--folder", help="On those machines, where the script runs. Default: the one here.")
 @click.option("--env", "names", multiple=True, metavar="NAME", help="A variable that they are to have, too.")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
 def command(
+    ctx: click.Context,
     workers: int,
     servers: int,
     keys: Path | None,
@@ -69,7 +74,8 @@ def command(
     """
     # Here, so that help needs no extra.
     from gradwire.kvstore.launch.processes import Group
-    from gradwire.kvstore.launch.remote import over_ssh, placed, read_hosts
+    from gradwire.kvstore.launch.remote import check_reachable, over_ssh, placed, read_hosts
+    from gradwire.kvstore.protocol.environment import split_options
 
     # Under nohup SIGHUP is ignored, and stays so.
     ending = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
@@ -78,10 +84,14 @@ def command(
     if host_file is not None:
         where = folder or os.getcwd()
         hosts = read_hosts(host_file)
-        made = {host: over_ssh(host, shlex.split(ssh), python, where, variables(names)) for host in hosts}
-        machines = [made[host] for host in placed(hosts, workers)]
-    elif names or folder:
-        raise ConfigError("--env and --folder are for --host-file: here the script has the environment of this command")
+        made = {host: over_ssh(host, split_options("--ssh", ssh), python, where, variables(names)) for host in hosts}
+        taken = placed(hosts, workers)
+        check_reachable(taken, servers)
+        machines = [made[host] for host in taken]
+    else:
+        for name, option in REMOTE.items():
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise ConfigError(f"{option} has no effect without --host-file: leave it out")
     try:
         with Group(script, workers, servers, server_option, keys, machines) as group:
             code = group.wait()

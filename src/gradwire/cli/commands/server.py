@@ -96,13 +96,15 @@ def command(
         raise ConfigError(f"--snapshot {snapshot} is another server's, which runs: give each server a file of its own")
     flushed = durability == "disk"
     core = ServerCore(rules) if snapshot is None else open_core(snapshot, rules, flushed=flushed)
+    # Before the server listens, so that a port that is taken is an error before anybody relies on the server.
+    metrics = None if metrics_port is None else f"http://127.0.0.1:{serve(core, metrics_port)}/metrics"
     server = Server(core, bind, keys=keys, insecure=insecure)
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: ended.append(number))
     click.echo(f"listening on {server.endpoint}")
-    if metrics_port is not None:
-        click.echo(f"metrics on http://127.0.0.1:{serve(core, metrics_port)}/metrics")
+    if metrics is not None:
+        click.echo(f"metrics on {metrics}")
     after: list[Callable[[], None]] = []
     if snapshot is not None:
         after.append(partial(Snapshots(snapshot_every).after, core))

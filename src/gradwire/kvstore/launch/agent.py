@@ -1,14 +1,16 @@
 """A program that runs a command for as long as stdin stays open; ``gradwire launch`` starts it on other machines.
 
-The first line of stdin is JSON: {"command": [...], "environment": {...}, "folder": ..., "grace": seconds}, so that
-neither goes through a shell or can be read in a list of processes. When stdin ends, because the launcher ended, or the
-connection did, the command and all that it started are asked to end, and after ``grace`` ended. The text of this file
-is the program; the other machine's python needs nothing but the standard library for it.
+The first line of stdin is JSON: {"command": [...], "environment": {...}, "folder": ..., "grace": seconds, "silence":
+seconds or null}, so that neither goes through a shell or can be read in a list of processes. When stdin ends, because
+the launcher ended, or the connection did, the command and all that it started are asked to end, and after ``grace``
+ended. So they are when nothing comes for ``silence``: a machine or a network that is gone ends no connection. The text
+of this file is the program; the other machine's python needs nothing but the standard library for it.
 """
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -37,7 +39,7 @@ def main() -> int:
         return 127
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: tell_all(process, number))
-    threading.Thread(target=end_with_stdin, args=(process, told["grace"]), daemon=True).start()
+    threading.Thread(target=end_with_stdin, args=(process, told["grace"], told["silence"]), daemon=True).start()
     code = process.wait()
     if code:
         # What the command has started may still run, and nobody would end it later.
@@ -45,9 +47,9 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
-def end_with_stdin(process: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Wait for the end of stdin, and then end all that was started."""
-    while os.read(0, 4096):
+def end_with_stdin(process: "subprocess.Popen[bytes]", grace: float, silence: "float | None") -> None:
+    """Wait until stdin ends or nothing comes for ``silence`` seconds, and then end all that was started."""
+    while select.select([0], [], [], silence)[0] and os.read(0, 4096):
         pass
     tell_all(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -7,18 +7,16 @@ import queue
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from gradwire.errors import GroupError
-from gradwire.kvstore.launch.remote import LocalMachine, Machine, end_all
-from gradwire.kvstore.protocol.environment import KEYS, SERVERS
+from gradwire.kvstore.launch.remote import GRACE, LISTENING, LocalMachine, Machine, end_all
+from gradwire.kvstore.protocol.environment import KEYS, SERVERS, START_TIMEOUT, start_timeout
 
 __all__ = ["Group", "start_server"]
-
-PATIENCE = 60.0
-"""Seconds that a server may take to say where it listens."""
 
 
 def start_server(
@@ -32,21 +30,28 @@ def start_server(
         index: index of the server, which stands before each line that it prints.
 
     Raises:
+        ConfigError: GRADWIRE_START_TIMEOUT is no positive number.
         GroupError: the server ended instead, or did not print its endpoint in time.
     """
-    machine, label = machine or LocalMachine(), f"server {index}"
+    machine, label, timeout = machine or LocalMachine(), f"server {index}", start_timeout()
     command = ["server", *(each.replace("{server}", str(index)) for each in arguments)]
-    process, first = machine.serve([machine.python, "-m", "gradwire", *command], label)
+    process, announced = machine.serve([machine.python, "-m", "gradwire", *command], label)
     try:
-        line = first.get(timeout=PATIENCE)
-    except queue.Empty:
-        # It may listen later, and nobody would end it then.
+        line = announced.get(timeout=timeout)
+        if not line.startswith(LISTENING):
+            with suppress(subprocess.TimeoutExpired):
+                # Its output ends a moment before it does, and the exit code must not be that of end_all below.
+                process.wait(GRACE)
+            ended = "closed its output" if process.poll() is None else f"ended with exit code {exit_code(process)}"
+            raise GroupError(f"{label} {ended} before it listened" + (f"; its last line was {line!r}" if line else ""))
+    except BaseException as error:
+        # It may run on or listen later, and nobody would end it then.
         end_all([process])
-        raise GroupError(f"{label} did not say within {PATIENCE:g} s where it listens") from None
-    if not line.startswith("listening on "):
-        end_all([process])
-        raise GroupError(f"{label} ended with exit code {exit_code(process)} before it listened")
-    return process, line.split()[2]
+        if isinstance(error, queue.Empty):
+            late = f"{label} did not say within {timeout:g} s ({START_TIMEOUT}) where it listens"
+            raise GroupError(late) from None
+        raise
+    return process, line.removeprefix(LISTENING)
 
 
 class Group:

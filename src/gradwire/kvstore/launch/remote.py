@@ -36,11 +36,13 @@ from gradwire.kvstore.launch.reaper import Reaper
 
 __all__ = [
     "GRACE",
+    "LISTENING",
     "Host",
     "Lines",
     "LocalMachine",
     "Machine",
     "Piped",
+    "check_reachable",
     "end_all",
     "local_agent",
     "over_ssh",
@@ -52,6 +54,15 @@ Lines: TypeAlias = "queue.SimpleQueue[str]"
 
 GRACE = 5.0
 """Seconds between asking a process to end and ending it."""
+
+LISTENING = "listening on "
+"""Beginning of the line in which a server says its endpoint."""
+
+BEAT = 5.0
+"""Seconds between two signs of life to an agent on another machine."""
+
+SILENCE = 30.0
+"""Seconds without a sign of life after which such an agent ends what it runs."""
 
 QUIET = (
     "-T",
@@ -102,7 +113,7 @@ class Machine(ABC):
 
     @abstractmethod
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
-        """Start a server; its first line is put into the queue, or an empty one if it ended without any."""
+        """Start a server; the line that says where it listens is put into the queue, or the last one if none does."""
 
 
 class LocalMachine(Machine):
@@ -122,10 +133,10 @@ class LocalMachine(Machine):
         return process
 
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
-        process, first = Piped(command, stdout=subprocess.PIPE), new_lines()
+        process, announced = Piped(command, stdout=subprocess.PIPE), new_lines()
         REAPER.hold(process.pid)
-        process.pumps = [pump(process.stdout, label, sys.stdout, first)]
-        return process, first
+        process.pumps = [pump(process.stdout, label, sys.stdout, announced)]
+        return process, announced
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +149,8 @@ class AgentMachine(Machine):
         python: path of the interpreter there.
         folder: folder there, in which processes run.
         environment: variables that processes get on top of those that they find there.
+        silence: seconds without a sign of life after which the agent ends what it runs; None: it waits for the end of
+            stdin alone, as an agent on this machine may, where no connection can be lost.
     """
 
     host: Host
@@ -145,6 +158,7 @@ class AgentMachine(Machine):
     python: str = sys.executable
     folder: str = "."
     environment: Mapping[str, str] = field(default_factory=dict)
+    silence: float | None = None
 
     @property
     def address(self) -> str:
@@ -154,25 +168,39 @@ class AgentMachine(Machine):
         return self._start(command, environment, label, None)
 
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
-        first = new_lines()
-        return self._start(command, {}, label, first), first
+        announced = new_lines()
+        return self._start(command, {}, label, announced), announced
 
-    def _start(self, command: Sequence[str], environment: Mapping[str, str], label: str, first: Lines | None) -> Piped:
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], label: str, announced: Lines | None
+    ) -> Piped:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = Piped(self.launcher, **pipes)
-        process.pumps = [pump(process.stdout, label, sys.stdout, first), pump(process.stderr, label, sys.stderr)]
+        process.pumps = [pump(process.stdout, label, sys.stdout, announced), pump(process.stderr, label, sys.stderr)]
         told = {
             "command": list(command),
             "environment": {**self.environment, **environment},
             "folder": self.folder,
             "grace": GRACE,
+            "silence": self.silence,
         }
         assert process.stdin is not None
         # If the write fails, ssh prints the reason on stderr and ends.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(told).encode() + b"\n")
             process.stdin.flush()
+        if self.silence is not None:
+            threading.Thread(target=beat, args=(process.stdin,), name=f"gradwire-beat-{label}", daemon=True).start()
         return process
+
+
+def beat(stdin: IO[bytes]) -> None:
+    """Write a sign of life to an agent now and then, until its stdin is closed here or there."""
+    with suppress(OSError, ValueError):
+        while True:
+            stdin.write(b"\n")
+            stdin.flush()
+            time.sleep(BEAT)
 
 
 def over_ssh(
@@ -195,7 +223,8 @@ def over_ssh(
     port = () if host.port is None else ("-p", str(host.port))
     target = f"{host.user}@{host.name}" if host.user else host.name
     remote = f"exec {shlex.quote(python)} -c {shlex.quote(program)}"
-    return AgentMachine(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
+    launcher = [*ssh, *QUIET, *port, "--", target, remote]
+    return AgentMachine(host, launcher, python, folder, environment or {}, SILENCE)
 
 
 def local_agent(host: Host) -> AgentMachine:
@@ -260,17 +289,34 @@ def new_lines() -> Lines:
     return queue.SimpleQueue()
 
 
-def pump(stream: IO[bytes] | None, label: str, into: Any, first: Lines | None = None) -> threading.Thread:
-    """Print the lines of a process with its label before them, in a thread; the first one goes to ``first``."""
+def pump(stream: IO[bytes] | None, label: str, into: Any, announced: Lines | None = None) -> threading.Thread:
+    """Print the lines of a process with its label before them, in a thread.
+
+    Args:
+        stream: output of the process.
+        label: name of the process.
+        into: file in which the lines are written.
+        announced: queue for the first line that says where a server listens, which is not printed; for the last line
+            if none does, or an empty one. None: the process is no server.
+    """
     assert stream is not None
 
     def lines() -> None:
-        with stream:
-            if first is not None:
-                first.put(stream.readline().decode(errors="replace"))
-            for line in stream:
-                into.write(f"[{label}] {line.decode(errors='replace').rstrip()}\n")
-                into.flush()
+        waiting, text = announced, ""
+        try:
+            with stream:
+                for line in stream:
+                    text = line.decode(errors="replace").rstrip()
+                    # Others may come before it: a login shell and the start of Python may print, too.
+                    if waiting is not None and text.startswith(LISTENING):
+                        waiting.put(text)
+                        waiting = None
+                    else:
+                        into.write(f"[{label}] {text}\n")
+                        into.flush()
+        finally:
+            if waiting is not None:
+                waiting.put(text)
 
     thread = threading.Thread(target=lines, name=f"gradwire-{label}", daemon=True)
     thread.start()
@@ -286,7 +332,7 @@ class Host:
         user: user name for ssh; empty: ssh's own choice.
         port: port of the machine's sshd; None: ssh's own choice.
         slots: workers that it takes.
-        address: IP at which the other machines reach its servers; empty: what its name resolves to.
+        address: IPv4 address at which the other machines reach its servers; empty: what its name resolves to.
     """
 
     name: str
@@ -306,7 +352,8 @@ class Host:
         try:
             return str(socket.getaddrinfo(self.name, None, socket.AF_INET)[0][4][0])
         except OSError:
-            raise ConfigError(f"host {self.name!r} resolves to no IP: write address=IP after it in the file") from None
+            remedy = "write address=IP after it in the file"
+            raise ConfigError(f"host {self.name!r} resolves to no IPv4 address: {remedy}") from None
 
 
 def read_hosts(path: str | Path) -> list[Host]:
@@ -343,9 +390,9 @@ def parsed(words: Sequence[str], where: str) -> Host:
     require(slots.isdecimal() and int(slots) > 0, f"slots in {where}", "an integer >= 1", slots)
     require(0 < port < 65536, f"the port in {where}", "in [1, 65535]", port)
     try:
-        address = str(ipaddress.ip_address(address)) if address else ""
+        address = str(ipaddress.IPv4Address(address)) if address else ""
     except ValueError:
-        raise ConfigError(f"address in {where} must be an IP, got {address!r}") from None
+        raise ConfigError(f"address in {where} must be an IPv4 address, got {address!r}") from None
     return Host(found["name"].strip("[]"), found["user"] or "", port if found["port"] else None, int(slots), address)
 
 
@@ -359,3 +406,23 @@ def placed(hosts: Sequence[Host], workers: int) -> list[Host]:
     if len(slots) < workers:
         raise ConfigError(f"--workers must be at most {len(slots)}, the slots of the host file, got {workers}")
     return slots[:workers]
+
+
+def check_reachable(hosts: Sequence[Host], servers: int) -> None:
+    """Refuse a server at an address of loopback where workers run on another machine, too.
+
+    Args:
+        hosts: host of each worker, as from ``placed``.
+        servers: number of servers, which these hosts take in turn.
+
+    Raises:
+        ConfigError: such a host, or one that only ssh knows.
+    """
+    for host in list(dict.fromkeys(hosts))[:servers]:
+        if is_loopback(host) and not all(is_loopback(each) for each in hosts):
+            text = f"host {host.name!r} must have an address at which the other hosts reach it, got {host.listen()}"
+            raise ConfigError(f"{text}: write address=IP after it in the file")
+
+
+def is_loopback(host: Host) -> bool:
+    return ipaddress.ip_address(host.listen()).is_loopback

@@ -7,7 +7,6 @@ there; a worker asks the scheduler for its rank and the servers. Under torchrun,
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import sys
 from collections.abc import Mapping
@@ -15,18 +14,20 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, require
 from gradwire.kvstore.launch.scheduler import join, schedule
 from gradwire.kvstore.launch.torchrun import start_servers_on_rank_0
 from gradwire.kvstore.protocol.environment import (
     INSECURE,
     KEYS,
+    SERVER_OPTIONS,
     SERVERS,
     WorkerPlace,
     flag,
     number,
     own_keys,
     read_place,
+    split_options,
     start_timeout,
 )
 from gradwire.kvstore.server.access import check_exposure
@@ -120,12 +121,21 @@ def _become_server(variables: Mapping[str, str]) -> NoReturn:
         "--until-finished",
         *(("--keys", str(keys)) if keys else ()),
         *(("--insecure",) if flag(variables, INSECURE) else ()),
-        *shlex.split(variables.get("GRADWIRE_SERVER_OPTIONS", "")),
+        *_server_options(variables),
     ]
     # The new program does not write what this one has not.
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)
+
+
+def _server_options(variables: Mapping[str, str]) -> list[str]:
+    """The options of this server, with its index for "{server}"."""
+    text, index = variables.get(SERVER_OPTIONS, ""), variables.get("DMLC_SERVER_ID")
+    # Without its index a server would have the files of another one.
+    known = index is not None or "{server}" not in text
+    require(known, SERVER_OPTIONS, "without {server} where DMLC_SERVER_ID is not set", text)
+    return [each.replace("{server}", index or "") for each in split_options(SERVER_OPTIONS, text)]
 
 
 def _own_address(variables: Mapping[str, str], scheduler: str) -> str:

@@ -7,6 +7,8 @@
 
 Invariants:
     * It keeps nothing but which processes have joined. ``Rendezvous`` is that without sockets.
+    * Until the group is complete, a process that leaves or is silent for 15 s loses its place, and one that asks for a
+      worker's rank takes its place over: it may be the same one, started again.
     * A complete group needs it no more, except for a worker that comes again. It ends with the servers.
 """
 
@@ -22,6 +24,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError, is_int
 from gradwire.kvstore.protocol.messages import MAX_HEADER, VERSION, Outgoing, pack, unpack
 from gradwire.kvstore.server.access import check_exposure, lock_server
@@ -30,7 +33,10 @@ from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_peer
 __all__ = ["ANSWERS", "Member", "Rendezvous", "join", "schedule"]
 
 SILENCE = 15.0
-"""Seconds after which a server that says nothing is gone."""
+"""Seconds after which a process that says nothing is gone."""
+
+READING = 0.5
+"""Seconds between two looks at the socket, at most; a longer time is one in which the scheduler stood still."""
 
 
 def _text(value: Any) -> bool:
@@ -80,19 +86,27 @@ class Rendezvous:
             # One member that asks for what cannot be must not end the scheduler for the others.
             return [(peer, [pack("error", text=str(error)[:500])])]
         if op == "leave":
-            self._heard.pop(peer, None)
-            if not self.complete:
-                # It may have failed, and is started again: its place is free for that.
-                self._wanted.pop(peer, None)
+            self._remove(peer)
         elif peer in self._heard:
             self._heard[peer] = now
+        elif not self.complete:
+            # It was stopped for long, and would wait for a group to which it no longer belongs.
+            return [(peer, [pack("error", text=f"nothing came for {SILENCE:g} s: this process has lost its place")])]
         return []
 
     def over(self, now: float) -> bool:
-        """Return whether the group was complete and its servers are gone."""
-        # A server that was killed does not say that it leaves.
-        self._heard = {peer: heard for peer, heard in self._heard.items() if now - heard < SILENCE}
+        """Remove the processes that are silent; return whether the group was complete and its servers are gone."""
+        # A process that was killed does not say that it leaves.
+        for peer in [peer for peer, heard in self._heard.items() if now - heard >= SILENCE]:
+            self._remove(peer)
         return self.complete and not self._heard
+
+    def _remove(self, peer: bytes) -> None:
+        self._heard.pop(peer, None)
+        if not self.complete:
+            # It may have failed, and is started again: its place is free for that.
+            self._wanted.pop(peer, None)
+            self.servers = {endpoint: each for endpoint, each in self.servers.items() if each != peer}
 
     def missing(self) -> str:
         """Say in words which processes are missing."""
@@ -106,17 +120,21 @@ class Rendezvous:
     def _join(self, peer: bytes, now: float, version: int, rank: int, endpoint: str) -> list[Outgoing]:
         if version != VERSION:
             raise WireError(f"this scheduler speaks version {VERSION} of the protocol, not {version}")
+        replaced: list[Outgoing] = []
         if endpoint:
             self._take_server(peer, endpoint, now)
         else:
-            self._take_worker(peer, rank)
+            replaced = self._take_worker(peer, rank, now)
         if self.complete:
             return [self._group_message(peer, self._wanted.get(peer, rank))]
         if len(self._wanted) < self.workers or len(self.servers) < self.count:
-            return []
+            return replaced
         self.complete = True
+        # Workers need the scheduler no more, and it ends with the servers.
+        self._heard = {each: self._heard[each] for each in self.servers.values()}
         free = iter(sorted(set(range(self.workers)) - set(self._wanted.values())))
         self._wanted = {each: wanted if wanted >= 0 else next(free) for each, wanted in self._wanted.items()}
+        # Nobody was replaced by the last one to come, for there were as many workers before.
         return [
             self._group_message(each, self._wanted.get(each, -1)) for each in (*self._wanted, *self.servers.values())
         ]
@@ -130,9 +148,10 @@ class Rendezvous:
         self.servers[endpoint] = peer
         self._heard[peer] = now
 
-    def _take_worker(self, peer: bytes, rank: int) -> None:
+    def _take_worker(self, peer: bytes, rank: int, now: float) -> list[Outgoing]:
+        """Note a worker; return the message to an earlier process that had asked for its rank."""
         if peer in self._wanted:
-            return
+            return []
         if rank >= self.workers:
             raise ConfigError(f"a rank must be in [0, {self.workers}), got {rank}")
         if self.complete:
@@ -140,17 +159,22 @@ class Rendezvous:
                 raise ConfigError(
                     f"all {self.workers} workers have joined: one that is started again must name its rank (DMLC_RANK)"
                 )
-            return
-        if len(self._wanted) == self.workers or (rank >= 0 and rank in self._wanted.values()):
-            raise ConfigError(f"rank {rank} is taken" if rank >= 0 else f"all {self.workers} workers have joined")
-        self._wanted[peer] = rank
+            return []
+        # The earlier process may have been killed, and its place would be free only after a long silence.
+        replaced = [each for each, wanted in self._wanted.items() if rank == wanted >= 0]
+        for each in replaced:
+            self._remove(each)
+        if len(self._wanted) == self.workers:
+            raise ConfigError(f"all {self.workers} workers have joined")
+        self._wanted[peer], self._heard[peer] = rank, now
+        return [(each, [pack("error", text=f"another process has joined as rank {rank}")]) for each in replaced]
 
     def _group_message(self, peer: bytes, rank: int) -> Outgoing:
         return peer, [pack("group", rank=rank, servers=list(self.servers))]
 
 
 PING = 2.0
-"""Seconds between two signs of life of a server."""
+"""Seconds between two signs of life of a process."""
 
 
 def schedule(
@@ -193,11 +217,12 @@ def schedule(
 
 
 def _attend(socket: zmq.Socket[Any], core: Rendezvous, deadline: float, timeout: float) -> None:
-    while not core.over(time.monotonic()):
+    clock = Readings(time.monotonic, READING)
+    while not core.over(clock.read()):
         # A short wait, so that the deadline is looked at although nothing arrives.
         if socket.poll(250):
             peer, *frames = socket.recv_multipart()
-            _send(socket, core.receive(peer, frames, time.monotonic()))
+            _send(socket, core.receive(peer, frames, clock.now))
         if not core.complete and time.monotonic() > deadline:
             text = f"after {timeout:g} s {core.missing()}"
             # The others learn the reason here, and need not wait for deadlines of their own.

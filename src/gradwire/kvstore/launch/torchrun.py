@@ -4,17 +4,17 @@ Rank 0 starts ``GRADWIRE_NUM_SERVERS`` of them (1 if it is not set) and publishe
 store. They end when all workers have.
 
 Failure modes:
-    If rank 0 is killed, the servers end with it, as torchrun ends all workers then.
+    If rank 0 is killed or ends by an exception, the servers end with it, as torchrun ends all workers then.
 """
 
 from __future__ import annotations
 
 import atexit
 import ipaddress
-import shlex
 import socket
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,8 +23,18 @@ from torch.distributed.rendezvous import rendezvous
 
 from gradwire.errors import ConfigError, GradwireError, GroupError
 from gradwire.kvstore.launch.processes import start_server
-from gradwire.kvstore.launch.remote import Host, local_agent
-from gradwire.kvstore.protocol.environment import INSECURE, WorkerPlace, flag, number, own_keys, ranked, start_timeout
+from gradwire.kvstore.launch.remote import Host, end_all, local_agent
+from gradwire.kvstore.protocol.environment import (
+    INSECURE,
+    SERVER_OPTIONS,
+    WorkerPlace,
+    flag,
+    number,
+    own_keys,
+    ranked,
+    split_options,
+    start_timeout,
+)
 
 __all__ = ["start_servers_on_rank_0"]
 
@@ -71,17 +81,27 @@ def _start(variables: Mapping[str, str], world: int, store: Store) -> None:
             process, endpoint = start_server(_arguments(variables, world), local_agent(Host("here")), index)
             processes.append(process)
             endpoints.append(endpoint)
-    except GradwireError as error:
+    except BaseException as error:
         # The others wait for this, and would do so in vain.
-        store.set("servers", f"!{error}")
+        store.set("servers", f"!{error}" if isinstance(error, GradwireError) else f"!{type(error).__name__}: {error}")
+        end_all(processes)
         raise
     store.set("servers", ",".join(endpoints))
     # Called after the stores' own farewell, as what is registered later is called earlier.
-    atexit.register(lambda: [process.wait() for process in processes])
+    atexit.register(_end_servers, processes)
+
+
+def _end_servers(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Wait until the servers have ended; end them if this script was ended by an exception."""
+    if hasattr(sys, "last_value"):
+        # They would wait for this worker, which has not finished, and it for them.
+        end_all(processes)
+    for process in processes:
+        process.wait()
 
 
 def _arguments(variables: Mapping[str, str], world: int) -> list[str]:
-    keys, options = own_keys(variables, "servers"), shlex.split(variables.get("GRADWIRE_SERVER_OPTIONS", ""))
+    keys, options = own_keys(variables, "servers"), split_options(SERVER_OPTIONS, variables.get(SERVER_OPTIONS, ""))
     return [
         "--workers",
         str(world),

@@ -6,6 +6,7 @@ Ours, torchrun's, MXNet's and Slurm's variables are read, in this order.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ __all__ = [
     "INSECURE",
     "KEYS",
     "SERVERS",
+    "SERVER_OPTIONS",
+    "START_TIMEOUT",
     "WorkerPlace",
     "bigarray_bound",
     "flag",
@@ -24,12 +27,14 @@ __all__ = [
     "ranked",
     "read_place",
     "server_timeout",
+    "split_options",
     "start_timeout",
 ]
 
 SERVERS = "GRADWIRE_SERVERS"
 KEYS = "GRADWIRE_KEYS"
 INSECURE = "GRADWIRE_INSECURE"
+SERVER_OPTIONS = "GRADWIRE_SERVER_OPTIONS"
 START_TIMEOUT = "GRADWIRE_START_TIMEOUT"
 SERVER_TIMEOUT = "GRADWIRE_SERVER_TIMEOUT"
 
@@ -153,6 +158,25 @@ def bigarray_bound(default: int) -> int:
     """
     name = "MXNET_KVSTORE_BIGARRAY_BOUND"
     return number(os.environ, name, 1) if name in os.environ else default
+
+
+def split_options(name: str, text: str) -> list[str]:
+    """Split options into words as a shell does.
+
+    >>> split_options("--ssh", "ssh -i 'my key'")
+    ['ssh', '-i', 'my key']
+
+    Args:
+        name: name of the variable or option that has them.
+        text: its value.
+
+    Raises:
+        ConfigError: a quote that is not closed, or nothing behind a backslash.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be words as a shell reads them, got {text!r}: {error}") from None
 
 
 def start_timeout(environment: Mapping[str, str] | None = None) -> float:

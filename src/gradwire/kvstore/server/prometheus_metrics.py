@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from gradwire.errors import ConfigError
 from gradwire.kvstore.server.core import ServerCore
 
 __all__ = ["ServerCollector", "serve"]
@@ -53,8 +54,14 @@ def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:
 
     Returns:
         The port.
+
+    Raises:
+        ConfigError: the port is taken, or this user may not have it.
     """
     registry = CollectorRegistry()
     registry.register(ServerCollector(core))
-    server, _ = start_http_server(port, address, registry)
+    try:
+        server, _ = start_http_server(port, address, registry)
+    except OSError as error:
+        raise ConfigError(f"--metrics-port must be a free port, or 0 for any free one, got {port}: {error}") from None
     return int(server.server_port)
