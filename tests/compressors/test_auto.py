@@ -266,7 +266,7 @@ def test_it_goes_where_methods_go(code):
         _, _, plain = run(code, map(SCALES["normal"], range(4)))
         assert torch.equal(out[-1], plain[-1])
         assert threshold_of(exchange) > 0
-    with pytest.raises(ConfigError, match=re.escape("Compose.inner must be a compressor of one round")):
+    with pytest.raises(ConfigError, match=re.escape("Compose.inner must be a method whose ranks need not agree")):
         compose(TopK(), code)
 
 

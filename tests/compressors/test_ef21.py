@@ -57,9 +57,11 @@ def test_the_optimizer_gets_the_estimate():
 
 
 @together
-@pytest.mark.parametrize("inner", [TwoBit(), QSGD(bits=2), PowerSGD(), None, 3], ids=str)
+@pytest.mark.parametrize("inner", [TwoBit(), QSGD(bits=2), PowerSGD(), "topk", None, 3], ids=str)
 def test_what_is_no_contraction_is_refused(inner):
-    with pytest.raises(ConfigError, match=re.escape("EF21.inner must be a contraction of one round, such as topk")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"EF21.inner must be a contraction of one round, such as TopK(), got {inner!r}")
+    ):
         EF21(inner)
 
 
@@ -72,3 +74,9 @@ def test_a_method_that_hands_out_signs_is_refused():
     for code in (DeMo(), SignSGD(ties="zero"), Entropy(SignSGD())):
         with pytest.raises(ConfigError, match=r"memory 'ef21' keeps the mean that arrives, but .* turns it into signs"):
             Exchange(code, memory="ef21", force=True)
+
+
+def test_rounding_to_the_range_of_float32_keeps_a_contraction():
+    assert EF21(TopK(ratio=0.1, values="bfloat16")).inner.values == "bfloat16"
+    with pytest.raises(ConfigError, match=r"EF21\.inner must be a contraction"):
+        EF21(TopK(ratio=0.1, values="float16"))

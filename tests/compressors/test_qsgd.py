@@ -13,6 +13,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.vocabulary import Key
+from gradwire_lab.bench.operations import OperationCount
 from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
@@ -261,3 +262,13 @@ def test_bad_block(bad):
 def test_bad_norm(bad):
     with pytest.raises(ConfigError, match=re.escape(f"QSGD.norm must be 'linf' or 'l2', got {bad!r}")):
         QSGD(norm=bad)
+
+
+@pytest.mark.parametrize("name", ["qsgd", "nuqsgd"])
+def test_an_encode_with_feedback_is_one_operation_which_looks_at_the_norms_itself(name):
+    code = registry.build("compressors", name)
+    grad, residual = torch.empty(5000, device="meta"), torch.empty(5000, device="meta")
+    payload = code.layout((5000,)).views(torch.empty(code.layout((5000,)).nbytes, dtype=torch.uint8, device="meta"))
+    with OperationCount("meta") as count:
+        code.encode_feedback(grad, residual, payload, {}, Key(), torch.empty(1, dtype=torch.int32, device="meta"))
+    assert dict(count.names) == {"gradwire::qsgd_encode_feedback": 1}

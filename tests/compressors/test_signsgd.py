@@ -18,6 +18,9 @@ from tests.strategies.methods import run_method
 WHOLE = [part for part in range(len(SHAPES)) if torch.Size(SHAPES[part][1]).numel() >= 64]
 
 
+SMALL = [1e-45, -1e-45, 0.0, -0.0, 2.0**-126, -(2.0**-126), math.inf, -math.inf, 3.0, -3.0]
+
+
 def vote(code: SignSGD, *votes: list[float]) -> list[float]:
     """The gradient that the optimizer gets where each rank has these gradients."""
     payloads = torch.stack([code.compress(torch.tensor(each)) for each in votes])
@@ -32,9 +35,18 @@ def decoded(code: SignSGD, x: list[float]) -> list[float]:
 
 
 def test_zero_is_positive_or_has_a_code_of_its_own():
-    x = [1e-45, -1e-45, 0.0, -0.0, math.inf, -math.inf, 3.0, -3.0]
-    assert decoded(SignSGD(), x) == [1, -1, 1, 1, 1, -1, 1, -1]
-    assert decoded(SignSGD(ties="zero"), x) == [1, -1, 0, 0, 1, -1, 1, -1]
+    assert decoded(SignSGD(), SMALL) == [1, -1, 1, 1, 1, -1, 1, -1, 1, -1]
+    assert decoded(SignSGD(ties="zero"), SMALL) == [0, 0, 0, 0, 1, -1, 1, -1, 1, -1]
+
+
+def _flushed(_rank: int) -> list[float]:
+    torch.set_flush_denormal(True)
+    return decoded(SignSGD(ties="zero"), SMALL)
+
+
+def test_a_processor_that_flushes_small_numbers_tells_zero_from_others_too():
+    """The flag is the process's, so the process is one of its own."""
+    assert run_ranks(1, _flushed) == [[0, 0, 0, 0, 1, -1, 1, -1, 1, -1]]
 
 
 def test_eight_elements_are_one_byte_the_first_in_the_lowest_bit():

@@ -162,6 +162,12 @@ def test_what_opens_payloads_one_by_one_refuses_a_method_that_takes_all_at_once(
         wrap(method.adapted())
 
 
+def test_an_unsafe_method_is_refused_inside_one_that_needs_error_feedback():
+    code = make(lambda x: ([x], None), feedback="unsafe").adapted()
+    with pytest.raises(ConfigError, match=r"^Compose\.inner must be safe .* use compose\(TopK\(.*\), \.\.\.\), got "):
+        compose(TopK(), code)
+
+
 def test_a_summable_method_has_no_aggregate_of_its_own():
     class Both(Half):
         def aggregate(self, tensors):
@@ -384,3 +390,64 @@ def test_bytes_that_the_method_cannot_decompress():
     payload[-1] = 0x7F
     with pytest.raises(WireError, match=r"TopHalf\.decompress refuses the payload"):
         code.decompress(payload, (10,))
+
+
+class Reusing(SimpleCompressor):
+    """Gives the same two tensors in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent, self.decompressed = torch.zeros(3), torch.zeros(3)
+
+    def compress(self, tensor, name):
+        return [self.sent.copy_(tensor)], None
+
+    def decompress(self, tensors, ctx):
+        return self.decompressed.copy_(tensors[0])
+
+
+class Adding(Reusing):
+    def aggregate(self, tensors):
+        return torch.stack(list(tensors)).sum(0)
+
+
+def test_an_aggregate_gets_every_rank_though_all_are_decompressed_into_one_tensor():
+    code, out = Adding().adapted(), torch.zeros(3)
+    code.add_decoded_many(rows(code, [torch.ones(3), torch.full((3,), 5.0)]), out, 0.5)
+    assert out.tolist() == [3.0, 3.0, 3.0]
+
+
+class Interrupted(torch.Tensor):
+    """A tensor before whose change another thread is given the time to use the method."""
+
+    other = None
+
+    def copy_(self, source):
+        self._wait()
+        return super().copy_(source)
+
+    def add_(self, source, *, alpha=1):
+        self._wait()
+        return super().add_(source, alpha=alpha)
+
+    def _wait(self):
+        self.other.start()
+        self.other.join(0.5)
+
+
+def interrupted(tensor, work):
+    made = tensor.as_subclass(Interrupted)
+    made.other = threading.Thread(target=work)
+    return made
+
+
+def test_tensors_that_a_method_reuses_are_read_before_another_thread_may_use_it():
+    code, fives = Reusing().adapted(), torch.full((3,), 5.0)
+    theirs = encode(code, fives)
+    field = interrupted(torch.zeros(3), lambda: encode(code, fives))
+    code.encode(torch.ones(3), (field,), {}, Key())
+    out = interrupted(torch.zeros(3), lambda: code.add_decoded(theirs, torch.zeros(3)))
+    code.add_decoded((torch.ones(3),), out)
+    for each in (field, out):
+        each.other.join()
+        assert each.tolist() == [1.0, 1.0, 1.0]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gradwire.compressors import capabilities
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
+from gradwire.testing.bounds import check_contraction
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.vocabulary import Key
@@ -239,5 +240,24 @@ def test_raw_indices_are_of_31_bits():
     """The number of an element beyond them would be read as the end of the list, and the element be lost."""
     code = TopK(ratio=1e-9, indices="raw")
     assert code.layout((2**31,)).nbytes == 8 * 3
-    with pytest.raises(ConfigError, match="indices must be 'block' or 'rice' for a tensor of more than 2,147,483,648"):
+    with pytest.raises(
+        ConfigError, match=r"^TopK\.indices must be 'block' or 'rice' for a tensor of more than 2,147,483,648"
+    ):
         code.layout((2**31 + 1,))
+
+
+def test_the_smallest_indices_of_a_tensor_of_more_elements_are_not_raw():
+    """Nobody who wrote "auto" has asked for them."""
+    shape = (2**31 + 1,)
+    assert TopK(0.01, indices="auto").layout(shape) == TopK(0.01, indices="rice").layout(shape)
+    assert capabilities.pays_for(TopK(0.01, indices="auto"), shape)
+
+
+@pytest.mark.parametrize("indices", ["block", "auto"])
+def test_values_in_bfloat16_lose_no_more_than_is_declared(indices):
+    code = TopK(0.1, "bfloat16", indices)
+    assert capabilities.delta(code, 1000) == pytest.approx(0.1 * (1 - 2.0**-16), rel=1e-12)
+    halfway = torch.full((1000,), 1 + 2.0**-8)  # the worst relative error of a cast
+    for x in (gaussian(1000), halfway, gaussian(1000) * 1e-30):
+        check_contraction(code, x)
+        check_contraction(TopK(1.0, "bfloat16", indices), x)

@@ -16,8 +16,10 @@ from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.eden import EDEN
 from gradwire.compressors.wrappers.compose import Compose
 from gradwire.contrib.compressors.levels.lpc_svrg import LpcSvrg
@@ -200,7 +202,7 @@ OFFERED = [
     Atomo(budget=0.3),
     Entropy(inner=TernGrad()),
     Compose(RandomK(scaled=True), QSGD(bits=8)),
-    Compose(TopK(0.1), QSGD(bits=2, norm="l2")),
+    Compose(RandomK(scaled=True), QSGD(bits=2, norm="l2")),
 ]
 
 
@@ -213,6 +215,31 @@ def test_where_feedback_diverges_a_form_of_the_method_is_offered_with_which_it_d
     with pytest.raises(ConfigError, match=re.escape(told)):
         Exchange(compressor, memory="residual")
     Exchange(offered, memory="residual")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        (TopK(0.1), QSGD(bits=2, norm="l2")),
+        (TopK(0.1), TernGrad()),
+        (TopK(0.1), EDEN(bits=0.25)),
+        (RandomK(scaled=True), TwoBit()),
+        (RandomK(scaled=True), EFSignSGD()),
+    ],
+    ids=str,
+)
+def test_a_composition_with_which_no_memory_is_right_is_refused_with_one_that_has_a_memory(
+    outer: Compressor, inner: Compressor
+) -> None:
+    """Without a residual it would lose what the one method leaves out; with one the noise of the other would grow."""
+    with pytest.raises(
+        ConfigError, match=r"^Compose\.(outer|inner) must be safe with the error feedback that "
+    ) as told:
+        Compose(outer, inner)
+    offered = built(str(told.value).partition("use ")[2].rpartition(", got ")[0])
+    assert offered.feedback == "required"
+    assert residual_rms(offered, steps=40) < BOUND
+    Exchange(offered)
 
 
 @pytest.mark.parametrize("compressor", UNSAFE, ids=lambda each: each.name)

@@ -72,6 +72,7 @@ DELTA: list[tuple[Compressor, float]] = [
     (Identity(), 1.0),
     (BF16(), 1 - 2.0**-16),
     (TopK(ratio=1 / 64), 1 / 64),
+    (TopK(ratio=1 / 64, values="bfloat16"), (1 - 2.0**-16) / 64),
     (OkTopk(ratio=1 / 64), 1 / 64),
     (RandomK(ratio=1 / 64), 1 / 64),
     (EFSignSGD(block=1024), 1 / 1024),

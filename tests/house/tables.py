@@ -120,8 +120,9 @@ def memories() -> Iterator[str]:
     yield "| memory | parameters | bytes an element | what it does |"
     yield "|---|---|---|---|"
     for name in registry.names("memory"):
-        cls: type[Memory] = registry.find("memory", name)
-        yield f"| [`{name}`](#{name}) | {parameters(cls)} | {4 * len(cls().buffers)} | {summary(cls)} |"
+        memory: Memory = registry.build("memory", name)
+        nbytes = len(memory.buffers) * memory.form.nbytes(1 << 20) / (1 << 20)
+        yield f"| [`{name}`](#{name}) | {parameters(type(memory))} | {nbytes:.3g} | {summary(type(memory))} |"
 
 
 def strategies() -> Iterator[str]:

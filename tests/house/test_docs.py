@@ -9,12 +9,18 @@ import pytest
 
 from gradwire import registry
 from tests.house.source import ROOT
-from tests.house.tables import TABLES, current, wanted
+from tests.house.tables import TABLES, current, memories, wanted
 
 
 @pytest.mark.parametrize(("file", "marker"), TABLES)
 def test_tables_are_those_of_the_registry(file: str, marker: str) -> None:
     assert current(file, marker) == wanted(file, marker), "run `make tables`"
+
+
+def test_the_bytes_of_a_memory_are_those_of_the_form_in_which_it_is_stored() -> None:
+    rows = list(memories())
+    for name, nbytes in (("averaged_error", "1.02"), ("ef21", "8"), ("none", "0")):
+        assert any(row.startswith(f"| [`{name}`]") and f" | {nbytes} | " in row for row in rows), name
 
 
 @pytest.mark.parametrize(("kind", "page"), [("compressors", ""), ("memory", "memories"), ("strategies", "strategies")])

@@ -10,9 +10,13 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.compressors.sparse.topk import TopK
+from gradwire.compressors.wrappers.compose import compose
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import StoredForm, read, write
 from gradwire.memory.averaged_error import AveragedError
+from gradwire.memory.base import check_memory
 from gradwire.vocabulary import Key
 from tests.cases import together
 
@@ -131,3 +135,13 @@ def test_methods_of_several_rounds_are_refused() -> None:
 def test_a_value_out_of_range_is_named(values: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         AveragedError(**values)
+
+
+@together
+@pytest.mark.parametrize("compressor", [TopK(), compose(TopK(), QSGD()), Strom()], ids=str)
+def test_a_method_that_sends_a_few_elements_is_refused(compressor: Compressor) -> None:
+    with pytest.raises(
+        ConfigError, match=r"memory 'averaged_error' rounds errors .* would never grow: use memory='res"
+    ):
+        check_memory(compressor, AveragedError(), force=False)
+    check_memory(compressor, AveragedError(), force=True)

@@ -124,7 +124,8 @@ def test_a_method_of_several_rounds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"momentum": 1.0}, r"DGCMemory.momentum must be in \[0, 1\), got 1.0"),
+        ({"momentum": 1.0}, r"DGCMemory.momentum must be in \[0, 1\) in float32, got 1.0"),
+        ({"momentum": 0.99999999}, r"DGCMemory.momentum must be in \[0, 1\) in float32, got 0.99999999"),
         ({"momentum": -0.1}, "momentum"),
         ({"nesterov": 1}, "DGCMemory.nesterov must be True or False, got 1"),
         ({"clip": 0.0}, "DGCMemory.clip must be"),

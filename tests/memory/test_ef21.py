@@ -10,7 +10,11 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.compressors.lowrank.powersgd import PowerSGD
+from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.contrib.compressors.sparse.threshold import Threshold
+from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
@@ -164,3 +168,31 @@ def test_with_momentum_a_bad_step_leaves_all_tensors_but_the_work_space(compress
 def test_bad_eta(bad):
     with pytest.raises(ConfigError, match=re.escape(f"EF21Memory.eta must be in (0, 1], got {bad!r}")):
         EF21Memory(eta=bad)
+
+
+@together
+@pytest.mark.parametrize("compressor", [TwoBit(), Strom(), Threshold(), OneBit(), OneBit(0.1, "mean")], ids=str)
+def test_a_threshold_that_does_not_shrink_with_the_differences_is_refused(compressor):
+    """Smaller gradients would be in no estimate for ever."""
+    with pytest.raises(ConfigError, match=re.escape(f"below the fixed threshold of {compressor!r} never arrives")):
+        Exchange(compressor, memory="ef21")
+    Exchange(compressor, memory="ef21", force=True)
+
+
+@together
+@pytest.mark.parametrize("compressor", [OneBit(0, "mean"), TwoBit("auto"), Threshold("auto")], ids=str)
+def test_with_a_threshold_that_follows_the_differences_the_estimate_comes_near(compressor):
+    exchange = Exchange(compressor, memory="ef21", policy=Policy(min_numel=0))
+    grad = 1e-3 * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    for _ in range(300):
+        flat = grad.clone()
+        exchange.begin_step()
+        exchange.run(flat, [("w", (1000,))])
+    assert float((flat - grad).norm() / grad.norm()) < 0.1
+
+
+@together
+@pytest.mark.parametrize("eta", [1e-9, 2.0**-25])
+def test_a_mean_that_would_forget_nothing_is_refused(eta):
+    with pytest.raises(ConfigError, match=rf"EF21Memory.eta must be above 2\*\*-25, .*, got {eta}"):
+        EF21Memory(eta=eta)

@@ -11,8 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gradwire
+from gradwire.compressors.casts.bf16 import BF16
+from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.transforms.eden import EDEN
+from gradwire.compressors.wrappers.compose import compose
+from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
@@ -189,10 +193,20 @@ def test_methods_that_need_what_they_did_not_send_are_refused() -> None:
 
 
 @together
+@pytest.mark.parametrize("code", [FP16(), compose(RandomK(scaled=True), FP16())], ids=str)
+def test_a_code_that_ends_long_before_float32_is_refused(code: gradwire.Compressor) -> None:
+    """After 500 steps of zeros a gradient of 1 is 370,000 scales: all steps would overflow, and no scale would grow."""
+    with pytest.raises(ConfigError, match=r"memory 'preconditioned' divides by scales .* is infinite for large"):
+        Exchange(code, memory="preconditioned")
+    Exchange(BF16(), memory="preconditioned")
+
+
+@together
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"beta": 1.0}, r"Preconditioned.beta must be in \[0, 1\), got 1.0"),
+        ({"beta": 1.0}, r"Preconditioned.beta must be in \[0, 1\) in float32, got 1.0"),
+        ({"beta": 0.99999999}, r"Preconditioned.beta must be in \[0, 1\) in float32, got 0.99999999"),
         ({"beta": math.nan}, "Preconditioned.beta"),
         ({"floor": -0.1}, r"Preconditioned.floor must be in \[0, 1\], got -0.1"),
         ({"floor": "0"}, "Preconditioned.floor"),

@@ -71,7 +71,10 @@ def test_zeros_leave_the_first_scale_open_and_later_ones_positive():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda x, bad: precondition_update(x, x.clone(), bad, 1.0, 0.5), r"update.beta must be in \[0, 1\), got 1.0"),
+        (
+            lambda x, bad: precondition_update(x, x.clone(), bad, 1.0, 0.5),
+            r"beta must be in \[0, 1\) in float32, got 1.0",
+        ),
         (lambda x, bad: precondition_update(x, x.clone(), bad, 0.5, 1.5), r"update.floor must be in \[0, 1\], got 1.5"),
         (lambda x, bad: precondition_update(x, x[1:], bad, 0.5, 0.5), "update.scale must be"),
         (lambda x, bad: precondition_update(x, x.clone(), bad.int(), 0.5, 0.5), "update.bad must be"),

@@ -62,7 +62,7 @@ CASES = [
     *[(variant, shape) for variant in VARIANTS for shape in ((41,), (10, 100))],
     (compose(TopK(0.1, indices="rice"), QSGD(bits=4)), (30, 31)),
     (compose(TopK(0.07), BF16()), (30, 31)),
-    (compose(RandomK(0.1, run=3), QSGD(bits=2)), (29, 31)),
+    (compose(RandomK(0.1, run=3), QSGD(bits=2, scaled=True)), (29, 31)),
     (RandomK(0.2, run=7), (9, 11)),
     *[(TwoBit(t, "adaptive"), (3, 700)) for t in (0.1, 1.0, 1.5, 3.0, 9.0)],
     *[(Strom(t, "words"), (3, 700)) for t in (0.1, 3.0, 9.0)],

@@ -33,8 +33,8 @@ Form = tuple[torch.dtype, torch.Size]
 SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 _lock = threading.RLock()
-"""Held by the thread that calls a researcher's code: one method may serve two models, each of which adapts it anew and
-exchanges in a thread of its own."""
+"""Held by the thread that calls a researcher's code, until what it gave is copied or added: one method may serve two
+models, each of which adapts it anew and exchanges in a thread of its own."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,13 @@ class Adapted(Compressor):
         probe = self._probe(x.shape, x.device)
         with _lock, torch.no_grad():
             tensors, ctx = self._compress(x, state, key)
-        self._check(probe, forms_of(tensors), ctx, x.shape)
-        if not self.method.ctx_from_shape:
-            payload[0].fill_(key.tensor)
-            self._own_ctx[key.tensor] = ctx
-        for i, view in zip(reversed(probe.order), reversed(payload), strict=False):
-            view.copy_(tensors[i].reshape(-1))
+            self._check(probe, forms_of(tensors), ctx, x.shape)
+            if not self.method.ctx_from_shape:
+                payload[0].fill_(key.tensor)
+                self._own_ctx[key.tensor] = ctx
+            # The lock is still held, because the tensors may be buffers into which the next call writes.
+            for i, view in zip(reversed(probe.order), reversed(payload), strict=False):
+                view.copy_(tensors[i].reshape(-1))
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
         """Encode; a method with state gets the unscaled gradient, because its state stays in the gradient's unit."""
@@ -165,7 +166,8 @@ class Adapted(Compressor):
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         if out.numel():
-            out.add_(self._decompress(payload, out.shape), alpha=scale)
+            with _lock:
+                out.add_(self._decompress(payload, out.shape), alpha=scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         """Add the aggregate; the caller's ``scale`` contains the 1/W of a mean, which is taken out again without
@@ -181,8 +183,9 @@ class Adapted(Compressor):
                 self.add_decoded(row, out, scale)
             return
         with _lock, torch.no_grad():
-            total = self.method.aggregate([self._decompress(row, out.shape) for row in rows])
-        out.add_(self._dense(total, out.shape, "aggregate"), alpha=scale)
+            # Copies, because all may be one buffer of the method.
+            total = self.method.aggregate([self._decompress(row, out.shape).clone() for row in rows])
+            out.add_(self._dense(total, out.shape, "aggregate"), alpha=scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Let the method decompress the payload as a check, because only it knows which bytes it can decompress."""

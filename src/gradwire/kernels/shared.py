@@ -36,7 +36,7 @@ __all__ = [
     "write_codes",
 ]
 
-Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
+Beta = Annotated[float, Where("0 <= beta < 1 - 2**-25", "in [0, 1) in float32")]
 AnyFloats = Annotated[Tensor, Flat((torch.float32, torch.bfloat16, torch.float16), "n")]
 Words = Annotated[Tensor, Flat(torch.int32, "n", written=True)]
 

@@ -68,6 +68,13 @@ class AveragedError(Memory):
     def form(self) -> StoredForm:
         return StoredForm(torch.uint8, self.block)
 
+    def check_compressor(self, compressor: Compressor) -> None:
+        if compressor.family in ("sparsification", "hybrid"):
+            raise ConfigError(
+                "memory 'averaged_error' rounds errors to 1/254 of the largest of their block, so that small ones of "
+                f"elements that {compressor!r} does not send would never grow: use memory='residual'"
+            )
+
     def encode(
         self,
         compressor: Compressor,

@@ -141,6 +141,8 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
         ConfigError: the memory does not suit the method; the message names the remedy.
     """
     check_rounds(memory, compressor)
+    if not force:
+        facts.check_compressor(memory, compressor)
     own = capabilities.memory(compressor)
     alike = own in (None, memory.name) or (memory.forgets and registry.find("memory", str(own)).forgets)
     if not alike and not force:

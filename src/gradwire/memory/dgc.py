@@ -21,6 +21,7 @@ from gradwire import kernels
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
+from gradwire.kernels.float32 import float32
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Payload, State
 
@@ -69,7 +70,8 @@ class DGCMemory(Memory):
     one_round = True
 
     def __post_init__(self) -> None:
-        require(is_float32(self.momentum) and 0 <= self.momentum < 1, "DGCMemory.momentum", "in [0, 1)", self.momentum)
+        fades = is_float32(self.momentum) and 0 <= float32(self.momentum) < 1
+        require(fades, "DGCMemory.momentum", "in [0, 1) in float32", self.momentum)
         require(isinstance(self.nesterov, bool), "DGCMemory.nesterov", "True or False", self.nesterov)
         ok = self.clip is None or (is_float32(self.clip) and self.clip > 0)
         require(ok, "DGCMemory.clip", "None or a finite number > 0", self.clip)

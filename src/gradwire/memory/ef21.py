@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
-from gradwire.errors import is_float32, require
+from gradwire.errors import ConfigError, is_float32, require
+from gradwire.kernels.float32 import float32
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Payload, State
 
@@ -24,7 +26,8 @@ class EF21Memory(Memory):
 
     All estimates start at 0. A gradient that does not change is approached geometrically: |g - h_i|^2 shrinks by
     1 - delta in a step. Unlike a residual the estimate never holds more than the gradient itself, but it does not
-    average the noise of mini-batches either, and a threshold in the gradient's own unit is too large for changes.
+    average the noise of mini-batches either, and a threshold in the gradient's own unit is too large for changes, so
+    methods with a fixed one are refused.
 
     With ``eta`` below 1 it is the running mean of a worker's gradients that is estimated, x = u_i - h_i with
     u_i = (1 - eta) u_i + eta g_i from u_i = 0, which does average that noise (EF21-SGDM): 16 bytes an element in place
@@ -57,13 +60,22 @@ class EF21Memory(Memory):
     def __post_init__(self) -> None:
         require(is_float32(self.eta) and 0 < self.eta <= 1, "EF21Memory.eta", "in (0, 1]", self.eta)
         require(
-            1 - self.eta < 1, "EF21Memory.eta", "at least 2**-53, below which a gradient counts as nothing", self.eta
+            float32(1 - self.eta) < 1, "EF21Memory.eta", "above 2**-25, up to which the mean forgets nothing", self.eta
         )
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names of the tensors kept for each element: those of the running mean only if there is one."""
         return ("local", "mean") if self.eta == 1 else ("local", "mean", "momentum", "undo")
+
+    def check_compressor(self, compressor: Compressor) -> None:
+        loses = compressor.feedback == "built-in" or (compressor.feedback == "required" and compressor.elementwise)
+        # A threshold that the ranks agree on follows the differences.
+        if loses and capabilities.advice(compressor) == 0 and not capabilities.contraction(compressor):
+            raise ConfigError(
+                "memory 'ef21' sends differences, which become small, and what is below the fixed threshold of "
+                f"{compressor!r} never arrives: use memory='residual'"
+            )
 
     def encode(
         self,

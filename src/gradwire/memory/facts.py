@@ -17,12 +17,14 @@ from gradwire import kernels
 from gradwire.vocabulary import capability
 
 if TYPE_CHECKING:
+    from gradwire.compressors.base import Compressor
     from gradwire.memory.base import Memory
 
 __all__ = [
     "begin",
     "begin_or_undo",
     "beta_is_momentum",
+    "check_compressor",
     "compensate_each",
     "dense",
     "finish",
@@ -86,6 +88,16 @@ def dense(memory: Memory) -> Memory | None:
 
 
 # What it serves.
+
+
+@capability()
+def check_compressor(memory: Memory, compressor: Compressor) -> None:
+    """Refuse a compressor with which this memory would lose gradients, with the reason and the remedy.
+
+    Raises:
+        ConfigError: the compressor does not suit the memory.
+    """
+    return
 
 
 @capability()

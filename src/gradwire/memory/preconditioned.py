@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
-from gradwire.errors import is_float32, require
+from gradwire.errors import ConfigError, is_float32, require
+from gradwire.kernels.float32 import float32
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Payload, State
 
@@ -50,7 +52,7 @@ class Preconditioned(Memory):
             without a memory. With 1 all are nearly alike.
 
     Raises:
-        ConfigError: a value is outside its range.
+        ConfigError: a value is outside its range, or later the code is one of a narrow range, such as ``fp16``.
 
     Example:
         >>> Preconditioned().buffers
@@ -72,8 +74,18 @@ class Preconditioned(Memory):
     follows_mean = True
 
     def __post_init__(self) -> None:
-        require(is_float32(self.beta) and 0 <= self.beta < 1, "Preconditioned.beta", "in [0, 1)", self.beta)
+        fades = is_float32(self.beta) and 0 <= float32(self.beta) < 1
+        require(fades, "Preconditioned.beta", "in [0, 1) in float32", self.beta)
         require(is_float32(self.floor) and 0 <= self.floor <= 1, "Preconditioned.floor", "in [0, 1]", self.floor)
+
+    def check_compressor(self, compressor: Compressor) -> None:
+        # A step that overflows leaves s as it is, so that after many steps of zeros all others would overflow, too.
+        if capabilities.headroom(compressor) > capabilities.headroom.default(compressor):
+            raise ConfigError(
+                "memory 'preconditioned' divides by scales that become small where gradients are 0, and the code of "
+                f"{compressor!r} is infinite for large quotients: use bf16, which has the range of float32, or "
+                "memory='none'"
+            )
 
     def encode(
         self,

@@ -12,10 +12,10 @@ from torch import Tensor
 from gradwire.compressors.casts.ops import KINDS, codebook
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.kernel_launch import BLOCK, ScratchMemory, launch, scratch
-from gradwire.kernels.triton.levels import blocks, groups, largest, load, norm_of, store, tile, with_residual
 from gradwire.kernels.triton.levels import elements as elements_of
+from gradwire.kernels.triton.levels import groups, largest, load, norm_of, store, tile, with_residual
 from gradwire.kernels.triton.status import flag_nonfinite
-from gradwire.kernels.triton.tile import elements, number
+from gradwire.kernels.triton.tile import blocks, elements, number
 
 __all__ = [
     "cast_add_decoded",

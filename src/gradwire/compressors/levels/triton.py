@@ -12,12 +12,12 @@ from gradwire.compressors.levels.ops import LARGEST_BLOCK, SEGMENT, top_of
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.lengths import write_lengths
-from gradwire.kernels.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile, with_residual
+from gradwire.kernels.triton.levels import elements, groups, largest, load, norm_of, store, tile, with_residual
 from gradwire.kernels.triton.moments import write_moments, write_norm
 from gradwire.kernels.triton.philox import philox_words
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.stored import code_scale, write_rows
-from gradwire.kernels.triton.tile import number
+from gradwire.kernels.triton.tile import blocks, number
 
 __all__ = [
     "loco_encode",

@@ -13,9 +13,9 @@ from gradwire.kernels.float32 import float32
 from gradwire.kernels.sums import SUM_BLOCK, mean_of_sums
 from gradwire.kernels.triton.codes import pack, places, unpack
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
-from gradwire.kernels.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
+from gradwire.kernels.triton.signs import ROWS, pack_signs, total_of_32, unpack_signs
 from gradwire.kernels.triton.status import compensate, flag_nonfinite
-from gradwire.kernels.triton.tile import elements
+from gradwire.kernels.triton.tile import blocks, elements
 
 __all__ = [
     "mean_magnitude",

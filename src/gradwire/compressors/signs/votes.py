@@ -18,8 +18,9 @@ from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SignCode"]
 
-_LEAST = 2.0**-149
-"""The smallest float32 above zero: a 2-bit code with this threshold tells zero from everything else."""
+_LEAST = 2.0**-126
+"""The smallest normal float32: a 2-bit code with this threshold tells zero from everything else. A subnormal number
+counts as zero, because it is one to a processor that flushes them."""
 
 
 @dataclass(frozen=True)

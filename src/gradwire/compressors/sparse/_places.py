@@ -71,7 +71,9 @@ class Raw(Form):
     """Indices of 32 bits, for readers that are a simple loop."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
-        require(n <= MOST_RAW, "indices", f"'block' or 'rice' for a tensor of more than {MOST_RAW:,} elements", "raw")
+        require(
+            n <= MOST_RAW, "TopK.indices", f"'block' or 'rice' for a tensor of more than {MOST_RAW:,} elements", "raw"
+        )
         return (Field("indices", torch.int32, k),)
 
     def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
@@ -126,4 +128,5 @@ def smallest(n: int, k: int) -> str:
     >>> smallest(10_000, 100)
     'rice'
     """
-    return min(FORMS, key=lambda name: FORMS[name].nbits(n, k))
+    fitting = [name for name in FORMS if name != "raw" or n <= MOST_RAW]
+    return min(fitting, key=lambda name: FORMS[name].nbits(n, k))

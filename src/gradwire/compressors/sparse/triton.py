@@ -17,10 +17,9 @@ from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.compact import rank
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.largest import write_largest
-from gradwire.kernels.triton.signs import blocks
 from gradwire.kernels.triton.sparse import BLOCK as STEP
 from gradwire.kernels.triton.sparse import PARTS
-from gradwire.kernels.triton.tile import number
+from gradwire.kernels.triton.tile import blocks, number
 
 __all__ = [
     "parts_add_decoded",

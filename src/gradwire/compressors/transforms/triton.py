@@ -15,8 +15,8 @@ from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.kernel_launch import launch, scratch
 from gradwire.kernels.triton.lengths import exponent_of, power_of_two
 from gradwire.kernels.triton.philox import philox_words
-from gradwire.kernels.triton.signs import blocks, total_of_16
-from gradwire.kernels.triton.tile import number
+from gradwire.kernels.triton.signs import total_of_16
+from gradwire.kernels.triton.tile import blocks, number
 
 __all__ = [
     "eden_add_decoded",

@@ -43,8 +43,8 @@ class Compose(Compressor):
         inner: any method of one round; it sees the chosen values as one tensor, in the order of their places.
 
     Raises:
-        ConfigError: the outer method does not come apart, or the inner one takes several rounds, keeps a memory of its
-            own or turns the mean into signs.
+        ConfigError: the outer method does not come apart; the inner one takes several rounds, keeps a memory of its
+            own or turns the mean into signs; or one needs error feedback, with which the other is unsafe.
 
     Example:
         >>> from gradwire.compressors.levels.qsgd import QSGD
@@ -70,11 +70,18 @@ class Compose(Compressor):
         require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
         inner = self.inner
         alone = isinstance(inner, Compressor) and not capabilities.in_rounds(inner)
-        require(alone and capabilities.advice(inner) == 0, "Compose.inner", "a compressor of one round", inner)
+        require(alone, "Compose.inner", "a compressor of one round", inner)
+        allowed = "a method whose ranks need not agree on values, as they do where a threshold is 'auto'"
+        require(capabilities.advice(inner) == 0, "Compose.inner", allowed, inner)
         allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
         require(not capabilities.votes(inner), "Compose.inner", allowed, inner)
-        require(capabilities.memory(inner) is None, "Compose.inner", "a compressor of one round", inner)
+        require(capabilities.memory(inner) is None, "Compose.inner", "a method that is defined without a memory", inner)
         require(capabilities.average(inner), "Compose.inner", "a method whose payloads are averaged one by one", inner)
+        for name, part, other in (("outer", self.outer, inner), ("inner", inner, self.outer)):
+            # With a residual the noise would grow without bound, and without one the other method loses gradients.
+            fits = part.feedback != "unsafe" or other.feedback in ("optional", "unsafe")
+            allowed = f"safe with the error feedback that {other!r} needs: use {self.bounded}"
+            require(fits, f"Compose.{name}", allowed, part)
         declare_as(inner, self, "fixed_size", "portable", "factorises", "headroom")
 
     def same_method(self, other: Compressor) -> bool:
@@ -112,9 +119,9 @@ class Compose(Compressor):
 
     @property
     def bounded(self) -> str:
-        unsafe = {each: each.feedback == "unsafe" for each in (self.outer, self.inner)}
-        outer, inner = (capabilities.bounded(each) if unsafe[each] else repr(each) for each in (self.outer, self.inner))
-        return f"compose({outer}, {inner})"
+        parts = (self.outer, self.inner)
+        safe = [(capabilities.bounded(each) or "...") if each.feedback == "unsafe" else repr(each) for each in parts]
+        return f"compose({', '.join(safe)})"
 
     @property
     def contraction(self) -> bool:

@@ -28,7 +28,7 @@ class EF21(Compressor):
     memory serves a method without this name around it: ``memory="ef21"``.
 
     Args:
-        inner: C, a contraction of one round: a compressor, its name, or its configuration.
+        inner: C, a contraction of one round, such as ``TopK()``.
 
     Raises:
         ConfigError: the inner method is no contraction, so the estimates need not approach the gradient, or it turns
@@ -55,7 +55,7 @@ class EF21(Compressor):
     def __post_init__(self) -> None:
         inner = self.inner
         ok = isinstance(inner, Compressor) and capabilities.contraction(inner) and not capabilities.in_rounds(inner)
-        require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
+        require(ok, "EF21.inner", "a contraction of one round, such as TopK()", inner)
         require(not capabilities.votes(inner), "EF21.inner", "a method that hands out the mean and not its sign", inner)
         declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises", "headroom")
 

@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
+from gradwire.kernels.float32 import float32
 from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, Payload, State
 
@@ -47,7 +48,8 @@ class Momentum(Memory):
     one_round = True
 
     def __post_init__(self) -> None:
-        require(is_float32(self.beta) and 0 <= self.beta < 1, "Momentum.beta", "in [0, 1)", self.beta)
+        fades = is_float32(self.beta) and 0 <= float32(self.beta) < 1
+        require(fades, "Momentum.beta", "in [0, 1) in float32", self.beta)
 
     def encode(
         self,

@@ -5,7 +5,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.triton.kernel_launch import launch
-from gradwire.kernels.triton.signs import blocks, total_of_16
+from gradwire.kernels.triton.signs import total_of_16
+from gradwire.kernels.triton.tile import blocks
 
 __all__ = ["exponent_of", "power_of_two", "write_lengths"]
 

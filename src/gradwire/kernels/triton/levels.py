@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.triton.kernel_launch import BLOCK
-from gradwire.kernels.triton.tile import number
 
-__all__ = ["blocks", "elements", "groups", "largest", "load", "norm_of", "store", "tile", "with_residual"]
+__all__ = ["elements", "groups", "largest", "load", "norm_of", "store", "tile", "with_residual"]
 
 _NOWHERE = tl.constexpr(2**40)  # the group of what a tile holds beyond the end of its block: beyond every tensor
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -17,12 +16,6 @@ def tile(block: int) -> dict[str, int]:
     """The tile of a program: several whole blocks, or a part of one."""
     span = min(triton.next_power_of_2(block // 8), BLOCK // 8)
     return {"GROUPS": block // 8, "SPAN": span, "ROWS": BLOCK // 8 // span}
-
-
-@triton.jit
-def blocks(ROWS: tl.constexpr, program=None):
-    """The indices of this program's blocks, in 64 bits."""
-    return number(program) * ROWS + tl.arange(0, ROWS)
 
 
 @triton.jit

@@ -12,9 +12,10 @@ from torch import Tensor
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.kernel_launch import launch, scratch
 from gradwire.kernels.triton.lengths import exponent_of, power_of_two
-from gradwire.kernels.triton.signs import blocks, total_of_16
+from gradwire.kernels.triton.signs import total_of_16
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.sums import tree_sum
+from gradwire.kernels.triton.tile import blocks
 
 __all__ = ["write_moments", "write_norm"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.sums import SUM_BLOCK
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch, scratch
-from gradwire.kernels.triton.signs import blocks, total_of_32
+from gradwire.kernels.triton.signs import total_of_32
 from gradwire.kernels.triton.sums import tree_sum
-from gradwire.kernels.triton.tile import elements
+from gradwire.kernels.triton.tile import blocks, elements
 
 __all__ = ["follow"]
 

@@ -8,14 +8,14 @@ from torch import Tensor
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.triton.accumulate import add_residual
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
-from gradwire.kernels.triton.levels import blocks, groups, largest, load
+from gradwire.kernels.triton.levels import groups, largest, load
 from gradwire.kernels.triton.levels import tile as tile_of
 from gradwire.kernels.triton.momentum import advance
 from gradwire.kernels.triton.philox import philox_table
 from gradwire.kernels.triton.scales import follow
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.stored import code_scale, write_rows
-from gradwire.kernels.triton.tile import elements, number
+from gradwire.kernels.triton.tile import blocks, elements, number
 
 __all__ = [
     "accumulate",

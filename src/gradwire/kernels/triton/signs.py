@@ -3,9 +3,7 @@
 import triton
 import triton.language as tl
 
-from gradwire.kernels.triton.tile import number
-
-__all__ = ["ROWS", "blocks", "pack_signs", "total_of_16", "total_of_32", "unpack_signs"]
+__all__ = ["ROWS", "pack_signs", "total_of_16", "total_of_32", "unpack_signs"]
 
 ROWS = 16  # blocks for one program
 
@@ -20,12 +18,6 @@ def pack_signs(positive):
 def unpack_signs(codes):
     """Unpack the bools in each byte, one row for each."""
     return ((codes.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1) != 0
-
-
-@triton.jit
-def blocks(ROWS: tl.constexpr, program=None):
-    """The indices of this program's blocks, in 64 bits."""
-    return number(program) * ROWS + tl.arange(0, ROWS)
 
 
 @triton.jit

@@ -1,9 +1,9 @@
-"""Elements that a program works on."""
+"""Elements and blocks that a program works on."""
 
 import triton
 import triton.language as tl
 
-__all__ = ["elements", "number"]
+__all__ = ["blocks", "elements", "number"]
 
 
 @triton.jit
@@ -17,3 +17,9 @@ def number(program):
 def elements(BLOCK: tl.constexpr, program=None):
     """The indices of this program's elements, in 64 bits: a gradient may have more than 2**31."""
     return number(program) * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def blocks(ROWS: tl.constexpr, program=None):
+    """The indices of this program's blocks, in 64 bits."""
+    return number(program) * ROWS + tl.arange(0, ROWS)

@@ -15,7 +15,6 @@ from gradwire.compressors.base import Feedback
 from gradwire.compressors.decoders import FreshDecoder
 from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
-from gradwire.kernels import nonfinite
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["NUQSGD"]
@@ -123,9 +122,6 @@ class NUQSGD(FreshDecoder):
             status,
             grid="powers",
         )
-        if status is not None:
-            # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
-            nonfinite(norms, status)
 
     def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         norms, codes = payloads

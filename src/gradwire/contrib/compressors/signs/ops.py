@@ -22,7 +22,7 @@ __all__ = [
 
 
 Signs = Annotated[Tensor, Flat(torch.uint8, "-(-n // 8)", written=True)]
-Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
+Beta = Annotated[float, Where("0 <= beta < 1 - 2**-25", "in [0, 1) in float32")]
 
 
 @declared

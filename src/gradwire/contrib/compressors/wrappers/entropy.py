@@ -30,7 +30,7 @@ class Entropy(Compressor):
     coded field beside the inner payload. The size depends on the values, so payloads travel by all-gather or broadcast.
 
     Args:
-        inner: a method of one round and fixed size, as an object, by name or as a configuration.
+        inner: a method of one round and fixed size, such as ``QSGD(norm="l2")``.
         coder: "rans" reaches the entropy; "huffman" spends whole bits on a byte, at least one; "elias" needs no
             counting but of ranks: 2 floor(log2 rank) + 1 bits for the byte of that rank.
 
