@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,9 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
         "two models": two_models(folder),
         "trainer": trained(folder),
         "ways": in_many_ways(rank, folder),
+        "preempted": {moment: preempted(folder, moment) for moment in MOMENTS},
+        "trials": trials(rank, folder),
+        "hosts": hosts(rank, folder),
     }
     return {**told, "refused": refused(folder), "alone": alone(folder)}
 
@@ -212,12 +216,11 @@ def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
     trainer = trainer_of(name, **options)
     callback = compress_trainer(trainer, "topk", **TOPK)
     trainer.train()
-    # The first process deletes when the others may have ended.
-    trainer.accelerator.wait_for_everyone()
     told = {
         "metrics": callback.metrics(),
         "residual": residual_of(callback.state.state_dict()),
-        "files": sorted(file.relative_to(name).as_posix() for file in Path(name).rglob("gradwire*")),
+        # The first process deletes when the others may have ended.
+        "files": files_in(name),
     }
     told["forgotten"] = answers({"train": lambda: trainer.train(resume_from_checkpoint=saved)})["train"]
     callback.resume_from_checkpoint = saved
@@ -227,6 +230,93 @@ def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=saved)
     told["without"] = residual_of(callback.state.state_dict())
     return told
+
+
+MOMENTS = {"between two steps": "on_step_end", "before the optimizer's step": "on_step_begin"}
+"""Moments at which the Trainer saves on SIGTERM, each with the event before it."""
+
+
+def preempted(folder: str, moment: str) -> dict[str, Any]:
+    """A Trainer that SIGTERM stops after two steps, and another that goes on from what it saved."""
+    from gradwire.frontends.adapters.transformers import compress_trainer
+
+    name = f"{folder}/preempted {moment}"
+    trainer = trainer_of(name, save_strategy="no", enable_jit_checkpoint=True)
+    compress_trainer(trainer, "topk", **TOPK)
+    trainer.add_callback(on_event(MOMENTS[moment], 2, lambda: terminate(trainer)))
+    trainer.train()
+    saved = f"{name}/checkpoint-2"
+    trainer = trainer_of(f"{name}, rest")
+    compress_trainer(trainer, "topk", resume_from_checkpoint=saved, **TOPK)
+    trainer.train(resume_from_checkpoint=saved)
+    return {"digest": digest(trainer.model), "files": files_in(name)}
+
+
+def on_event(event: str, step: int, call: Callable[[], object]) -> Any:
+    """A callback of the Trainer for an event when so many steps were made."""
+    from transformers import TrainerCallback
+
+    def act(_args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step == step:
+            call()
+
+    callback = TrainerCallback()
+    setattr(callback, event, act)
+    return callback
+
+
+def terminate(trainer: Any) -> None:
+    """Send SIGTERM, and wait until the Trainer will save as soon as it can."""
+    (manager,) = filter(None, (getattr(each, "jit_manager", None) for each in trainer.callback_handler.callbacks))
+    manager.kill_wait = 0
+    signal.raise_signal(signal.SIGTERM)
+    while not manager.is_checkpoint_requested:
+        time.sleep(0.01)
+
+
+def trials(rank: int, folder: str) -> dict[str, Any]:
+    """Two trials of a search of hyperparameters: their files, and the residuals in them and at the end of each."""
+    from transformers import GPT2LMHeadModel
+    from transformers.trainer_utils import HPSearchBackend
+
+    from gradwire.frontends.adapters.transformers import compress_trainer
+
+    class Trial(dict):
+        """A trial as Optuna makes it, in a form that the Trainer takes without Optuna."""
+
+    name = f"{folder}/trials"
+    trainer = trainer_of(name, steps=STEPS // 2)
+    config = trainer.model.config
+    trainer.model_init = lambda: GPT2LMHeadModel(config)
+    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, dict
+    callback = compress_trainer(trainer, "topk", **TOPK)
+    ends = []
+    for number, rate in enumerate((0.5, 0.1)):
+        trial = Trial(learning_rate=rate)
+        trial.number, trial.params = number, dict(trial)
+        trainer.train(trial=trial)
+        ends.append(residual_of(callback.state.state_dict()))
+    files = [f"{name}/run-{number}/checkpoint-{STEPS // 2}/gradwire-{rank}.pt" for number in range(2)]
+    saved = [residual_of(torch.load(file, weights_only=True)["state"]) for file in files]
+    return {"files": files_in(name), "saved": saved, "ends": ends}
+
+
+def hosts(rank: int, folder: str) -> list[str]:
+    """The files of this rank, which has a folder of its own as on a host of its own, and one that was moved away."""
+    from gradwire.frontends.adapters.transformers import compress_trainer
+
+    name = Path(f"{folder}/host {rank}")
+    trainer = trainer_of(str(name), save_steps=1, save_total_limit=2)
+    compress_trainer(trainer, "topk", **TOPK)
+    if rank == 0:
+        trainer.add_callback(on_event("on_step_end", 2, lambda: (name / "checkpoint-1").rename(name / "moved-1")))
+    trainer.train()
+    return files_in(str(name))
+
+
+def files_in(folder: str) -> list[str]:
+    torch.distributed.barrier()
+    return sorted(file.relative_to(folder).as_posix() for file in Path(folder).rglob("gradwire*"))
 
 
 def late(event: str, args: tuple[Any, ...], folder: str) -> None:

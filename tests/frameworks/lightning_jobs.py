@@ -150,6 +150,7 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     told["copied"] = copied(folder)
     told["ways"] = {way: in_a_way(folder, way) for way in WAYS}
     told["broken off"], told["tried out"] = broken_off(folder), tried_out(folder)
+    told["tried out in a fit"] = tried_out_in_a_fit(folder)
     told["refused"], told["logged"] = refused(), logged(folder)
     return told
 
@@ -203,6 +204,36 @@ def tried_out(folder: str) -> dict[str, Any]:
         trainer_of([*callbacks, watcher], 2, default_root_dir=folder).fit(module_of())
         told["ours first" if first else "ours last"] = watcher.began["step"], residual_of(watcher.began)
     return told
+
+
+def tried_out_in_a_fit(folder: str) -> dict[str, Any]:
+    """A search of the rate between two epochs, as Lightning's documentation has it, and a second fit."""
+    from lightning.pytorch.callbacks import LearningRateFinder
+
+    ours, module, told = ours_of(), module_of(), {}
+
+    def now() -> tuple[int, list[float]]:
+        state = ours.state.state_dict()
+        return state["step"], residual_of(state)
+
+    class Finder(LearningRateFinder):
+        def on_fit_start(self, *_: Any) -> None:
+            """Do not search here."""
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                told["before"] = now()
+                self.lr_find(trainer, pl_module)
+                told["after"] = now()
+
+    finder = Finder(1e-3, 1e-1, num_training_steps=3, early_stop_threshold=None, update_attr=False)
+    watcher = watcher_of(ours)
+    trainer = trainer_of([ours, finder, watcher], default_root_dir=folder)
+    trainer.fit(module)
+    told["end"] = now()
+    trainer.fit_loop.epoch_loop.max_steps = STEPS + 1
+    trainer.fit(module)
+    return {**told, "second fit": (watcher.began["step"], residual_of(watcher.began))}
 
 
 def other_package(ours: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradwire.testing.processes import run_ranks
-from tests.frameworks.huggingface_jobs import STEPS, everything
+from tests.frameworks.huggingface_jobs import MOMENTS, STEPS, everything
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,30 @@ def test_a_second_train_goes_on_from_the_residuals_of_its_checkpoint(told: list[
         assert re.search(ASKED + "None", ways["forgotten"])
         assert ways["again"] == ways["residual"]
         assert ways["without"] != ways["residual"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_is_saved_on_sigterm_has_the_residuals(moment: str, told: list[dict[str, Any]]) -> None:
+    preempted = [each["preempted"][moment] for each in told]
+    assert [each["files"] for each in preempted] == [[f"checkpoint-2/gradwire-{rank}.pt" for rank in range(2)]] * 2
+    assert preempted[0]["digest"] == preempted[1]["digest"]
+    if moment == "between two steps":
+        assert preempted[0]["digest"] == told[0]["trainer"]["unbroken"]["digest"]
+
+
+def test_each_trial_of_a_search_keeps_its_residuals_in_its_own_folder(told: list[dict[str, Any]]) -> None:
+    files = [f"run-{trial}/checkpoint-{STEPS // 2}/gradwire-{rank}.pt" for trial in range(2) for rank in range(2)]
+    for each in told:
+        assert each["trials"]["files"] == files
+        assert each["trials"]["saved"] == each["trials"]["ends"]
+        assert each["trials"]["ends"][0] != each["trials"]["ends"][1]
+
+
+def test_ranks_on_other_hosts_delete_their_files_with_the_checkpoints(told: list[dict[str, Any]]) -> None:
+    """A checkpoint that was moved away where the Trainer saves may be wanted again, with all files of it."""
+    first, other = (each["hosts"] for each in told)
+    assert first == [*(f"checkpoint-{step}/gradwire-0.pt" for step in (5, 6)), "moved-1/gradwire-0.pt"]
+    assert other == [f"checkpoint-{step}/gradwire-1.pt" for step in (1, 5, 6)]
 
 
 ASKED = r"resume_from_checkpoint must be what trainer.train is given, or False for residuals of zero, got "

@@ -71,6 +71,17 @@ def test_what_a_callback_has_tried_out_is_taken_back(told: list[dict[str, Any]])
             assert sum(residual) == 0
 
 
+def test_what_a_callback_has_tried_out_in_a_fit_is_undone_and_no_later_fit_begins_with_it(
+    told: list[dict[str, Any]],
+) -> None:
+    for each in told:
+        tried = each["tried out in a fit"]
+        assert tried["after"] == tried["before"]
+        assert tried["before"][0] == STEPS // 2
+        assert tried["end"][0] == STEPS
+        assert tried["second fit"] == tried["end"]
+
+
 def test_dashboards_take_the_callback(told: list[dict[str, Any]]) -> None:
     for each in told:
         ratios = [value for tag, value, _ in each["broken off"]["rows"] if tag == "gradwire/ratio"]

@@ -82,7 +82,8 @@ SOME_VERSIONS: dict[str, tuple[str, str]] = {
 
 OF_OTHERS = {
     *("_barrier", "_ddp_comm_hook", "_describe_range", "_exit", "_get_control_flow_context", "_get_variable_index"),
-    *("_getframe", "_replace", "_trainable_variables", "_trainable_variables_indices", "_var_key", "_variables"),
+    *("_get_output_dir", "_getframe", "_replace", "_save_checkpoint", "_trainable_variables"),
+    *("_trainable_variables_indices", "_var_key", "_variables"),
 }
 """Private names of other packages and of Python, or that only gradwire's tests and wrappers give to objects."""
 

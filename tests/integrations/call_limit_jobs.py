@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from gradwire.errors import GroupError
 from gradwire.frontends import setup
+from gradwire.frontends.adapters._gather import gathered
 from gradwire.frontends.optimizer import compress_optimizer
 from gradwire.transport.failures import timeout_of
 from tests.integrations.jobs import model_of
@@ -36,16 +38,27 @@ def limits(rank: int) -> tuple[list[float | None], str, float, float | None]:
     usual, own = (dist.new_group(timeout=limit) for limit in (default_pg_timeout, timedelta(seconds=400)))
     states = [made(usual), made(usual, timeout=600.0), made(own)]
     found = [state.exchange.channel.call_limit for state in states]
-    state, text, began = states[0], "", time.monotonic()
+    text, seconds = waited(rank, states[0], lambda: states[0].load_state_dict(states[0].state_dict()))
+    return found, text, seconds, timeout_of(states[0].exchange.channel.group)
+
+
+def waited(rank: int, state: Any, call: Callable[[], object]) -> tuple[str, float]:
+    """The error of a call that rank 1 does not make, and the seconds until it came."""
+    text, began = "", time.monotonic()
     state.exchange.channel.call_limit = SHORT
     if rank == 0:
         try:
-            state.load_state_dict(state.state_dict())
+            call()
         except GroupError as error:
             text = str(error)
     else:
         time.sleep(2 * SHORT)
-    return found, text, time.monotonic() - began, timeout_of(state.exchange.channel.group)
+    return text, time.monotonic() - began
+
+
+def gathers(rank: int) -> tuple[str, float]:
+    state = made(dist.new_group(timeout=default_pg_timeout))
+    return waited(rank, state, lambda: gathered(state))
 
 
 def alone(rank: int) -> str:

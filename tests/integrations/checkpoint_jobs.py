@@ -17,8 +17,10 @@ from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import carries, default_strategy
 from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError
+from gradwire.frontends.adapters import _gather
 from gradwire.frontends.ddp import GradwireState, compress_ddp
 from gradwire.frontends.optimizer import compress_optimizer
+from gradwire.transport.channel import Channel
 from tests.integrations.jobs import answers, batch, digest, model_of
 
 PARAMS = [("w", (48, 40)), ("b", (40,)), ("v", (40, 24))]
@@ -130,6 +132,20 @@ def ddp_and_dcp(rank: int, folder: str) -> dict[str, Any]:
             told["resumed"][compressor, way] = train(again, range(3, 6), rank) == unbroken
     told["refused"] = refused(f"{folder}/sync", saved)
     return told
+
+
+def gather(rank: int, piece: int) -> dict[str, Any]:
+    """The states of all ranks as rank 0 collects them in pieces, and the bytes from each rank in each message."""
+    exchange, received = Channel.exchange, []
+
+    def noting(channel: Channel, sends: Any, receives: Any) -> None:
+        received.append([each.nbytes for each in receives])
+        exchange(channel, sends, receives)
+
+    model, state = wrapped("topk", ratio=0.05)
+    train(model, range(2), rank)
+    Channel.exchange, _gather.PIECE = noting, piece
+    return {"own": through_a_file(state.state_dict()), "all": _gather.gathered(state), "received": received}
 
 
 def refused(path: str, powersgd: dict[str, Any]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradwire.testing.processes import run_ranks
 from gradwire.transport.failures import CALL_LIMIT
-from tests.integrations.call_limit_jobs import SHORT, alone, limits
+from tests.integrations.call_limit_jobs import SHORT, alone, gathers, limits
 
 
 def test_a_call_alone_ends_at_the_limit_and_collectives_keep_their_timeout() -> None:
@@ -13,6 +13,12 @@ def test_a_call_alone_ends_at_the_limit_and_collectives_keep_their_timeout() -> 
     assert "in load_state_dict waited timeout=2 s for rank 1" in text
     assert SHORT <= seconds < 60
     assert after == 1800.0
+
+
+def test_states_that_one_rank_alone_collects_end_at_the_limit() -> None:
+    (text, seconds), _ = run_ranks(2, gathers)
+    assert "in gathered waited timeout=2 s for rank 1" in text
+    assert SHORT <= seconds < 60
 
 
 def test_a_set_up_alone_ends_at_the_limit() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.engine.checkpoint import merge_states
 from gradwire.errors import ConfigError
 from gradwire.testing.processes import run_ranks
-from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, load_resized, resume_each, save_some
+from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, equal, gather, load_resized, resume_each, save_some
 from tests.once import once
 
 STEPS = 3
@@ -72,6 +72,19 @@ def test_a_fresh_ddp_goes_on_bit_for_bit_from_files_and_from_distributed_checkpo
 def test_what_would_lose_residuals_is_refused(case: str, ddp: list[dict[str, Any]]) -> None:
     for result in ddp:
         assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
+
+
+def test_the_states_of_all_ranks_come_to_rank_0_one_after_the_other_in_pieces() -> None:
+    piece = 2**14
+    first, *others = run_ranks(3, gather, piece)
+    assert equal(first["all"], merge_states([first["own"], *(each["own"] for each in others)]))
+    assert [each["all"] for each in others] == [None, None]
+    came = [[(rank, size) for rank, size in enumerate(sizes) if size] for sizes in first["received"]]
+    assert all(len(each) == 1 for each in came), "a GPU would have to hold pieces of several ranks at once"
+    ranks, sizes = zip(*(each[0] for each in came), strict=True)
+    assert list(ranks) == sorted(ranks)
+    assert max(sizes) == piece
+    assert all(ranks.count(rank) > 2 for rank in (1, 2))
 
 
 @once

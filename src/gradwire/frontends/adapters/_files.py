@@ -16,8 +16,8 @@ from gradwire.transport.handshake import agree
 __all__ = ["load_rank", "save_rank"]
 
 
-def save_rank(state: ExchangeState, folder: str | os.PathLike[str], step: int = 0, model: int = 0) -> None:
-    """Write this rank's file. All ranks should call it, between steps.
+def save_rank(state: ExchangeState, folder: str | os.PathLike[str], step: int = 0, model: int = 0) -> Path:
+    """Write this rank's file, and return where it is. All ranks should call it, between steps.
 
     Args:
         state: state that ``compress_ddp`` or another entry point returned.
@@ -29,6 +29,7 @@ def save_rank(state: ExchangeState, folder: str | os.PathLike[str], step: int = 
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = Path(folder, name_of(state.exchange.channel.rank, model))
     torch.save({"state": state.state_dict(), "told": step}, file)
+    return file
 
 
 def load_rank(

@@ -4,7 +4,8 @@ Invariants:
     * The hook is attached in ``on_fit_start``: Lightning wraps the model in ``strategy.setup`` and trains right after
       that place.
     * What callbacks keep is written by rank 0 alone, so it holds the residuals of all ranks.
-    * A strategy that shards loads a checkpoint after ``on_fit_start``, and all others before it.
+    * A strategy that shards loads a checkpoint after ``on_fit_start``, and all others before it. Any of them may be
+      given one in the middle of a fit, as by ``LearningRateFinder``.
 
 Why:
     Lightning's own ``ddp_comm_hook`` is left out silently wherever gradients are not on CUDA; this hook runs on any
@@ -13,8 +14,11 @@ Why:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 from gradwire._extras import needs
 from gradwire.engine.checkpoint import OnResize, check_on_resize
@@ -62,6 +66,7 @@ class GradwireCallback(Callback):
         check_on_resize(on_resize)
         self.on_resize: OnResize = on_resize
         self.state: Attached | None = None
+        self._model: weakref.ref[nn.Module] | None = None
         self._waiting: dict[str, Any] | None = None
         self._resumes = False
         self._writer: LoggerWriter | None = None
@@ -69,7 +74,7 @@ class GradwireCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what the callback was made with: a copy begins anew, in a trainer of its own."""
-        return {**vars(self), "state": None, "_waiting": None, "_writer": None, "_resumes": False}
+        return {**vars(self), "state": None, "_model": None, "_waiting": None, "_writer": None, "_resumes": False}
 
     def metrics(self) -> dict[str, Any]:
         """Return the bytes that went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
@@ -105,6 +110,7 @@ class GradwireCallback(Callback):
             self.state.close()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.state = attach(model, self.compressor, {"scaler": scaler, **self.options})
+        self._model = weakref.ref(model)
         if self._waiting is not None:
             self.state.load_state_dict(self._waiting, on_resize=self.on_resize)
         self._waiting, self._resumes = None, False
@@ -126,13 +132,14 @@ class GradwireCallback(Callback):
             checkpoint[KEY] = gathered(self.state)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the saved states until the model is wrapped."""
+        """Load the saved states into the model that trains, or keep them until there is one."""
         if trainer.state.fn != "fit":
             return
         self._waiting, self._resumes = checkpoint.get(KEY), True
         if self._waiting is None:
             log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
-        if self.state is not None and trainer.strategy.restore_checkpoint_after_setup:
+        attached = self._model is not None and self._model() is trainer.strategy.model
+        if self.state is not None and attached:
             # Residuals from before the checkpoint do not belong to its parameters.
             nothing = {**self.state.state_dict(), "world": 0, "ranks": {}}
             self.state.load_state_dict(self._waiting or nothing, on_resize=self.on_resize if self._waiting else "reset")

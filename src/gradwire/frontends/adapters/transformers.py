@@ -3,13 +3,21 @@
 Why:
     The Trainer wraps the model when ``train`` begins, and tells callbacks neither the wrapped model nor the checkpoint
     from which it resumes. So the callback holds the trainer, and is given the checkpoint as ``train`` is, for one
-    ``train``.
+    ``train``. Callbacks do not learn of a checkpoint that is made on SIGTERM either, nor of the folder of a trial. So
+    the callback wraps the function of the Trainer that makes every checkpoint.
+
+Failure modes:
+    On SIGTERM the Trainer may save between a backward pass and the optimizer's step. A run that resumes makes that step
+    again, and adds its gradients to what was not sent of them the first time. Where the ranks saved at different places
+    of a step, loading is an error on all of them.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +31,7 @@ from gradwire.frontends.adapters._wrapped import Attached, attach, exchanged
 from gradwire.frontends.setup import uncompiled
 
 with needs("huggingface"):
+    from accelerate.utils import broadcast_object_list
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
@@ -49,6 +58,9 @@ class GradwireTrainerCallback(TrainerCallback):
         self.on_resize: OnResize = on_resize
         self.state: Attached | None = None
         self._model: nn.Module | None = None
+        self._files: list[Path] = []
+        self._deleted: list[int] = []
+        trainer._save_checkpoint = partial(self._save, trainer._save_checkpoint)
 
     def metrics(self) -> dict[str, Any]:
         """Return the bytes that went over the wire, as the dashboards' writers ask for it.
@@ -73,16 +85,39 @@ class GradwireTrainerCallback(TrainerCallback):
             self._go_on(args.output_dir, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write this rank's file beside the checkpoint, unless that cannot be resumed from anyway."""
+        """Wait for the files of all ranks, and delete this rank's files of checkpoints that the Trainer has deleted."""
         if self.state is not None and not args.save_only_model:
-            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            save_rank(self.state, folder, state.global_step)
             # The Trainer may delete a checkpoint as soon as it was saved: not while somebody still writes into it.
             self.trainer.accelerator.wait_for_everyone()
+            if args.save_total_limit is not None:
+                self._delete_old()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Keep the residuals for another ``train``, which continues with them or is given a checkpoint of its own."""
         self.resume_from_checkpoint = None
+
+    def _save(self, save_checkpoint: Callable[..., None], model: Any, trial: Any, *more: Any, **options: Any) -> None:
+        """Make a checkpoint, and write this rank's file beside it, unless it cannot be resumed from anyway."""
+        trainer = self.trainer
+        before = [number for number, file in enumerate(self._files) if file.exists()]
+        save_checkpoint(model, trial, *more, **options)
+        # The Trainer deletes old checkpoints where it saves a new one. A file that goes at another time was moved by
+        # somebody who may want to resume from it.
+        self._deleted = [number for number in before if not self._files[number].exists()]
+        if self.state is not None and not trainer.args.save_only_model:
+            step = trainer.state.global_step
+            folder = Path(trainer._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
+            self._files.append(save_rank(self.state, folder, step))
+
+    def _delete_old(self) -> None:
+        """Delete this rank's files of checkpoints that the first process has just deleted.
+
+        The Trainer deletes checkpoints only where it saves, and other hosts may have file systems of their own.
+        """
+        # All ranks wrote files for the same checkpoints, so a number is the same checkpoint on all of them.
+        deleted = broadcast_object_list([self._deleted])[0]
+        for number in reversed(deleted):
+            self._files.pop(number).unlink(missing_ok=True)
 
     def _attached(self) -> Attached:
         if self.state is None:
