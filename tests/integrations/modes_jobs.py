@@ -120,7 +120,7 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "compress_fsdp": sharded,
     "compress_optimizer": exchanged,
     "CompressedStep": stepped(optim.CompressedStep, "powersgd", moments=1),
-    "DiLoCo": stepped(optim.DiLoCo, "qsgd"),
+    "DiLoCo": stepped(optim.DiLoCo, "qsgd", every=2),
 }
 """All that a script may call first in a mode of its own."""
 

@@ -3,6 +3,7 @@ again together."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -48,6 +49,12 @@ def test_islands_agree_on_what_workers_of_one_rank_agree_on_to_the_bit(places: A
     plain = [worker(other, name, SHORT, **EXACT) for name in "01"]
     together(plain, "join")
     train(plain, range(3))
+    # What hung at the place for the first round is taken down, and of the last it is there.
+    board = gradwire.Meeting(place, "looks on").open()
+    for t, there in ((1, False), (3, True)):
+        for nbytes, token in board.read(f"closed/{t}")["came"].values():
+            assert nbytes == 1
+            assert [board.look(f"payload/{t}/{token}/{shard}") is not None for shard in range(2)] == [there] * 2
     # Rows are cut in two, so the shards of each parameter are the halves of its elements.
     whole = plain[0].ask("tensors")
     for shards in together(islands, "tensors"):
@@ -130,22 +137,24 @@ def test_an_island_that_comes_late_takes_over_the_shards_of_the_others(
     assert agreed[0][0] != agreed[0][1]
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+@pytest.mark.parametrize("shape", [(3,), (2, 1)])
 def test_fragments_of_islands_travel_while_they_train(shape: tuple[int, ...], place: str, worker: Start) -> None:
+    """The last of three ranks has nothing of the last fragment, whose four rows the others have."""
     options = {**STREAMED, "lr": 1.0, "momentum": 0.0, "compressor": "qsgd", "bits": 4, "memory": "residual"}
     islands = [Island(worker, place, name, {**SHORT, "deadline": 60.0}, shape, **options) for name in "01"]
     together(islands, "join")
     together(islands, "watch")
+    ranks = math.prod(shape)
     for part in range(3):
         streamed(islands, 6, part)
     # A fragment is under way, in what is saved, too.
     streamed(islands, 3, 3)
-    assert together(islands, "flights") == [[1, 1], [1, 1]]
+    assert together(islands, "flights") == [[1] * ranks] * 2
     saved = together(islands, "save")
     streamed(islands, 2, 4)
-    assert together(islands, "flights") == [[0, 0], [0, 0]]
+    assert together(islands, "flights") == [[0] * ranks] * 2
     accounts = together(islands, "account")
-    for shard in range(2):
+    for shard in range(ranks):
         made, waits = (sum(each[shard][key] for each in accounts) for key in ("made", "waits"))
         assert float((accounts[0][shard]["applied"] + waits - made).norm()) <= 1e-5 * float(made.norm())
     for island in islands:
@@ -156,7 +165,7 @@ def test_fragments_of_islands_travel_while_they_train(shape: tuple[int, ...], pl
         island.ask_each("load", state)
     together(again, "join")
     streamed(again, 4, 5)
-    assert of(together(again, "meet"), "workers") == [["0", "1"]] * 4
+    assert of(together(again, "meet"), "workers") == [["0", "1"]] * 2 * ranks
     agreed = together(again, "agreed")
     assert agreed[0] == agreed[1]
     # Replicas hold the same, and shards differ.
@@ -171,15 +180,23 @@ def streamed(islands: list[Island], steps: int, seed: int) -> None:
 
 
 def test_what_one_shard_cannot_send_none_does(place: str, worker: Start) -> None:
-    islands = [Island(worker, place, name, SHORT, **SPARSE) for name in "01"]
+    islands = [Island(worker, place, name, SHORT, compressor="fp16", memory="residual") for name in "01"]
     together(islands, "join")
-    for i, island in enumerate(islands):
-        island.ask("local", i)
-    islands[1].ranks[1].ask("spoil")
-    told = together(islands, "exchange")
-    assert of(told, "workers") == [["0"]] * 4
-    assert of(told, "nonfinite_steps") == [0, 0, 1, 1]
-    told = train(islands, range(1, 2))
+    train(islands, range(1))
+    before = islands[1].ask("sums")
+    # A change that is not finite, and one that is, and that 16 bits cannot hold.
+    for t, value in enumerate((math.nan, 1e6)):
+        for i, island in enumerate(islands):
+            island.ask("local", 10 * t + i)
+        islands[1].ranks[1].ask("put", value)
+        told = together(islands, "exchange")
+        assert of(told, "workers") == [["0"]] * 4
+        assert of(told, "nonfinite_steps") == [0, 0, t + 1, t + 1]
+    # What the other shard had encoded is taken back: its residual is what it was.
+    for now, then in zip(islands[1].ask("sums"), before, strict=True):
+        assert torch.equal(now["waits"], then["waits"])
+        assert now["waits"].any()
+    told = train(islands, range(2, 3))
     assert of(told, "workers") == [["0", "1"]] * 4
     assert of(told, "parameters")[:2] == of(told, "parameters")[2:]
 
@@ -211,11 +228,37 @@ def test_a_rank_that_dies_ends_its_island_and_the_others_go_on(place: str, worke
     train(islands, range(1))
     for i, island in enumerate(islands):
         island.ask("local", i)
+    # The first rank waits at the place, and the other for it.
+    islands[1].tell("exchange")
+    arrivals = gradwire.Meeting(place, "looks on").open()
+    while not arrivals.entries("arrivals/2"):
+        time.sleep(0.05)
     islands[1].ranks[0].signal(signal.SIGKILL)
-    islands[0].tell("exchange")
-    with pytest.raises(GradwireError):
-        islands[1].ranks[1].ask("exchange")
-    assert [each["workers"] for each in islands[0].answer()] == [["0"]] * 2
+    with pytest.raises(GroupError):
+        islands[1].ranks[1].answer()
+    # What it had handed in counts, and later rounds go on without it.
+    assert of([islands[0].ask("exchange")], "workers") == [["0", "1"]] * 2
+    assert of([train(islands[:1], range(2, 3))[0]], "workers") == [["0"]] * 2
+
+
+def test_files_of_different_steps_are_refused_on_all_ranks(place: str, worker: Start) -> None:
+    meeting = {**SHORT, "workers": 1}
+    island = Island(worker, place, "0", meeting, **EXACT)
+    island.ask("join")
+    train([island], range(1))
+    early = island.ask("save")
+    train([island], range(1, 2))
+    late = island.ask("save")
+    island.signal(signal.SIGKILL)
+    again = Island(worker, place, "0", meeting, **EXACT)
+    again.ask_each("load", [late[0], early[1]])
+    again.tell("join")
+    with pytest.raises(GroupError, match="another rank of this worker failed"):
+        again.ranks[0].answer()
+    with pytest.raises(ConfigError, match=r"state_dict must be on all ranks .* of the first, {'round': 2"):
+        again.ranks[1].answer()
+    again.ask_each("load", late)
+    assert again.ask("join") == [2, 2]
 
 
 def test_wrong_companions_are_refused_on_all_ranks(places: Any, worker: Start) -> None:

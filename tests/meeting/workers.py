@@ -99,6 +99,11 @@ class Work:
         with torch.no_grad():
             on_rank(next(self.model.parameters()))[0, 0] = float("nan")
 
+    def put(self, value: float) -> None:
+        """Give an element of the parameters a value that no gradient gave it."""
+        with torch.no_grad():
+            on_rank(next(self.model.parameters()))[0, 0] = value
+
     def now(self) -> dict[str, Any]:
         parameters = digest([on_rank(param).detach() for param in self.model.parameters()])
         return {"parameters": parameters, "round": self.optimizer.round, **self.optimizer.metrics()}

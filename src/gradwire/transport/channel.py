@@ -406,6 +406,23 @@ class Channel:
         moved = (self.world - 1) * rows[0].nbytes
         self._count(moved, moved)
 
+    def share(self, value: Any, source: int) -> Any:
+        """Return on every rank the value of one; it is pickled, which only the ranks of one job may trust.
+
+        Args:
+            source: the rank that has it, as the default group counts.
+        """
+        if self.world == 1:
+            return value
+        self._begin()
+        self.settle()
+        self._refuse_after_failure()
+        box = [value]
+        with self._communicating():
+            dist.broadcast_object_list(box, source, group=self.group, device=torch.device("cpu"))
+        self.traffic.ended += 1
+        return box[0]
+
     def begin_opening(self, rows: Tensor) -> Callable[[], None]:
         """Start the exchange of rows with which a conversation begins: row ``rank`` goes to every rank.
 

@@ -7,19 +7,21 @@ Invariants:
       went well on all of them: if it failed on one, all of them raise.
 
 Failure modes:
-    A rank that dies ends the others' wait for it, because its connections end. They raise, and the meeting goes on
-    without this worker as without any that died.
+    A rank that dies ends the wait of those that are connected to it, because its connections end. They raise, and tell
+    the ranks of their own rows; the meeting goes on without this worker as without any that died. A rank that stays and
+    does not answer is waited for as long as the first rank may wait at the place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 
-from gradwire.errors import GroupError
+from gradwire.errors import GroupError, require
+from gradwire.notices import log
 from gradwire.transport.channel import Channel
 
 __all__ = ["ALONE", "Crew"]
@@ -40,7 +42,8 @@ class Crew:
     Each call is a collective: all ranks make the same ones, in the same order, from one thread at a time.
 
     Args:
-        lines: channels of this rank over the dimensions of their mesh, on the host; none if it is alone.
+        lines: channel of this rank on the host along each dimension of their mesh, with the first rank on it, as the
+            default group counts; none if this rank is alone.
         at: coordinates of this rank in the mesh.
 
     Attributes:
@@ -48,7 +51,7 @@ class Crew:
         place: end of the names of this rank's payloads at the meeting place; empty if it is alone.
     """
 
-    def __init__(self, lines: Sequence[Channel] = (), at: Sequence[int] = ()) -> None:
+    def __init__(self, lines: Iterable[tuple[Channel, int]] = (), at: Sequence[int] = ()) -> None:
         self._lines = list(lines)
         self.first = not any(at)
         self.place = "/" + ".".join(map(str, at)) if self._lines else ""
@@ -69,26 +72,25 @@ class Crew:
         # What it calls may ask in turn, and the others do not hear of that.
         if self.alone or self._asks:
             return ask()
-        told = _Answer(None)
+        answer = _Answer(None)
         if self.first:
             self._asks = True
             try:
-                told = _Answer(ask())
+                answer = _Answer(ask())
             except Exception as error:
-                told = _Answer(None, error)
+                answer = _Answer(None, error)
             finally:
                 self._asks = False
         # Along one dimension after the other: the first of each row has it before its row does.
-        for line in self._lines:
-            box = [told]
+        for line, first in self._lines:
             try:
-                dist.broadcast_object_list(box, group=line.group, group_src=0, device=torch.device("cpu"))
-            except RuntimeError as error:
-                raise GroupError(f"a rank of this worker does not answer: {error}") from error
-            told = box[0]
-        if told.error is not None:
-            raise told.error
-        found: T = told.value
+                answer = line.share(answer, first)
+            except GroupError as error:
+                # Those who wait for this rank on its other lines hear of it, and wait no longer.
+                answer = _Answer(None, error)
+        if answer.error is not None:
+            raise answer.error
+        found: T = answer.value
         return found
 
     def together(self, do: Callable[[], T]) -> T:
@@ -109,18 +111,45 @@ class Crew:
             raise GroupError("another rank of this worker failed: its own error has the reason")
         return found
 
+    def compare(self, name: str, here: object) -> None:
+        """Refuse values that are not the same on all ranks.
+
+        Raises:
+            ConfigError: the value here is not that of the first rank.
+            GroupError: another rank has another value than the first.
+        """
+        first = self.lead(lambda: here)
+        allowed = f"on all ranks of a worker that of the first, {first}"
+        self.together(lambda: require(here == first, name, allowed, here))
+
     def anywhere(self, so: bool) -> bool:
         """Return whether it is so on any of the ranks."""
-        return bool(self._reduced(float(so), "max"))
+        return so if self.alone else bool(self._reduced(float(so), "max"))
 
     def total(self, number: float) -> float:
         """Return the sum of the numbers of all ranks."""
-        return self._reduced(number, "sum")
+        return number if self.alone else self._reduced(number, "sum")
+
+    def warn(self, text: str, *values: object) -> None:
+        """Log a warning once for the whole worker; it is no collective."""
+        if self.first:
+            log.warning(text, *values)
 
     def _reduced(self, number: float, how: str) -> float:
-        found = torch.full((1,), number, dtype=torch.float64)
-        for line in self._lines:
-            line.all_reduce(found, how)
+        # The first rank alone would wait here for the others, which do not come.
+        assert not self._asks, "the first rank asks for what all must be asked for"
+        found, failed = torch.full((1,), number, dtype=torch.float64, device="cpu"), list[GroupError]()
+        for line, _ in self._lines:
+            try:
+                line.all_reduce(found, how)
+            except GroupError as error:
+                failed.append(error)
+                # Those who wait for this rank on its other lines get a number that nobody gives.
+                found = torch.full_like(found, math.inf)
+        if failed:
+            raise failed[0]
+        if math.isinf(found):
+            raise GroupError("a rank of this worker does not answer")
         return float(found)
 
 

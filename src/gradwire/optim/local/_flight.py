@@ -42,15 +42,16 @@ class Flight:
         device = self.mean.data.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def begin(self, exchanged: Callable[[Tensor], bool], delta: Tensor) -> None:
+    def begin(self, exchanged: Callable[[Tensor], bool], delta: Tensor, spoilt: bool = False) -> None:
         """Hand in a change. One that is not finite spoils the round for all, and this rank takes no part in it.
 
         Args:
             exchanged: replaces a flat tensor by its mean over the ranks and says whether that is finite.
+            spoilt: the change of another shard is not finite.
         """
         self.mean.data.copy_(delta)
         self.own.data.copy_(delta)
-        self.spoilt = any_nonfinite([delta])
+        self.spoilt = spoilt or any_nonfinite([delta])
         if self.spoilt:
             self.own.data.zero_()
         # The copy is made on the caller's stream, and the thread uses another one.

@@ -162,16 +162,19 @@ class Fragments:
         """The fragments whose exchange is not applied yet."""
         return [self.all[index] for index in sorted(self._flights)]
 
-    def send(self, fragment: Fragment, exchanged: Callable[[Tensor], bool], delta: Tensor) -> None:
+    def send(
+        self, fragment: Fragment, exchanged: Callable[[Tensor], bool], delta: Tensor, spoilt: bool = False
+    ) -> None:
         """Start the exchange of a change.
 
         Args:
             fragment: the fragment.
             exchanged: replaces a flat tensor by its mean over the ranks and says whether that is finite.
             delta: flat float32; copied.
+            spoilt: the change of another shard is not finite.
         """
         flight = Flight(self.params[fragment.numbers], self._worker)
-        flight.begin(exchanged, delta)
+        flight.begin(exchanged, delta, spoilt)
         self._flights[fragment.place] = flight
         self.sent += 1
         self._last[fragment.place] = self.sent

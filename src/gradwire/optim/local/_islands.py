@@ -24,7 +24,7 @@ from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
 from gradwire.frontends.setup import kind_of, private_group
 from gradwire.metrics import Metrics
-from gradwire.optim.local._crew import Crew
+from gradwire.optim.local._crew import ALONE, Crew
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 
@@ -50,6 +50,7 @@ class Island:
     Attributes:
         group: the process group of the peers; None at a meeting.
         facts: values that must be the same on the peers, once the parameters were checked.
+        crew: the ranks of the island as one worker of a meeting, after ``set_up``; elsewhere this rank alone.
 
     Raises:
         ConfigError: the argument is neither, or lacks this rank.
@@ -77,6 +78,7 @@ class Island:
         self._mesh: Any = None
         self._device = torch.device("cpu")
         self._lines: list[list[Channel]] = []
+        self.crew = ALONE
 
     @property
     def shard(self) -> dict[str, list[int]]:
@@ -121,6 +123,7 @@ class Island:
         facts: Mapping[str, Any],
         timeout: object,
         threads: int,
+        wait: float | None = None,
     ) -> None:
         """Set up the exchange with the peers; an error there is raised on the whole island, and so on all islands.
 
@@ -129,6 +132,8 @@ class Island:
             facts: other values that must be the same on the ranks of an island.
             timeout: seconds that a message may take, as an option gives it.
             threads: 1; 2 if exchanges run on a thread of their own.
+            wait: seconds for which the others may wait for the first rank, which waits at a meeting; None: there is
+                none.
 
         Raises:
             ConfigError: an error of ``make`` here.
@@ -152,6 +157,10 @@ class Island:
 
         for _ in range(threads):
             self._lines.append([self._line(dim, timeout, self._device) for dim in range(self._mesh.ndim)])
+        if wait is not None:
+            # On the host: what they tell each other comes from the place.
+            lines = [self._line(dim, wait, torch.device("cpu")) for dim in range(self._mesh.ndim)]
+            self.crew = Crew(zip(lines, self._firsts(), strict=True), self._mesh.get_coordinate())
         for line in self._lines[0]:
             try:
                 agree(line, "set-up of an island", describe, self._device)
@@ -160,15 +169,10 @@ class Island:
         if failed:
             raise failed[0]
 
-    def crew(self, seconds: float) -> Crew:
-        """The ranks of the island as one worker of a meeting, after ``set_up``.
-
-        Args:
-            seconds: time for which the others may wait for the first of them, which waits at the place.
-        """
-        # On the host: what they tell each other comes from the place.
-        lines = [self._line(dim, seconds, torch.device("cpu")) for dim in range(self._mesh.ndim)]
-        return Crew(lines, self._mesh.get_coordinate())
+    def _firsts(self) -> list[int]:
+        """The first rank along each dimension of the mesh, from the place of this one."""
+        at = self._mesh.get_coordinate()
+        return [int(self._mesh.mesh[(*at[:dim], 0, *at[dim + 1 :])]) for dim in range(self._mesh.ndim)]
 
     def _line(self, dim: int, timeout: object, device: torch.device) -> Channel:
         lent = private_group(self._mesh.get_group(dim), timeout, device)

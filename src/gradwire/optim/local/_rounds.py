@@ -32,7 +32,6 @@ from gradwire.engine.strategies.base import Site, bare_pieces
 from gradwire.errors import ConfigError, GroupError, Verbatim, WireError, require
 from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
-from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.local._crew import ALONE, Crew
 from gradwire.optim.local._islands import on_rank
@@ -146,7 +145,8 @@ class Rounds:
             self.late_made += self.made
         if self.moved:
             self.made = 0.0
-        self._brought = delta.clone() if not self.moved and delta.any() else None
+        brought = not self.moved and self.crew.anywhere(bool(delta.any()))
+        self._brought = delta.clone() if brought else None
         self._brought_made = self.made if self._brought is not None else 0.0
 
     def _take_frozen(self, there: Attendance) -> None:
@@ -155,8 +155,7 @@ class Rounds:
         settled = there.settle("frozen", [partial(bytes_of, each) for each in frozen])
         for param, data in zip(frozen, settled, strict=True):
             if data is not None:
-                found = in_memory(data, torch.uint8).view(param.dtype).view(param.shape)
-                param.copy_(found)
+                param.copy_(in_memory(data, torch.uint8).view(param.dtype).view(param.shape))
                 self.exchange.counters.bytes_received += len(data)
 
     def leave(self) -> None:
@@ -175,12 +174,14 @@ class Rounds:
         """
         t, there = self.exchange.step + 1, self.there
         self.exchange.counters.dense_bytes += delta.nbytes
-        finite, self.forgot, self.settled = not self.crew.anywhere(any_nonfinite([delta])), False, False
+        # First, because the ranks of this worker may fail to answer.
+        self.forgot = self.settled = False
+        finite = not self.crew.anywhere(any_nonfinite([delta]))
         counted = not there.is_closed(t) and self.hand_in(t, delta, finite=finite)
         self.settled = True
         if not counted:
             self.left_behind += 1
-            log.warning(
+            self.crew.warn(
                 "round %d closed without this worker, %s: its pseudo-gradient goes with that of its next round",
                 t,
                 there.name,
@@ -251,7 +252,7 @@ class Rounds:
         self._unless_sent_elsewhere(self.exchange.step, base)
         data = there.state(base, nbytes_of(state), there.meeting.timeout)
         if data is not None:
-            self._take(base, data, state)
+            self.crew.together(partial(self._take, base, data, state))
         elif there.is_closed(base + 1):
             self._fetch(state, base)
         else:
@@ -272,7 +273,7 @@ class Rounds:
         """Forget all residuals, and warn if one is not zero."""
         kept = [tensor for tensors in self.exchange.residuals.worker.values() for tensor in tensors.values()]
         if any(bool(tensor.any()) for tensor in [self.late, *kept]):
-            log.warning(
+            self.crew.warn(
                 "worker %s forgets the residual that it came with: %s. Save after every round to lose nothing",
                 self.there.name,
                 why,
@@ -328,7 +329,8 @@ class Rounds:
     def _speak(self, t: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         # One worker is enough, and all of them know from the note which one.
         if closed.need and closed.speaker == self.there.name:
-            data = torch.cat([flat.data for _, flat in sorted(state.items())]).cpu().numpy().tobytes()
+            kept = [flat.data for _, flat in sorted(state.items())]
+            data = self.crew.together(lambda: torch.cat(kept).cpu().numpy().tobytes())
             self.exchange.counters.bytes_sent += len(data)
             self.there.publish(t, data)
 
@@ -341,7 +343,7 @@ class Rounds:
         t, data = self.there.fetch(nbytes_of(state))
         for missed in range(seen + 1, t + 1):
             self._unless_sent(missed, self.there.closed(missed))
-        self._take(t, data, state)
+        self.crew.together(partial(self._take, t, data, state))
 
     def _take(self, t: int, data: bytes, state: Mapping[str, FlatParameters]) -> None:
         flats = [flat.data for _, flat in sorted(state.items())]
@@ -356,36 +358,36 @@ class Rounds:
         """Hand in for the round; return whether it closed with this worker. Without a finite payload it takes part, and
         sends nothing.
         """
-        there, part, counters = self.there, self._part(t), self.exchange.counters
+        there, part, counters, encoded = self.there, self._part(t), self.exchange.counters, False
         self.flat.copy_(delta).add_(self.late)
 
-        def encode() -> bool:
+        def encode() -> tuple[bool, bytes]:
+            nonlocal encoded
             with counters.timed("encode"):
                 part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
-            return bool(self._message.status)
+            encoded = True
+            if self._message.status:
+                return True, b""
+            return False, self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
 
-        # What one shard cannot send none does, or it would be half a change.
-        sends = finite and not self.crew.anywhere(self.crew.together(encode))
         payload, self.sent = b"", False
-        # Whoever has made nothing since its last round still has a residual to send, which is of steps as before.
-        weight = (self.made + self.late_made or self._weight) if self.weighs else 1.0
-        self._weight = weight
-        # Each rank of a worker tells the tokens of its own batches, and all have made the same steps.
-        weight = self.crew.total(weight) if self.weighs else 1.0
-        if sends:
-            payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
         try:
+            if finite:
+                bad, payload = self.crew.together(encode)
+                # What one shard cannot send none does, or it would be half a change.
+                payload = b"" if self.crew.anywhere(bad) else payload
+            sends = self.crew.anywhere(bool(payload))
+            weight = self._weigh()
             with counters.timed("communicate"):
-                self.closed = there.hand_in(t, payload, weight)
+                self.closed = there.hand_in(t, payload, weight, sends)
             counted = there.counted(self.closed)
         except BaseException:
             # This worker learns whether the payload counts when it joins again; until then nothing was sent.
-            if finite:
+            if encoded:
                 part.rollback(self.flat)
             self.attendance = None
             raise
         counters.bytes_sent += len(payload)
-        sends = self.crew.anywhere(bool(payload))
         self.nonfinite += not sends
         self.sent = sends and counted
         if self.sent:
@@ -395,6 +397,13 @@ class Rounds:
             # The payload does not count, so the residual becomes what it was, and the pseudo-gradient late.
             part.rollback(self.flat)
         return counted
+
+    def _weigh(self) -> float:
+        """The weight of what is handed in. Each rank of a worker tells the tokens of its own batches."""
+        if self.weighs:
+            # Whoever has made nothing since its last round still has a residual to send, which is of steps as before.
+            self._weight = self.crew.total(self.made + self.late_made) or self._weight
+        return self._weight
 
     def _decode(self, part: Part, rows: Sequence[bytes], shares: Sequence[float]) -> Tensor:
         # Payloads whose status is set are never handed in, so there is nothing to undo.
@@ -465,7 +474,7 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 def in_memory(data: bytes, dtype: torch.dtype) -> Tensor:
     """A tensor with these bytes; torch makes none from an empty buffer, which a shard without elements has."""
-    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype, device="cpu")
 
 
 def nbytes_of(state: Mapping[str, FlatParameters]) -> int:

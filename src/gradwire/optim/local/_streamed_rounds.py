@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
-from gradwire.notices import log
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.local._crew import ALONE, Crew
 from gradwire.optim.local._flight import Flight
@@ -162,7 +161,7 @@ class StreamedRounds(Rounds):
         counted = self.there.counted(self._arrived[self.exchange.step + 1][0])
         if not counted:
             self.left_behind += 1
-            log.warning(
+            self.crew.warn(
                 "round %d closed without this worker, %s: its change goes with the next round of the fragment",
                 self.exchange.step + 1,
                 self.there.name,
@@ -257,7 +256,7 @@ class StreamedRounds(Rounds):
         kept = [tensor for name in names for tensor in self.exchange.residuals.tensors_of(name)]
         change = self._own is not None and any(bool(self._own[each.span].any()) for each in dropped)
         if change or any(bool(tensor.any()) for tensor in kept):
-            log.warning(
+            self.crew.warn(
                 "worker %s forgets the residual that it came with, in %d fragments: %s",
                 self.meeting.name,
                 len(dropped),

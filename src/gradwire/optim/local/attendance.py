@@ -101,7 +101,7 @@ class Attendance:
             GroupError: the tensors that the first one put up are not there any more.
         """
         crew, under = self.crew, f"{name}/{self.token}"
-        mine = [hashlib.sha256(part()).hexdigest() for part in parts]
+        mine = crew.together(lambda: [hashlib.sha256(part()).hexdigest() for part in parts])
         note = crew.lead(lambda: self.board.read(name))
         if note is None:
             # The bytes come before the note that names them: whoever finds the note finds them, too.
@@ -129,6 +129,8 @@ class Attendance:
         return note
 
     def _drop_parts(self, own: str, sizes: Sequence[int]) -> None:
+        if not self.crew.alone:
+            self.board.remove(own)
         for i, nbytes in enumerate(sizes):
             self.board.drop(f"{own}/{i}", nbytes)
 
@@ -261,18 +263,19 @@ class Attendance:
         """
         return self.crew.lead(lambda: Closed.read(self.board.read(f"closed/{t}")))
 
-    def hand_in(self, t: int, payload: bytes, weight: float = 1.0) -> Closed:
+    def hand_in(self, t: int, payload: bytes, weight: float = 1.0, sent: bool | None = None) -> Closed:
         """Hand in for round ``t`` and wait until it closes, at the latest at this worker's deadline.
 
         Args:
             payload: empty to come and send nothing.
             weight: weight of its change in the mean, finite and > 0.
+            sent: true if any rank of this worker has a payload; None: if it has one here.
 
         Raises:
             GroupError: another process has this worker's name.
         """
         crew, at = self.crew, self._payload(t, self.token)
-        sent = crew.anywhere(bool(payload))
+        sent = bool(payload) if sent is None else sent
 
         def may() -> bool:
             holder = self.board.read(f"token/{self.name}")
@@ -306,7 +309,7 @@ class Attendance:
 
     def _size(self, name: str, nbytes: int) -> int | None:
         """The bytes that hang under a name, as the note of the round or of this shard says; None if it is gone."""
-        return nbytes if self.crew.alone else self.board.read(name)
+        return nbytes if self.crew.alone else self.board.look(name)
 
     def _ended(self, t: int) -> bool:
         """Wait until a round is closed; false: it may be closed now, at the deadline, or because it has its quorum and
@@ -369,7 +372,8 @@ class Attendance:
         while self.crew.lead(partial(self._ends, t + 1, until)):
             t += 1
             if self.name in self.closed(t).need:
-                state = self.state(t, nbytes, until - self._clock.read())
+                # The clocks of the other ranks stand still while these wait for the first.
+                state = self.state(t, nbytes, self.crew.lead(lambda: until - self._clock.read()))
                 if state is not None:
                     self._asked = None
                     return t, state

@@ -161,7 +161,7 @@ class DiLoCo(LocalSteps):
         if streams:
             facts |= {"fragments": fragments, "layout": layout, "delay": delay, "mix": mix}
         shared = (inner, compressor, every, options, process_group, meeting, facts, check)
-        super().__init__(*shared, islands, offload, threads=2 if streams else 1, weigh=weigh)
+        super().__init__(*shared, islands, offload, threads=2 if streams and meeting is None else 1, weigh=weigh)
         self.lr, self.momentum, self.mix = lr, momentum, mix
         self.velocity = FlatParameters(self.params, offload)
         sizes = [len(numbers) for numbers in self._dealt]
@@ -415,11 +415,19 @@ class DiLoCo(LocalSteps):
         if self.streamed is None or self.streams is None:
             super().join()
             return
+        self.crew.compare("state_dict", self._position())
         self._locate()
         if self.since == 0:
             self._refresh()
         flights = [(each, self.streams.arrived(each)) for each in self.streams.under_way()]
         self._apply(self.streamed, self.streamed.come(self.kept(), flights[0] if flights else None))
+
+    def _position(self) -> dict[str, Any]:
+        position = super()._position()
+        if self.streamed is not None and self.streams is not None:
+            under_way = [fragment.place for fragment in self.streams.under_way()]
+            position |= {"clock": self.streams.clock, "under way": under_way, "sent": self.streamed.sent}
+        return position
 
     @torch.no_grad()
     def leave(self) -> None:
@@ -458,9 +466,9 @@ class DiLoCo(LocalSteps):
         fragment = rounds.fragment(t)
         rounds.there.due.clear()
         self._gather_deltas(fragment)
-        self._note_nonfinite(self.delta.data[fragment.span])
+        spoilt = self._note_nonfinite(self.delta.data[fragment.span])
         rounds.depart(fragment)
-        streams.send(fragment, partial(rounds.run, t), self.delta.data[fragment.span])
+        streams.send(fragment, partial(rounds.run, t), self.delta.data[fragment.span], spoilt)
         return fragment
 
     def _land_at_meeting(self, rounds: StreamedRounds, streams: Fragments) -> None:
@@ -506,10 +514,10 @@ class DiLoCo(LocalSteps):
         except Exception as error:
             failed.append(error)
         delta = self.delta.data[fragment.span]
-        self._note_nonfinite(delta, bool(failed))
+        spoilt = self._note_nonfinite(delta, bool(failed))
         # The clock goes on while the thread exchanges.
         job = partial(self._exchange_fragment, fragment, failed, self.streams.clock)
-        self.streams.send(fragment, job, delta)
+        self.streams.send(fragment, job, delta, spoilt)
 
     def _exchange_fragment(self, fragment: Fragment, failed: list[Exception], clock: int, flat: Tensor) -> bool:
         """Exchange a fragment, on the thread."""

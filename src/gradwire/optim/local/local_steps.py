@@ -119,17 +119,18 @@ class LocalSteps(Exchanged):
             make()
         else:
             same = facts if meeting is None else {**facts, "meeting": meeting.on_all_ranks}
-            self.island.set_up(make, lambda: self.exchange, same, options.get("timeout"), threads)
+            wait = None if meeting is None else meeting.longest_wait
+            self.island.set_up(make, lambda: self.exchange, same, options.get("timeout"), threads, wait)
             # A mean that was well here is dropped if that of another shard was not.
             self.exchange.rollback.follow_skips(True)
         self.inner, self.every, self.since, self.made = inner, every, 0, 0
-        self.weigh, self._tokens = weigh, 0.0
+        self.weigh, self._tokens, self._counted = weigh, 0.0, False
         self._shows_agreed = False
         self.trained: list[Tensor] = list(named(self.param_groups).values())
         self._arrange()
         self.agreed, self.delta = FlatParameters(self.params, offload), FlatParameters(self.params)
         self.agreed.gather(self.params)
-        self.crew = ALONE if meeting is None or self.island is None else self.island.crew(meeting.longest_wait)
+        self.crew = ALONE if self.island is None else self.island.crew
         self.rounds = (
             None
             if meeting is None
@@ -171,6 +172,7 @@ class LocalSteps(Exchanged):
         """
         if self.rounds is None:
             return
+        self.crew.compare("state_dict", self._position())
         self._locate()
         if self.since == 0:
             self._refresh()
@@ -179,6 +181,10 @@ class LocalSteps(Exchanged):
             self._go(mean)
         if self.rounds.moved:
             self._meet()
+
+    def _position(self) -> dict[str, Any]:
+        """The position in the rounds, which the ranks of one worker have in common, as their files may not."""
+        return {"round": self.exchange.step, "steps": self.since, "meeting": self.rounds.mark if self.rounds else ""}
 
     def leave(self) -> None:
         """Tell the others not to wait for this worker any more; without a meeting it does nothing."""
@@ -194,7 +200,10 @@ class LocalSteps(Exchanged):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        told = self.weigh != "tokens" or self._tokens > 0
+        told = self.weigh != "tokens" or self._counted
+        if self.weigh == "tokens" and self.island is not None:
+            # One rank alone would leave the others in the next step.
+            told = not self.island.largest(not told)
         require(told, "step()", "after add_tokens() with weigh='tokens'", Verbatim("a call without it"))
         self._locate()
         if self.since == 0:
@@ -211,18 +220,18 @@ class LocalSteps(Exchanged):
         a worker is several ranks, each tells those of its own batches.
 
         Args:
-            number: tokens, > 0.
+            number: tokens, >= 0.
 
         Raises:
             ConfigError: the number is out of range, or workers are not weighed by tokens.
         """
         require(self.weigh == "tokens", "add_tokens()", "with weigh='tokens'", Verbatim(f"weigh={self.weigh!r}"))
-        require(is_number(number) and 0 < number < math.inf, "add_tokens.number", "a finite number > 0", number)
-        self._tokens += float(number)
+        require(is_number(number) and 0 <= number < math.inf, "add_tokens.number", "a finite number >= 0", number)
+        self._tokens, self._counted = self._tokens + float(number), True
 
     def _count(self, *, stepped: bool) -> None:
         """Note by how much this step's change is weighed; a step that was left out has none."""
-        made, self._tokens = self._tokens if self.weigh == "tokens" else 1.0, 0.0
+        made, self._tokens, self._counted = self._tokens if self.weigh == "tokens" else 1.0, 0.0, False
         if self.rounds is not None and stepped:
             self.rounds.count(made)
 
@@ -311,6 +320,8 @@ class LocalSteps(Exchanged):
 
     def _end_round(self) -> None:
         self._gather_delta()
+        if self.rounds is not None:
+            self.rounds.settled = False
         try:
             for mean in self._means():
                 self._go(mean)
@@ -353,14 +364,17 @@ class LocalSteps(Exchanged):
         if exchange() if self.island is None else self.island.all_shards(exchange):
             yield self.delta.data
 
-    def _note_nonfinite(self, delta: Tensor, bad: bool = False) -> None:
-        """Spoil the change of this shard if that of another shard of the island is not finite.
+    def _note_nonfinite(self, delta: Tensor, bad: bool = False) -> bool:
+        """Spoil the change of this shard if that of another shard of the island is not finite; return whether it is.
 
         Args:
             bad: this rank has no change to send.
         """
-        if self.island is not None and self.island.largest(bad or any_nonfinite([delta])):
+        spoilt = self.island is not None and bool(self.island.largest(bad or any_nonfinite([delta])))
+        if spoilt:
+            # A shard without elements has nothing by which that could be seen.
             delta[:1] = float("nan")
+        return spoilt
 
     def _begin_exchange(self) -> None:
         """Begin the step of the exchange in which the gathered changes of this round are sent."""
@@ -458,7 +472,7 @@ class LocalSteps(Exchanged):
             steps = (float(self.since), 0.0) if self.weigh != "tokens" else (0.0, 0.0)
             alike = (state_dict.get("weigh") == "tokens") == (self.weigh == "tokens")
             weights = state_dict.get("weights", steps) if alike else steps
-            self._tokens = 0.0
+            self._tokens, self._counted = 0.0, False
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""), weights)
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
