@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -177,6 +178,10 @@ def test_what_an_earlier_process_has_sent_of_a_fragment_under_way_elsewhere_is_n
         list(threads.map(lambda each: each.join(), (killed, other)))
     for _ in range(2):
         step(killed)
+    arrivals = gradwire.Meeting(place, "looks on").open()
+    while not arrivals.entries("arrivals/3"):
+        # Its thread hands in while it trains on.
+        time.sleep(0.01)
     again = loaded(place, state, workers=2, **options)
     again.join()
     for each in (other, again):
