@@ -40,6 +40,7 @@ class Linear8(SimpleCompressor):
 
 class Half(SimpleCompressor):
     summable = True
+    headroom = 2.0**128 / 65520
 
     def compress(self, tensor, name):
         return [tensor.half()], None

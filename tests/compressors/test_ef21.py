@@ -13,6 +13,7 @@ from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.wrappers.ef21 import EF21
+from gradwire.contrib.compressors.sparse.threshold import Threshold
 from gradwire.contrib.compressors.transforms.demo import DeMo
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.engine.exchange import Exchange
@@ -78,5 +79,6 @@ def test_a_method_that_hands_out_signs_is_refused():
 
 def test_rounding_to_the_range_of_float32_keeps_a_contraction():
     assert EF21(TopK(ratio=0.1, values="bfloat16")).inner.values == "bfloat16"
+    assert capabilities.delta(EF21(Threshold(v=0)), 100) == 1
     with pytest.raises(ConfigError, match=r"EF21\.inner must be a contraction"):
         EF21(TopK(ratio=0.1, values="float16"))

@@ -1,6 +1,7 @@
 """The simple door: everything a researcher may write, run under the full contract."""
 
 import copy
+import math
 import pickle
 import re
 import threading
@@ -17,6 +18,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.engine.exchange import Exchange
+from gradwire.engine.policy import Policy
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract, inputs
 from gradwire.vocabulary import Key
@@ -78,7 +80,8 @@ def rows(compressor, xs):
     ids=lambda m: m.__name__,
 )
 def test_contract(method, check):
-    for kind, n in (("spike", 1), ("heavy tail", 33), ("zero", 17), ("denormal", 40), ("huge", 64)):
+    sizes = {"spike": 1, "heavy tail": 33, "zero": 17, "denormal": 40, "huge": 64, "mixed scales": 50}
+    for kind, n in sizes.items():
         check(method().adapted(), inputs.SPECIAL[kind](n))
     check(method().adapted(), torch.zeros(0))
     check(method().adapted(), inputs.gaussian(60).view(3, 4, 5))
@@ -451,3 +454,24 @@ def test_tensors_that_a_method_reuses_are_read_before_another_thread_may_use_it(
     for each in (field, out):
         each.other.join()
         assert each.tolist() == [1.0, 1.0, 1.0]
+
+
+@together
+@pytest.mark.parametrize("code", [Half().adapted(), TopK(0.1, "float16")], ids=str)
+def test_an_element_that_float16_does_not_hold_makes_a_step_that_does_not_count(code):
+    """Its infinity would arrive untold where payloads are gathered and nothing is kept."""
+    flat = 7e4 * torch.ones(100)
+    options = {"memory": "none", "strategy": "allgather", "force": True}
+    exchange = Exchange(code, policy=Policy(min_numel=0), **options)
+    exchange.begin_step()
+    exchange.run(flat, [("w", (100,))])
+    assert exchange.metrics()["nonfinite_steps"] == 1
+
+
+@together
+@pytest.mark.parametrize("bad", [0.5, -1.0, math.inf, True, "2"])
+def test_a_headroom_out_of_range_is_named(bad):
+    method = Half()
+    method.headroom = bad
+    with pytest.raises(ConfigError, match=r"Half\.headroom must be a finite number >= 1 in float32, got "):
+        method.adapted()

@@ -202,6 +202,7 @@ OFFERED = [
     Atomo(budget=0.3),
     Entropy(inner=TernGrad()),
     Compose(RandomK(scaled=True), QSGD(bits=8)),
+    Compose(RandomK(scaled=True), Atomo()),
     Compose(RandomK(scaled=True), QSGD(bits=2, norm="l2")),
 ]
 
@@ -223,6 +224,7 @@ def test_where_feedback_diverges_a_form_of_the_method_is_offered_with_which_it_d
         (TopK(0.1), QSGD(bits=2, norm="l2")),
         (TopK(0.1), TernGrad()),
         (TopK(0.1), EDEN(bits=0.25)),
+        (TopK(0.1), Atomo()),
         (RandomK(scaled=True), TwoBit()),
         (RandomK(scaled=True), EFSignSGD()),
     ],

@@ -64,6 +64,11 @@ def test_shapes(compressor, shape):
     check_exact(compressor, gaussian(torch.Size(shape).numel()).view(shape))
 
 
+@pytest.mark.parametrize("compressor", OTHERS)
+def test_many_scales_in_other_configurations(compressor):
+    check_exact(compressor, SPECIAL["mixed scales"](1000))
+
+
 @pytest.mark.parametrize("compressor", DEFAULTS)
 @together
 @pytest.mark.parametrize("kind", SPECIAL)

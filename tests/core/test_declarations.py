@@ -166,7 +166,7 @@ def test_a_method_is_the_same_whatever_its_parameters() -> None:
 
 
 def test_methods_around_others_are_the_same_where_those_are() -> None:
-    twobit, qsgd, four = TwoBit(), QSGD(bits=2), QSGD(bits=4)
+    twobit, qsgd, four = TwoBit(), QSGD(bits=8), QSGD(bits=4)
     assert capabilities.same_method(Entropy(qsgd), Entropy(four))
     assert capabilities.same_method(Compose(TopK(), qsgd), Compose(TopK(0.5), four))
     for other in (Entropy(twobit), Compose(TopK(), qsgd), qsgd):

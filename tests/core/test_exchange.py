@@ -7,7 +7,10 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors import capabilities
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
+from gradwire.compressors.levels.loco import LoCo
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
@@ -15,12 +18,15 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.lowrank.gradiveq import GradiVeQ
+from gradwire.contrib.compressors.signs.signum import Signum
+from gradwire.contrib.memory.momentum import Momentum
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named, default_strategy
 from gradwire.engine.policy import Policy
 from gradwire.engine.settings import Settings
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import read
+from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.base import Memory, default_memory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.preconditioned import Preconditioned
@@ -72,6 +78,29 @@ def test_needed_error_feedback_is_refused_only_by_force(name: str) -> None:
     with pytest.raises(ConfigError, match=r"memory 'none' loses for good what.*say force=True"):
         Exchange(Identity(), memory="none", policy=Policy(overrides={"*": EFSignSGD()}))
     assert Exchange(compressor, memory="none", force=True).methods.memory_for(compressor).name == "none"
+
+
+@together
+@pytest.mark.parametrize(
+    ("main", "memory", "override", "own"),
+    [
+        (LoCo(block=64), AveragedError(block=64), TopK(0.001), "residual"),
+        (Signum(), Momentum(beta=0.99), TopK(0.001), "residual"),
+        (QSGD(), Preconditioned(), FP16(), "none"),
+        (TopK(), Residual(beta=0.9), QSGD(bits=2), "none"),
+        (TopK(), Residual(beta=0.9), TwoBit(), Residual(beta=0.9)),
+    ],
+    ids=str,
+)
+def test_an_override_that_the_given_memory_does_not_suit_has_its_own(
+    main: Compressor, memory: Memory, override: Compressor, own: str | Memory
+) -> None:
+    exchange = Exchange(main, memory=memory, policy=Policy(min_numel=0, overrides={"embedding": override}))
+    assert exchange.methods.memory_for(main) == memory
+    wanted = registry.build("memory", own) if isinstance(own, str) else own
+    assert exchange.methods.memory_for(override) == wanted
+    exchange.begin_step()
+    exchange.run(torch.randn(2000), [("embedding", (1000,)), ("w", (1000,))])
 
 
 @together

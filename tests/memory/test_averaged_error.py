@@ -10,9 +10,13 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
+from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.contrib.compressors.ternary.strom import Strom
+from gradwire.contrib.compressors.transforms.demo import DeMo
+from gradwire.contrib.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import StoredForm, read, write
 from gradwire.memory.averaged_error import AveragedError
@@ -138,10 +142,26 @@ def test_a_value_out_of_range_is_named(values: dict[str, float], text: str) -> N
 
 
 @together
-@pytest.mark.parametrize("compressor", [TopK(), compose(TopK(), QSGD()), Strom()], ids=str)
+@pytest.mark.parametrize("compressor", [TopK(), compose(TopK(), QSGD()), Strom(), Entropy(TopK())], ids=str)
 def test_a_method_that_sends_a_few_elements_is_refused(compressor: Compressor) -> None:
     with pytest.raises(
-        ConfigError, match=r"memory 'averaged_error' rounds errors .* would never grow: use memory='res"
+        ConfigError, match=r"memory 'averaged_error' rounds errors .* would never grow: use memory='res.*force=True"
     ):
         check_memory(compressor, AveragedError(), force=False)
     check_memory(compressor, AveragedError(), force=True)
+
+
+@together
+@pytest.mark.parametrize(
+    ("compressor", "text"),
+    [
+        (RandomK(scaled=True), "would grow without bound"),
+        (DGC(), "makes another method"),
+        (DeMo(), "makes another method"),
+    ],
+    ids=str,
+)
+def test_what_no_other_remedy_mends_is_said_first(compressor: Compressor, text: str) -> None:
+    """These would be refused again with memory='residual', which is the remedy for a sparsifier."""
+    with pytest.raises(ConfigError, match=f"memory 'averaged_error' {text}"):
+        check_memory(compressor, AveragedError(), force=False)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.errors import ConfigError, WireError, is_int, require
+from gradwire.errors import ConfigError, WireError, is_float32, is_int, require
 from gradwire.vocabulary import ALIGNMENT, Field, Key, Layout, Payload, State
 
 __all__ = ["Adapted"]
@@ -75,6 +75,8 @@ class Adapted(Compressor):
         require(is_int(method.alignment, 0), f"{cls.__name__}.alignment", "an integer >= 0", method.alignment)
         known = get_args(Feedback)
         require(method.feedback in known, f"{cls.__name__}.feedback", f"one of {', '.join(known)}", method.feedback)
+        room = is_float32(method.headroom) and method.headroom >= 1
+        require(room, f"{cls.__name__}.headroom", "a finite number >= 1 in float32", method.headroom)
         if not method.tensors_size_are_same:
             raise ConfigError(f"{cls.__name__}.tensors_size_are_same must be True: {_FULL_CONTRACT}")
         if method.summable and not method.ctx_from_shape:
@@ -90,6 +92,7 @@ class Adapted(Compressor):
             "unbiased": method.unbiased,
             "random": method.random,
             "summable": method.summable,
+            "headroom": float(method.headroom),
             "average": method.average and not self._overrides("aggregate"),
             "memory": "none" if self._overrides("memory_compensate", "memory_update") else None,
         }

@@ -71,6 +71,10 @@ class SimpleCompressor(ABC):
     feedback: Feedback = "optional"
     """Role of the ``residual`` memory for the method; "required" adds that memory unless another is asked for."""
 
+    headroom: float = 2.0**32
+    """The factor with which an element must stay finite in float32, or it counts as not finite where nothing is kept;
+    at least 1. A method that sends float16 says 2**128 / 65520, because from 65520 on its values are infinite."""
+
     alignment: int = 1
     """A flattened tensor may be cut at multiples of this many elements; 0: ``compress`` needs it whole."""
 

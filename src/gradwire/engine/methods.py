@@ -21,7 +21,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.plan import Named, carries, default_strategy
 from gradwire.engine.policy import Policy
 from gradwire.engine.strategies.base import Strategy
-from gradwire.errors import as_python, require
+from gradwire.errors import ConfigError, as_python, require
 from gradwire.kernels.stored import FLOAT32
 from gradwire.memory import facts
 from gradwire.memory.base import Memory, check_memory, default_memory
@@ -37,6 +37,16 @@ def plain(value: object) -> object:
     """Convert a value that JSON does not know: a number of numpy's to Python's, anything else to its text."""
     python = as_python(value)
     return python if python is not value else repr(value)
+
+
+def suits(memory: Memory, compressor: Compressor, *, force: bool) -> bool:
+    """Return whether a memory can serve a compressor."""
+    try:
+        check_memory(compressor, memory, force=force)
+    except ConfigError:
+        # The check speaks to a user who named this pair; an override that it refuses has a memory of its own.
+        return False
+    return True
 
 
 class Methods:
@@ -167,9 +177,13 @@ class Methods:
             ConfigError: error feedback is needed and was refused, or would diverge and was asked for; or the memory
                 cannot serve the method.
         """
-        # The memory that was given is the main method's; an override that is defined with a memory keeps that.
-        own = capabilities.memory(compressor) is not None and not capabilities.same_method(compressor, self.compressor)
-        asked = None if own else self.memory
+        asked = self.memory
+        if asked is not None and not capabilities.same_method(compressor, self.compressor):
+            # It is the main method's. An override that is defined with a memory keeps that, and one that this memory
+            # does not suit has its own. But "none" asks that nothing be kept of any parameter.
+            own = capabilities.memory(compressor) is not None
+            if own or not (facts.keeps_nothing(asked) or suits(asked, compressor, force=self.force)):
+                asked = None
         memory = asked or self._named_memory(default_memory(compressor))
         check_memory(compressor, memory, force=self.force)
         return memory

@@ -69,10 +69,11 @@ class AveragedError(Memory):
         return StoredForm(torch.uint8, self.block)
 
     def check_compressor(self, compressor: Compressor) -> None:
-        if compressor.family in ("sparsification", "hybrid"):
+        if sends_few(compressor):
             raise ConfigError(
                 "memory 'averaged_error' rounds errors to 1/254 of the largest of their block, so that small ones of "
-                f"elements that {compressor!r} does not send would never grow: use memory='residual'"
+                f"elements that {compressor!r} does not send would never grow: use memory='residual', or "
+                "force=True"
             )
 
     def encode(
@@ -108,3 +109,9 @@ class AveragedError(Memory):
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         self.compensate(unsent, kept)
+
+
+def sends_few(code: Compressor) -> bool:
+    """Return whether a method, or one inside it, sends a few elements."""
+    inner = getattr(code, "inner", None)
+    return code.family in ("sparsification", "hybrid") or (isinstance(inner, Compressor) and sends_few(inner))

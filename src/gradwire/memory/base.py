@@ -141,8 +141,6 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
         ConfigError: the memory does not suit the method; the message names the remedy.
     """
     check_rounds(memory, compressor)
-    if not force:
-        facts.check_compressor(memory, compressor)
     own = capabilities.memory(compressor)
     alike = own in (None, memory.name) or (memory.forgets and registry.find("memory", str(own)).forgets)
     if not alike and not force:
@@ -172,3 +170,6 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
             f"signal: with error feedback use {capabilities.bounded(compressor)}; or memory='none', or force=True"
         )
+    # Last, so that no remedy named there is refused by a check above.
+    if not force:
+        facts.check_compressor(memory, compressor)

@@ -26,8 +26,8 @@ class EF21Memory(Memory):
 
     All estimates start at 0. A gradient that does not change is approached geometrically: |g - h_i|^2 shrinks by
     1 - delta in a step. Unlike a residual the estimate never holds more than the gradient itself, but it does not
-    average the noise of mini-batches either, and a threshold in the gradient's own unit is too large for changes, so
-    methods with a fixed one are refused.
+    average the noise of mini-batches either, and a threshold or step in the gradient's own unit is too large for
+    changes, so methods with a fixed one are refused.
 
     With ``eta`` below 1 it is the running mean of a worker's gradients that is estimated, x = u_i - h_i with
     u_i = (1 - eta) u_i + eta g_i from u_i = 0, which does average that noise (EF21-SGDM): 16 bytes an element in place
@@ -73,8 +73,8 @@ class EF21Memory(Memory):
         # A threshold that the ranks agree on follows the differences.
         if loses and capabilities.advice(compressor) == 0 and not capabilities.contraction(compressor):
             raise ConfigError(
-                "memory 'ef21' sends differences, which become small, and what is below the fixed threshold of "
-                f"{compressor!r} never arrives: use memory='residual'"
+                "memory 'ef21' sends differences, which become small, and with a threshold or step that is fixed, as "
+                f"that of {compressor!r}, the estimates need not come nearer: use memory='residual', or force=True"
             )
 
     def encode(

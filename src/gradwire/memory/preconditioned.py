@@ -83,8 +83,8 @@ class Preconditioned(Memory):
         if capabilities.headroom(compressor) > capabilities.headroom.default(compressor):
             raise ConfigError(
                 "memory 'preconditioned' divides by scales that become small where gradients are 0, and the code of "
-                f"{compressor!r} is infinite for large quotients: use bf16, which has the range of float32, or "
-                "memory='none'"
+                f"{compressor!r} is infinite for large quotients: use bf16, which has the range of float32, "
+                "memory='none', or force=True"
             )
 
     def encode(

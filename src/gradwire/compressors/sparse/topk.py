@@ -76,6 +76,11 @@ class TopK(Sparsifier):
         return self.values != "float32"
 
     @property
+    def headroom(self) -> float:
+        """The factor with which an element must stay finite: values in float16 are infinite from 65520 on."""
+        return 2.0**128 / 65520 if self.values == "float16" else 2.0**32
+
+    @property
     def takes_pieces(self) -> bool:
         """Return whether pieces can be encoded: unchanged values, and indices as they lie in memory."""
         return self.values == "float32" and self.indices == "block"

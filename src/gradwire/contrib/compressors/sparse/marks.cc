@@ -623,9 +623,6 @@ GRADWIRE_SELFTEST_OF(marks) {
   const auto first = [](Buffers& x, Size n) {
     return Marks{x.bytes.data(), reinterpret_cast<std::int32_t*>(x.bytes.data() + Buffers::row_bytes(n) / 4 * 4)};
   };
-  const auto second = [](Buffers& x, Size n) {
-    return Marks{x.bytes.data() + 2 * Buffers::row_bytes(n), reinterpret_cast<std::int32_t*>(x.c.data())};
-  };
   check(target, "mark_beyond", kernels::mark_beyond, [&](Buffers& x, Size n) {
     return MarkBeyond{first(x, n), x.a.data(), 1.5f, 0.7f};
   });

@@ -70,6 +70,14 @@ class Threshold(ManyDecoder):
         return self.v != AUTO
 
     @property
+    def contraction(self) -> bool:
+        """Return whether the method is a contraction, as it is where all that is not 0 is sent."""
+        return self.v == 0
+
+    def delta(self, n: int) -> float:
+        return 1.0 if self.contraction else 0.0
+
+    @property
     def advice(self) -> int:
         return auto_threshold.WISHES if self.v == AUTO else 0
 
