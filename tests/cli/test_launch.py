@@ -222,6 +222,14 @@ def test_a_bad_time_to_start_is_refused_before_anything_is_started(monkeypatch):
     assert machine.process is None
 
 
+def test_a_server_that_has_a_deadline_is_waited_for_no_longer(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_START_TIMEOUT", "3600")
+    machine = Pretended("time.sleep(600)")
+    with pytest.raises(GroupError, match="server 1 did not say within 3600 s"):
+        start_server([], machine, 1, time.monotonic())
+    assert machine.process.poll() is not None
+
+
 def test_a_server_is_ended_if_its_start_is_interrupted():
     class Interrupted(Pretended):
         def serve(self, command, label):

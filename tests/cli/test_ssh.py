@@ -169,8 +169,13 @@ def test_a_server_that_workers_on_other_hosts_cannot_reach_is_refused():
         check_reachable([here, other], 1)
     with pytest.raises(ConfigError, match="'localhost' must have an address"):
         check_reachable([other, here], 2)
+    named = Host("no-such-host.invalid")
+    with pytest.raises(ConfigError, match="'localhost' must have an address"):
+        check_reachable([here, named], 1)
+    with pytest.raises(ConfigError, match=r"'no-such-host\.invalid' resolves to no IPv4 address"):
+        check_reachable([named, other], 1)
     # The only server is at the other host, and the name of a host without one is for ssh alone.
-    check_reachable([other, here, Host("no-such-host.invalid")], 1)
+    check_reachable([other, here, named], 1)
     check_reachable([Host("localhost", address="10.0.0.1"), other], 2)
     check_reachable([here, here], 1)
 

@@ -33,6 +33,7 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
         "preempted": {moment: preempted(folder, moment) for moment in MOMENTS},
         "trials": trials(rank, folder),
         "hosts": hosts(rank, folder),
+        "removed": removed(rank, folder),
     }
     return {**told, "refused": refused(folder), "alone": alone(folder)}
 
@@ -312,6 +313,23 @@ def hosts(rank: int, folder: str) -> list[str]:
         trainer.add_callback(on_event("on_step_end", 2, lambda: (name / "checkpoint-1").rename(name / "moved-1")))
     trainer.train()
     return files_in(str(name))
+
+
+def removed(rank: int, folder: str) -> dict[str, Any]:
+    """The files to delete that a callback keeps in mind where none is deleted, and those of a run after its removal."""
+    from gradwire.frontends.adapters.transformers import compress_trainer
+
+    name = f"{folder}/removed"
+    trainer = trainer_of(name)
+    callback = compress_trainer(trainer, "topk", **TOPK)
+    trainer.train()
+    written = files_in(name)
+    torch.distributed.barrier()
+    for file in Path(name).rglob(f"gradwire-{rank}.pt"):
+        file.unlink()
+    trainer.remove_callback(callback)
+    trainer.train()
+    return {"written": len(written), "kept in mind": callback._files, "afterwards": files_in(name)}
 
 
 def files_in(folder: str) -> list[str]:

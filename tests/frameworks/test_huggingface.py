@@ -95,6 +95,12 @@ def test_ranks_on_other_hosts_delete_their_files_with_the_checkpoints(told: list
     assert other == [f"checkpoint-{step}/gradwire-1.pt" for step in (1, 5, 6)]
 
 
+def test_a_callback_that_was_removed_writes_nothing_and_one_without_a_limit_keeps_no_list(
+    told: list[dict[str, Any]],
+) -> None:
+    assert [each["removed"] for each in told] == [{"written": 4, "kept in mind": [], "afterwards": []}] * 2
+
+
 ASKED = r"resume_from_checkpoint must be what trainer.train is given, or False for residuals of zero, got "
 REFUSED = {
     "not prepared": r"model must be what accelerator.prepare wrapped .*, got 'Sequential of .* 2 processes",

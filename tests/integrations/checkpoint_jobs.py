@@ -148,6 +148,23 @@ def gather(rank: int, piece: int) -> dict[str, Any]:
     return {"own": through_a_file(state.state_dict()), "all": _gather.gathered(state), "received": received}
 
 
+def gathering_devices(rank: int) -> list[str]:
+    """The devices that states are collected on: by a group that serves the CPU, and by two that say they do not."""
+    state, collected, devices = wrapped("topk", ratio=0.05)[1], _gather.collected, []
+
+    def noting(channel: Channel, state: Any, device: torch.device) -> list[dict[str, Any]]:
+        devices.append(str(device))
+        return collected(channel, state, device)
+
+    # The same device by a name of its own.
+    state.exchange.device, _gather.collected = torch.device("cpu", 0), noting
+    for served in (None, {"cuda": "nccl"}, {"npu": "hccl"}):
+        if served is not None:
+            _gather.backends_of = lambda _, served=served: served
+        _gather.gathered(state)
+    return devices
+
+
 def refused(path: str, powersgd: dict[str, Any]) -> dict[str, str]:
     model, fresh = wrapped("topk", ratio=0.05)
     other, renamed = wrapped("qsgd")[1], gradwire.read_checkpoint(path)

@@ -12,7 +12,16 @@ from torch import Tensor
 from gradwire.engine.checkpoint import merge_states
 from gradwire.errors import ConfigError
 from gradwire.testing.processes import run_ranks
-from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, equal, gather, load_resized, resume_each, save_some
+from tests.integrations.checkpoint_jobs import (
+    cases,
+    ddp_and_dcp,
+    equal,
+    gather,
+    gathering_devices,
+    load_resized,
+    resume_each,
+    save_some,
+)
 from tests.once import once
 
 STEPS = 3
@@ -85,6 +94,10 @@ def test_the_states_of_all_ranks_come_to_rank_0_one_after_the_other_in_pieces() 
     assert list(ranks) == sorted(ranks)
     assert max(sizes) == piece
     assert all(ranks.count(rank) > 2 for rank in (1, 2))
+
+
+def test_states_are_collected_on_the_cpu_only_where_the_group_serves_it() -> None:
+    assert run_ranks(2, gathering_devices) == [["cpu", "cpu:0", "cpu:0"]] * 2
 
 
 @once

@@ -6,10 +6,12 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch.distributed import PrefixStore
 
 from gradwire import ConfigError, GradwireError, GroupError, kvstore
 from gradwire.kvstore.launch import torchrun
@@ -188,7 +190,18 @@ def test_rank_0_says_why_it_has_no_servers(told, message, monkeypatch):
         kvstore.create("dist_sync")
 
 
-def test_a_server_that_has_started_ends_when_another_one_does_not_start(tmp_path, monkeypatch):
+class Gone(PrefixStore):
+    """A store that is gone when an error is to be told."""
+
+    def set(self, key, value):
+        if value.startswith("!"):
+            raise RuntimeError("the store is gone")
+        super().set(key, value)
+
+
+@pytest.mark.parametrize("store", [PrefixStore, Gone])
+def test_a_server_that_has_started_ends_when_another_one_does_not_start(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrun, "PrefixStore", store)
     mark = "--dead-after=63.5"
     options = f"{mark} --snapshot={tmp_path / 'file'}"
     as_rank_0(monkeypatch, 1, GRADWIRE_NUM_SERVERS=2, GRADWIRE_SERVER_OPTIONS=options)
@@ -209,6 +222,28 @@ def test_the_other_ranks_learn_of_any_error_of_rank_0(monkeypatch):
             kvstore.create("dist_sync")
         with pytest.raises(GroupError, match="rank 0 could not start the servers: OSError: no more processes"):
             other.result()
+
+
+def test_the_servers_of_rank_0_have_one_deadline_and_the_other_ranks_learn_that_it_passed(monkeypatch):
+    deadlines = []
+
+    def hangs(_arguments, _machine, index, deadline):
+        deadlines.append(deadline)
+        if index == 0:
+            return subprocess.Popen(["true"]), "tcp://127.0.0.1:1"
+        # It is ended when its time is over, which takes a moment, too.
+        time.sleep(deadline - time.monotonic() + 1.0)
+        raise GroupError("server 1 hangs")
+
+    monkeypatch.setattr(torchrun, "start_server", hangs)
+    as_rank_0(monkeypatch, 2, GRADWIRE_START_TIMEOUT=5, GRADWIRE_NUM_SERVERS=2)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(torchrun.start_servers_on_rank_0, {**os.environ, "RANK": "1"})
+        with pytest.raises(GroupError, match="server 1 hangs"):
+            kvstore.create("dist_sync")
+        with pytest.raises(GroupError, match="rank 0 could not start the servers: server 1 hangs"):
+            other.result()
+    assert len(set(deadlines)) == 1
 
 
 SRUN = """#!/bin/bash

@@ -4,8 +4,10 @@ import re
 import threading
 
 import pytest
+import zmq
 
 from gradwire import ConfigError, GroupError
+from gradwire.kvstore.launch import scheduler
 from gradwire.kvstore.launch.keygen import make_keys
 from gradwire.kvstore.launch.scheduler import ANSWERS, Member, Rendezvous, join, schedule
 from gradwire.kvstore.protocol.messages import VERSION, pack, unpack
@@ -69,8 +71,12 @@ def test_a_worker_takes_the_place_of_an_earlier_one_of_its_rank_before_the_group
     """It may be the same one, which was killed and started again."""
     core = Rendezvous(2, 1)
     joined(core, b"a", rank=1)
-    assert joined(core, b"a", rank=1) == {}
-    assert joined(core, b"b", rank=1) == {b"a": ("error", {"text": "another process has joined as rank 1"})}
+    assert joined(core, b"a", rank=1, now=3.0) == {}
+    # Two that live would end each other in turns.
+    ((_, fields),) = joined(core, b"b", rank=1, now=7.0).values()
+    assert fields == {"text": "rank 1 is taken by a process that was heard of 4.0 s ago"}
+    told = joined(core, b"b", rank=1, now=7.5)
+    assert told == {b"a": ("error", {"text": "another process has joined as rank 1"})}
     joined(core, b"s", A)
     told = joined(core, b"c", rank=0)
     assert {peer: fields["rank"] for peer, (_, fields) in told.items()} == {b"b": 1, b"c": 0, b"s": -1}
@@ -94,12 +100,19 @@ def test_a_worker_that_is_silent_before_the_group_is_complete_makes_room_for_ano
     core.receive(b"w", [pack("ping")], 14.0)
     assert not core.over(20.0)
     assert core.missing() == "1 of 2 workers and 0 of 1 servers have joined"
-    # It was stopped, and is not dead: it is told so at once.
-    ((to, parts),) = core.receive(b"dead", [pack("ping")], 20.0)
-    assert (to, unpack(parts, ANSWERS)[0]) == (b"dead", "error")
     joined(core, b"again", now=20.0)
+    # It was stopped, and is not dead: it is told at once that its place is gone.
+    assert joined(core, b"dead", now=20.0) == {b"dead": ("error", {"text": "all 2 workers have joined"})}
     told = joined(core, b"s", A, now=20.0)
     assert {peer: fields["rank"] for peer, (_, fields) in told.items()} == {b"w": 0, b"again": 1, b"s": -1}
+
+
+def test_a_worker_that_was_silent_gets_its_place_back_while_it_is_free():
+    core = Rendezvous(1, 1)
+    joined(core, b"w", rank=0)
+    assert not core.over(20.0)
+    assert joined(core, b"w", rank=0, now=20.0) == {}
+    assert joined(core, b"s", A, now=20.0)[b"w"] == ("group", {"rank": 0, "servers": [A]})
 
 
 def test_workers_do_not_keep_a_complete_group_from_being_over():
@@ -128,9 +141,9 @@ def test_it_is_over_when_the_servers_have_left_or_are_silent():
     assert core.over(30.0)
 
 
-def running(timeout, **options):
+def running(timeout, endpoint="", **options):
     """A scheduler for one worker and one server in a thread, and what ends it."""
-    endpoint, raised = f"tcp://127.0.0.1:{free_port()}", []
+    endpoint, raised = endpoint or f"tcp://127.0.0.1:{free_port()}", []
 
     def run():
         try:
@@ -160,6 +173,25 @@ def test_over_sockets_with_keys_and_without(locked, tmp_path):
     folders = [tmp_path / "keys" / name if locked else None for name in ("servers", "worker-0")]
     endpoint, thread, raised = running(20, keys=folders[0])
     complete_and_end(endpoint, thread, *folders)
+    assert raised == []
+
+
+def test_those_who_wait_join_a_scheduler_that_was_started_again(monkeypatch):
+    monkeypatch.setattr(scheduler, "PING", 0.1)
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as killed:
+        killed.bind(endpoint)
+        members = [Member(endpoint, **wanted, timeout=60) for wanted in ({"endpoint": A}, {"rank": 0})]
+        assert len({killed.recv_multipart()[0] for _ in members}) == 2
+    _, thread, raised = running(60, endpoint)
+    while any(member.group is None for member in members):
+        for member in members:
+            member.attend(0.05)
+    assert [member.group for member in members] == [{"rank": rank, "servers": [A]} for rank in (-1, 0)]
+    for member in members:
+        member.leave()
+    thread.join(20)
+    assert not thread.is_alive()
     assert raised == []
 
 

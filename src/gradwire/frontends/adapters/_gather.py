@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradwire.engine.checkpoint import merge_states
 from gradwire.errors import GroupError
+from gradwire.frontends.setup import backends_of
 from gradwire.frontends.state_units import ExchangeState
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
@@ -37,8 +38,9 @@ def gathered(state: ExchangeState) -> dict[str, Any] | None:
     try:
         # The messages that follow are posted without a comparison, so all ranks must be in this call.
         agree(channel, "gathered", lambda: "{}", exchange.device)
-        # NCCL sends from a GPU alone, and Gloo from the host.
-        states = collected(channel, state, exchange.device if channel.is_nccl else torch.device("cpu"))
+        # Gloo sends from the host, and NCCL from a GPU alone.
+        by_host = channel.world == 1 or "cpu" in backends_of(channel.group)
+        states = collected(channel, state, torch.device("cpu") if by_host else exchange.device)
     except GroupError:
         # The group is the exchange's own, and its messages are out of step now.
         exchange.channel.failed = channel.failed

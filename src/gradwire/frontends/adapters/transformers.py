@@ -99,7 +99,12 @@ class GradwireTrainerCallback(TrainerCallback):
     def _save(self, save_checkpoint: Callable[..., None], model: Any, trial: Any, *more: Any, **options: Any) -> None:
         """Make a checkpoint, and write this rank's file beside it, unless it cannot be resumed from anyway."""
         trainer = self.trainer
-        before = [number for number, file in enumerate(self._files) if file.exists()]
+        if self not in trainer.callback_handler.callbacks:
+            # It was removed, and nobody would wait for its files or delete them.
+            save_checkpoint(model, trial, *more, **options)
+            return
+        limited = trainer.args.save_total_limit is not None
+        before = [number for number, file in enumerate(self._files) if file.exists()] if limited else []
         save_checkpoint(model, trial, *more, **options)
         # The Trainer deletes old checkpoints where it saves a new one. A file that goes at another time was moved by
         # somebody who may want to resume from it.
@@ -107,7 +112,9 @@ class GradwireTrainerCallback(TrainerCallback):
         if self.state is not None and not trainer.args.save_only_model:
             step = trainer.state.global_step
             folder = Path(trainer._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
-            self._files.append(save_rank(self.state, folder, step))
+            file = save_rank(self.state, folder, step)
+            if limited:
+                self._files.append(file)
 
     def _delete_old(self) -> None:
         """Delete this rank's files of checkpoints that the first process has just deleted.

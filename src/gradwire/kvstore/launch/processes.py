@@ -20,7 +20,7 @@ __all__ = ["Group", "start_server"]
 
 
 def start_server(
-    arguments: Sequence[str], machine: Machine | None = None, index: int = 0
+    arguments: Sequence[str], machine: Machine | None = None, index: int = 0, deadline: float | None = None
 ) -> tuple[subprocess.Popen[Any], str]:
     """Start ``gradwire server`` and wait for its endpoint.
 
@@ -28,16 +28,19 @@ def start_server(
         arguments: arguments of the command; "{server}" in one is the index.
         machine: machine that runs the server; None: this one.
         index: index of the server, which stands before each line that it prints.
+        deadline: reading of ``time.monotonic`` at which it must listen; None: GRADWIRE_START_TIMEOUT from now.
 
     Raises:
         ConfigError: GRADWIRE_START_TIMEOUT is no positive number.
         GroupError: the server ended instead, or did not print its endpoint in time.
     """
     machine, label, timeout = machine or LocalMachine(), f"server {index}", start_timeout()
+    if deadline is None:
+        deadline = time.monotonic() + timeout
     command = ["server", *(each.replace("{server}", str(index)) for each in arguments)]
     process, announced = machine.serve([machine.python, "-m", "gradwire", *command], label)
     try:
-        line = announced.get(timeout=timeout)
+        line = announced.get(timeout=max(0.0, deadline - time.monotonic()))
         if not line.startswith(LISTENING):
             with suppress(subprocess.TimeoutExpired):
                 # Its output ends a moment before it does, and the exit code must not be that of end_all below.

@@ -416,13 +416,18 @@ def check_reachable(hosts: Sequence[Host], servers: int) -> None:
         servers: number of servers, which these hosts take in turn.
 
     Raises:
-        ConfigError: such a host, or one that only ssh knows.
+        ConfigError: such a host, or a server's host that only ssh knows.
     """
     for host in list(dict.fromkeys(hosts))[:servers]:
+        address = host.listen()
         if is_loopback(host) and not all(is_loopback(each) for each in hosts):
-            text = f"host {host.name!r} must have an address at which the other hosts reach it, got {host.listen()}"
+            text = f"host {host.name!r} must have an address at which the other hosts reach it, got {address}"
             raise ConfigError(f"{text}: write address=IP after it in the file")
 
 
 def is_loopback(host: Host) -> bool:
-    return ipaddress.ip_address(host.listen()).is_loopback
+    try:
+        return ipaddress.ip_address(host.listen()).is_loopback
+    except ConfigError:
+        # Only ssh knows its name, and does not need it for this machine.
+        return False

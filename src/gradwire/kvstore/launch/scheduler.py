@@ -3,12 +3,15 @@
     worker                       scheduler                          server
     join (a rank, or any)    ->                       <-  join, with the endpoint it listens at
                              <-  group: your rank, and all servers, when everybody is here  ->
-                                                      <-  ping, now and then; leave, at the end
+                          <-  join again, now and then, until the group has come; then a server's ping
+                                                      <-  leave, at the end
 
 Invariants:
     * It keeps nothing but which processes have joined. ``Rendezvous`` is that without sockets.
-    * Until the group is complete, a process that leaves or is silent for 15 s loses its place, and one that asks for a
-      worker's rank takes its place over: it may be the same one, started again.
+    * Until the group is complete, a process that leaves or is silent for 15 s loses its place, and one that asks for
+      the rank of a worker that is silent for 4 s takes its place over: it may be the same one, started again.
+    * A process that waits joins again and again, so a scheduler that is started again learns who is there, and one that
+      was stopped for long gets a place if one is free.
     * A complete group needs it no more, except for a worker that comes again. It ends with the servers.
 """
 
@@ -31,6 +34,9 @@ from gradwire.kvstore.server.access import check_exposure, lock_server
 from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_peer
 
 __all__ = ["ANSWERS", "Member", "Rendezvous", "join", "schedule"]
+
+PING = 2.0
+"""Seconds between two signs of life of a process."""
 
 SILENCE = 15.0
 """Seconds after which a process that says nothing is gone."""
@@ -78,6 +84,8 @@ class Rendezvous:
 
     def receive(self, peer: bytes, frames: Sequence[bytes | memoryview], now: float) -> list[Outgoing]:
         """Take one message, and return the messages to send because of it."""
+        if peer in self._heard:
+            self._heard[peer] = now
         try:
             op, fields, _ = unpack(frames, CALLS)
             if op == "join":
@@ -87,11 +95,6 @@ class Rendezvous:
             return [(peer, [pack("error", text=str(error)[:500])])]
         if op == "leave":
             self._remove(peer)
-        elif peer in self._heard:
-            self._heard[peer] = now
-        elif not self.complete:
-            # It was stopped for long, and would wait for a group to which it no longer belongs.
-            return [(peer, [pack("error", text=f"nothing came for {SILENCE:g} s: this process has lost its place")])]
         return []
 
     def over(self, now: float) -> bool:
@@ -160,9 +163,12 @@ class Rendezvous:
                     f"all {self.workers} workers have joined: one that is started again must name its rank (DMLC_RANK)"
                 )
             return []
-        # The earlier process may have been killed, and its place would be free only after a long silence.
         replaced = [each for each, wanted in self._wanted.items() if rank == wanted >= 0]
         for each in replaced:
+            # It may have been killed, and its place would be free only after a long silence. One that lives keeps it:
+            # two processes with one rank would end each other in turns.
+            if (silent := now - self._heard[each]) <= 2 * PING:
+                raise ConfigError(f"rank {rank} is taken by a process that was heard of {silent:.1f} s ago")
             self._remove(each)
         if len(self._wanted) == self.workers:
             raise ConfigError(f"all {self.workers} workers have joined")
@@ -171,10 +177,6 @@ class Rendezvous:
 
     def _group_message(self, peer: bytes, rank: int) -> Outgoing:
         return peer, [pack("group", rank=rank, servers=list(self.servers))]
-
-
-PING = 2.0
-"""Seconds between two signs of life of a process."""
 
 
 def schedule(
@@ -265,7 +267,8 @@ class Member:
             # A context that is never ended would keep its threads.
             self._close()
             raise ConfigError(f"the scheduler at {scheduler} cannot be reached: {error}") from error
-        self._socket.send(pack("join", version=VERSION, rank=rank, endpoint=endpoint))
+        self._join = pack("join", version=VERSION, rank=rank, endpoint=endpoint)
+        self._socket.send(self._join)
 
     def attend(self, wait: float = 0.0) -> None:
         """Read the messages that have come, and send a heartbeat.
@@ -290,7 +293,7 @@ class Member:
             self._pinged = now
             # If the scheduler has ended nobody needs to know that this server lives.
             with suppress(zmq.Again):
-                self._socket.send(pack("ping"), zmq.NOBLOCK)
+                self._socket.send(self._join if self.group is None else pack("ping"), zmq.NOBLOCK)
 
     def leave(self) -> None:
         """Announce the departure, and close the connection."""

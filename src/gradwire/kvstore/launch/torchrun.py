@@ -14,7 +14,9 @@ import ipaddress
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gradwire.errors import ConfigError, GradwireError, GroupError
 from gradwire.kvstore.launch.processes import start_server
-from gradwire.kvstore.launch.remote import Host, end_all, local_agent
+from gradwire.kvstore.launch.remote import GRACE, Host, end_all, local_agent
 from gradwire.kvstore.protocol.environment import (
     INSECURE,
     SERVER_OPTIONS,
@@ -60,7 +62,11 @@ def start_servers_on_rank_0(variables: Mapping[str, str]) -> WorkerPlace:
         attempt = f"{variables.get('TORCHELASTIC_RUN_ID', '')}/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         mine = PrefixStore(f"gradwire/{attempt}", store)
         if rank == 0:
-            _start(variables, world, mine)
+            mine.set("begun", "")
+            _start(variables, world, mine, time.monotonic() + timeout.total_seconds())
+        # Rank 0 may come late, and its servers' time begins then. Ending those that hang takes it twice the grace.
+        mine.wait(["begun"], timeout)
+        mine.wait(["servers"], timeout + timedelta(seconds=3 * GRACE))
         text = mine.get("servers").decode()
     except (RuntimeError, ValueError, TimeoutError) as error:
         if isinstance(error, GradwireError):
@@ -73,20 +79,24 @@ def start_servers_on_rank_0(variables: Mapping[str, str]) -> WorkerPlace:
     return WorkerPlace(tuple(text.split(",")), rank, world, own_keys(variables, f"worker-{rank}"))
 
 
-def _start(variables: Mapping[str, str], world: int, store: Store) -> None:
+def _start(variables: Mapping[str, str], world: int, store: Store, deadline: float) -> None:
     processes: list[subprocess.Popen[Any]] = []
     try:
         endpoints = []
         for index in range(number(variables, "GRADWIRE_NUM_SERVERS", 1) if "GRADWIRE_NUM_SERVERS" in variables else 1):
-            process, endpoint = start_server(_arguments(variables, world), local_agent(Host("here")), index)
+            process, endpoint = start_server(_arguments(variables, world), local_agent(Host("here")), index, deadline)
             processes.append(process)
             endpoints.append(endpoint)
+        store.set("servers", ",".join(endpoints))
     except BaseException as error:
-        # The others wait for this, and would do so in vain.
-        store.set("servers", f"!{error}" if isinstance(error, GradwireError) else f"!{type(error).__name__}: {error}")
-        end_all(processes)
+        text = f"!{error}" if isinstance(error, GradwireError) else f"!{type(error).__name__}: {error}"
+        try:
+            # The others wait for this, and would do so in vain. A store that is gone must not hide the error.
+            with suppress(RuntimeError):
+                store.set("servers", text)
+        finally:
+            end_all(processes)
         raise
-    store.set("servers", ",".join(endpoints))
     # Called after the stores' own farewell, as what is registered later is called earlier.
     atexit.register(_end_servers, processes)
 
