@@ -214,13 +214,18 @@ def test_the_other_ranks_learn_of_any_error_of_rank_0(monkeypatch):
     def refused(*_):
         raise OSError("no more processes")
 
-    monkeypatch.setattr(torchrun, "start_server", refused)
     as_rank_0(monkeypatch, 2, GRADWIRE_START_TIMEOUT=60)
+    both_learn(monkeypatch, refused, OSError, "no more processes", "OSError: no more processes")
+
+
+def both_learn(monkeypatch, start, error, text, told):
+    """The error with which rank 0 starts its servers is raised there, and its text on the other rank."""
+    monkeypatch.setattr(torchrun, "start_server", start)
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(torchrun.start_servers_on_rank_0, {**os.environ, "RANK": "1"})
-        with pytest.raises(OSError, match="no more processes"):
+        with pytest.raises(error, match=text):
             kvstore.create("dist_sync")
-        with pytest.raises(GroupError, match="rank 0 could not start the servers: OSError: no more processes"):
+        with pytest.raises(GroupError, match=f"rank 0 could not start the servers: {told}"):
             other.result()
 
 
@@ -235,14 +240,8 @@ def test_the_servers_of_rank_0_have_one_deadline_and_the_other_ranks_learn_that_
         time.sleep(deadline - time.monotonic() + 1.0)
         raise GroupError("server 1 hangs")
 
-    monkeypatch.setattr(torchrun, "start_server", hangs)
     as_rank_0(monkeypatch, 2, GRADWIRE_START_TIMEOUT=5, GRADWIRE_NUM_SERVERS=2)
-    with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(torchrun.start_servers_on_rank_0, {**os.environ, "RANK": "1"})
-        with pytest.raises(GroupError, match="server 1 hangs"):
-            kvstore.create("dist_sync")
-        with pytest.raises(GroupError, match="rank 0 could not start the servers: server 1 hangs"):
-            other.result()
+    both_learn(monkeypatch, hangs, GroupError, "server 1 hangs", "server 1 hangs")
     assert len(set(deadlines)) == 1
 
 

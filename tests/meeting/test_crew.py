@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from gradwire.errors import ConfigError, GroupError
+from gradwire.metrics import Metrics
 from gradwire.optim.local._crew import ALONE, Crew
 from gradwire.optim.local._islands import Island
+from gradwire.optim.local.attendance import Attendance
+from gradwire.optim.local.board import Board
+from gradwire.optim.local.meeting import Meeting
 from gradwire.testing.processes import run_ranks
+from gradwire.transport.channel import Channel
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,6 +106,49 @@ def test_all_hear_what_the_first_hears(shape: tuple[int, ...], first: int, place
         differs = "ConfigError: state must be on all ranks of a worker that of the first, 7, got 8"
         assert str(told["differs"]).startswith(differs if rank == 1 else "GroupError: another rank of this worker")
     assert [told["place"] for told in results] == places
+
+
+def _cut_off(rank: int) -> list[object]:
+    """Rank 2 hears nothing along the first dimension, and rank 3 only what rank 2 tells it."""
+    crew = crew_of(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    if rank == 2:
+        line, _ = crew._lines[0]
+        for name in ("share", "all_reduce"):
+            setattr(line, name, partial(_lost, getattr(line, name)))
+    return [said(lambda: crew.lead(lambda: "heard")), said(lambda: crew.anywhere(True))]
+
+
+def _lost(call: Callable[..., object], *arguments: object) -> None:
+    call(*arguments)
+    raise GroupError("the line is down")
+
+
+def test_a_rank_that_hears_nothing_tells_those_that_wait_for_it() -> None:
+    found = run_ranks(4, _cut_off)
+    assert found[:2] == [["heard", True]] * 2
+    assert found[2] == ["GroupError: the line is down"] * 2
+    assert found[3] == ["GroupError: the line is down", "GroupError: a rank of this worker does not answer"]
+
+
+def test_no_rank_waits_for_a_note_that_others_take_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note that goes between a look and the reading would be waited for until the store's deadline."""
+    island = Crew([(Channel(None, Metrics()), 0)], (0,))
+    store, read = dist.HashStore(), Board.read
+
+    def reads(board: Board, name: str) -> object:
+        assert not name.startswith("payload/"), f"{name} may go"
+        return read(board, name)
+
+    monkeypatch.setattr(Board, "read", reads)
+    attendance = Attendance(Meeting(store, "0"), crew=island)
+    assert attendance.come(0) is not None
+    for t in range(1, 5):
+        closed = attendance.hand_in(t, b"payload")
+        assert attendance.payloads(t, closed) == [b"payload"]
+    # Of the rounds that are over nothing hangs there.
+    first = attendance.closed(1)
+    assert attendance.payloads(1, first) is None
+    assert attendance.board.look(f"payload/1/{attendance.token}/0") is None
 
 
 def test_a_worker_of_one_rank_asks_nobody() -> None:

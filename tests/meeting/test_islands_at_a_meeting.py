@@ -208,6 +208,32 @@ def test_islands_count_by_the_tokens_of_all_their_ranks(place: str, worker: Star
         island.ask_each("tokens", [10.0, 20.0 + 30.0 * i])
     told = together(islands, "exchange")
     assert of(told, "shares") == [[pytest.approx(1 / 3), pytest.approx(2 / 3)]] * 4
+    # A batch of nothing but padding counts as none, and one that nobody has counted is an error on both ranks.
+    for i, island in enumerate(islands):
+        island.ask_each("tokens", [0.0, 10.0 + 30.0 * i])
+    told = together(islands, "exchange")
+    assert of(told, "shares") == [[pytest.approx(0.2), pytest.approx(0.8)]] * 4
+    for rank, number in zip(islands[0].ranks, (10.0, None), strict=True):
+        rank.tell("tokens", number)
+    for rank in islands[0].ranks:
+        with pytest.raises(ConfigError, match=r"step\(\) must be after add_tokens\(\)"):
+            rank.answer()
+
+
+def test_a_fragment_of_which_a_rank_has_nothing_is_spoilt_for_it_too(place: str, worker: Start) -> None:
+    """The last of three ranks has no elements in the last fragment, and tells the same weights as the others."""
+    options = {**STREAMED, "delay": 1, "weigh": "steps"}
+    island = Island(worker, place, "0", {**SHORT, "workers": 1}, (3,), **options)
+    island.ask("join")
+    island.ask("stream", 5, 1)
+    island.ranks[0].ask("put", math.nan, -1)
+    island.ask("stream", 2, 2)
+    assert [each["nonfinite_steps"] for each in island.ask("now")] == [1] * 3
+    island.ask("stream", 6, 3)
+    notes = [gradwire.Meeting(place, "looks on").open().read(f"closed/{t}")["came"]["0"] for t in (1, 2, 3, 4)]
+    # The steps of a round by each of three ranks; the fourth has those since the spoilt change left.
+    assert [note[0] for note in notes] == [1, 0, 1, 1]
+    assert [note[2] for note in notes if note[0]] == [9.0, 18.0, 18.0]
 
 
 def test_frozen_shards_are_those_of_the_island_that_comes_first(place: str, worker: Start) -> None:
@@ -239,6 +265,19 @@ def test_a_rank_that_dies_ends_its_island_and_the_others_go_on(place: str, worke
     # What it had handed in counts, and later rounds go on without it.
     assert of([islands[0].ask("exchange")], "workers") == [["0", "1"]] * 2
     assert of([train(islands[:1], range(2, 3))[0]], "workers") == [["0"]] * 2
+
+
+def test_a_round_that_the_ranks_do_not_begin_together_leaves_the_change_where_it_was(place: str, worker: Start) -> None:
+    island = Island(worker, place, "0", {**SHORT, "workers": 1}, **SPARSE)
+    island.ask("join")
+    train([island], range(1))
+    island.ask("local", 1)
+    way = island.ask("way")[1]
+    island.ranks[0].signal(signal.SIGKILL)
+    with pytest.raises(GradwireError):
+        island.ranks[1].ask("exchange")
+    assert torch.equal(island.ranks[1].ask("way"), way)
+    assert way.any()
 
 
 def test_files_of_different_steps_are_refused_on_all_ranks(place: str, worker: Start) -> None:

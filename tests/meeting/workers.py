@@ -99,10 +99,10 @@ class Work:
         with torch.no_grad():
             on_rank(next(self.model.parameters()))[0, 0] = float("nan")
 
-    def put(self, value: float) -> None:
-        """Give an element of the parameters a value that no gradient gave it."""
+    def put(self, value: float, number: int = 0) -> None:
+        """Give an element of a parameter a value that no gradient gave it."""
         with torch.no_grad():
-            on_rank(next(self.model.parameters()))[0, 0] = value
+            on_rank(list(self.model.parameters())[number]).view(-1)[0] = value
 
     def now(self) -> dict[str, Any]:
         parameters = digest([on_rank(param).detach() for param in self.model.parameters()])
@@ -158,11 +158,12 @@ class Work:
         # Copies, because a tensor goes through the pipe as shared memory.
         return [on_rank(param).detach().clone() for param in self.model.parameters()]
 
-    def tokens(self, number: float) -> None:
-        """A local step on so many tokens."""
+    def tokens(self, number: float | None) -> None:
+        """A local step on so many tokens; None: nobody has counted them."""
         for param in self.model.parameters():
             param.grad = as_sharded(torch.ones(param.shape), param)
-        self.optimizer.add_tokens(number)
+        if number is not None:
+            self.optimizer.add_tokens(number)
         self.optimizer.step()
 
     def agreed(self) -> str:

@@ -80,11 +80,11 @@ class Meeting(ShortTracebacks):
     def on_all_ranks(self) -> dict[str, Any]:
         """The arguments as facts, which must be the same on all ranks of a worker."""
         place = self.place if isinstance(self.place, str) else type(self.place).__name__
-        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "place": place}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"place": place}
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that one call of the place may take; one that moves a state waits no longer for it either."""
+        """Seconds that the first rank of a worker may wait at the place at once, and the others for it."""
         return min(LONGEST, 2 * max(self.timeout, self.deadline) + 300.0)
 
     @property
