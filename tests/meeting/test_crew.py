@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,21 @@ def test_a_rank_that_hears_nothing_tells_those_that_wait_for_it() -> None:
     assert found[:2] == [["heard", True]] * 2
     assert found[2] == ["GroupError: the line is down"] * 2
     assert found[3] == ["GroupError: the line is down", "GroupError: a rank of this worker does not answer"]
+
+
+def _one_is_gone(rank: int, file: str) -> list[bytes] | None:
+    """The payload of the second shard is taken down before it is read."""
+    crew = crew_of(init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)))
+    attendance = Attendance(Meeting(dist.FileStore(file, 2), "0"), crew=crew)
+    attendance.come(0)
+    closed = attendance.hand_in(1, b"payload")
+    if rank == 1:
+        attendance.board.drop(f"payload/1/{attendance.token}/1", 7)
+    return attendance.payloads(1, closed)
+
+
+def test_payloads_that_one_shard_lacks_all_shards_fetch_anew(tmp_path: Path) -> None:
+    assert run_ranks(2, _one_is_gone, str(tmp_path / "place")) == [None, None]
 
 
 def test_no_rank_waits_for_a_note_that_others_take_down(monkeypatch: pytest.MonkeyPatch) -> None:

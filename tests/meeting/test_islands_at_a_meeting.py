@@ -14,6 +14,7 @@ import torch
 
 import gradwire
 from gradwire.errors import ConfigError, GradwireError, GroupError
+from gradwire.optim.local.attendance import KEPT
 from tests.meeting.workers import Island, Worker, together
 
 pytestmark = pytest.mark.timeout(300)
@@ -278,6 +279,27 @@ def test_a_round_that_the_ranks_do_not_begin_together_leaves_the_change_where_it
         island.ranks[1].ask("exchange")
     assert torch.equal(island.ranks[1].ask("way"), way)
     assert way.any()
+
+
+def test_an_island_that_was_stopped_for_many_rounds_takes_over_the_state(place: str, worker: Start) -> None:
+    meeting = {**SHORT, "deadline": 2.0}
+    islands = [Island(worker, place, name, meeting, **EXACT) for name in "01"]
+    together(islands, "join")
+    train(islands, range(1))
+    islands[1].ask("local", 1)
+    islands[1].signal(signal.SIGSTOP)
+    train(islands[:1], range(1, KEPT + 4))
+    islands[1].signal(signal.SIGCONT)
+    islands[1].tell("exchange")
+    # The payloads of the rounds that it has missed are gone, and the state comes at the end of a round.
+    t = KEPT + 4
+    while not all(rank.pipe.poll(0.5) for rank in islands[1].ranks):
+        train(islands[:1], range(t, t + 1))
+        t += 1
+    assert of([islands[1].answer()], "left_behind") == [1, 1]
+    told = train(islands, range(t, t + 1))
+    assert of(told, "workers") == [["0", "1"]] * 4
+    assert of(told, "parameters")[:2] == of(told, "parameters")[2:]
 
 
 def test_files_of_different_steps_are_refused_on_all_ranks(place: str, worker: Start) -> None:
