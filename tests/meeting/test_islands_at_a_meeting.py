@@ -50,6 +50,8 @@ def test_islands_agree_on_what_workers_of_one_rank_agree_on_to_the_bit(places: A
     plain = [worker(other, name, SHORT, **EXACT) for name in "01"]
     together(plain, "join")
     train(plain, range(3))
+    # The parameters of the last round, the outer momentum, and what may be late, of half of 1,804 elements.
+    assert of(told, "kept_bytes") == [3 * 4 * 902] * 4
     # What hung at the place for the first round is taken down, and of the last it is there.
     board = gradwire.Meeting(place, "looks on").open()
     for t, there in ((1, False), (3, True)):

@@ -420,14 +420,15 @@ class LocalSteps(Exchanged):
 
     def kept_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank keeps beside the model and its inner optimizer: the parameters of the last
-        round, what the outer step keeps, and the residual.
+        round, what the outer step keeps, the residual, and at a meeting the change that was too late.
         """
+        late = {} if self.rounds is None else {"late": self.rounds.late.nbytes}
         residuals = self.exchange.residuals.nbytes
-        return {**{key: flat.data.nbytes for key, flat in self.kept().items()}, "residual": residuals}
+        return {**{key: flat.data.nbytes for key, flat in self.kept().items()}, "residual": residuals, **late}
 
     def __str__(self) -> str:
         place = " (host)" if self.agreed.data.device != self.delta.data.device else ""
-        kept = [f"{in_words(n)} {key}{place * (key != 'residual')}" for key, n in self.kept_bytes().items() if n]
+        kept = [f"{in_words(n)} {key}{place * (key in self.kept())}" for key, n in self.kept_bytes().items() if n]
         return f"{super().__str__()}\n  kept      {', '.join(kept)}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
