@@ -1,4 +1,4 @@
-"""The ranks that are one worker of a meeting: the first of them asks at the place, and all hear its answer.
+"""The ranks of one worker, an island: one of them asks for all, such as at a meeting, and all decide alike.
 
 Invariants:
     * What depends on the moment at which one looks, such as whether a round is closed, is asked by the first rank
@@ -24,9 +24,11 @@ from gradwire.errors import GroupError, require
 from gradwire.notices import log
 from gradwire.transport.channel import Channel
 
-__all__ = ["ALONE", "Crew"]
+__all__ = ["ALONE", "HOST", "Crew"]
 
 T = TypeVar("T")
+
+HOST = torch.device("cpu")
 
 
 class _Answer(NamedTuple):
@@ -42,20 +44,28 @@ class Crew:
     Each call is a collective: all ranks make the same ones, in the same order, from one thread at a time.
 
     Args:
-        lines: channel of this rank on the host along each dimension of their mesh, with the first rank on it, as the
-            default group counts; none if this rank is alone.
+        lines: channel of this rank along each dimension of their mesh, with the first rank on it, as the default group
+            counts; none if this rank is alone.
         at: coordinates of this rank in the mesh.
+        device: device of the numbers that they send; what the first rank tells the others goes through the host.
 
     Attributes:
         first: true on the rank that asks.
         place: end of the names of this rank's payloads at the meeting place; empty if it is alone.
     """
 
-    def __init__(self, lines: Iterable[tuple[Channel, int]] = (), at: Sequence[int] = ()) -> None:
-        self._lines = list(lines)
+    def __init__(
+        self, lines: Iterable[tuple[Channel, int]] = (), at: Sequence[int] = (), device: torch.device = HOST
+    ) -> None:
+        self._lines, self._device = list(lines), device
         self.first = not any(at)
         self.place = "/" + ".".join(map(str, at)) if self._lines else ""
         self._asks = False
+
+    @property
+    def channels(self) -> list[Channel]:
+        """This rank's channel along each dimension."""
+        return [line for line, _ in self._lines]
 
     @property
     def alone(self) -> bool:
@@ -124,7 +134,11 @@ class Crew:
 
     def anywhere(self, so: bool) -> bool:
         """Return whether it is so on any of the ranks."""
-        return so if self.alone else bool(self._reduced(float(so), "max"))
+        return so if self.alone else bool(self.largest(so))
+
+    def largest(self, number: float) -> float:
+        """Return the largest of the numbers of all ranks."""
+        return self._reduced(number, "max")
 
     def total(self, number: float) -> float:
         """Return the sum of the numbers of all ranks."""
@@ -138,7 +152,7 @@ class Crew:
     def _reduced(self, number: float, how: str) -> float:
         # The first rank alone would wait here for the others, which do not come.
         assert not self._asks, "the first rank asks for what all must be asked for"
-        found, failed = torch.full((1,), number, dtype=torch.float64, device="cpu"), list[GroupError]()
+        found, failed = torch.full((1,), number, dtype=torch.float64, device=self._device), list[GroupError]()
         for line, _ in self._lines:
             try:
                 line.all_reduce(found, how)

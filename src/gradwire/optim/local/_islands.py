@@ -24,7 +24,7 @@ from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
 from gradwire.frontends.setup import kind_of, private_group
 from gradwire.metrics import Metrics
-from gradwire.optim.local._crew import ALONE, Crew
+from gradwire.optim.local._crew import ALONE, HOST, Crew
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 
@@ -77,7 +77,7 @@ class Island:
         self.facts: dict[str, Any] = {}
         self._mesh: Any = None
         self._device = torch.device("cpu")
-        self._lines: list[list[Channel]] = []
+        self._crews: list[Crew] = []
         self.crew = ALONE
 
     @property
@@ -156,12 +156,11 @@ class Island:
             return exchange.describe([], **same)
 
         for _ in range(threads):
-            self._lines.append([self._line(dim, timeout, self._device) for dim in range(self._mesh.ndim)])
+            self._crews.append(self._crew(timeout, self._device))
         if wait is not None:
             # On the host: what they tell each other comes from the place.
-            lines = [self._line(dim, wait, torch.device("cpu")) for dim in range(self._mesh.ndim)]
-            self.crew = Crew(zip(lines, self._firsts(), strict=True), self._mesh.get_coordinate())
-        for line in self._lines[0]:
+            self.crew = self._crew(wait, HOST)
+        for line in self._crews[0].channels:
             try:
                 agree(line, "set-up of an island", describe, self._device)
             except Exception as error:
@@ -169,10 +168,11 @@ class Island:
         if failed:
             raise failed[0]
 
-    def _firsts(self) -> list[int]:
-        """The first rank along each dimension of the mesh, from the place of this one."""
-        at = self._mesh.get_coordinate()
-        return [int(self._mesh.mesh[(*at[:dim], 0, *at[dim + 1 :])]) for dim in range(self._mesh.ndim)]
+    def _crew(self, timeout: object, device: torch.device) -> Crew:
+        at, ranks = self._mesh.get_coordinate(), self._mesh.mesh
+        # The first rank along each dimension of the mesh, from the place of this one.
+        firsts = [int(ranks[(*at[:dim], 0, *at[dim + 1 :])]) for dim in range(ranks.dim())]
+        return Crew([(self._line(dim, timeout, device), first) for dim, first in enumerate(firsts)], at, device)
 
     def _line(self, dim: int, timeout: object, device: torch.device) -> Channel:
         lent = private_group(self._mesh.get_group(dim), timeout, device)
@@ -181,15 +181,12 @@ class Island:
         return channel
 
     def largest(self, number: int, thread: int = MAIN) -> int:
-        """The largest of the numbers, 0 to 255, that the ranks of the island give.
+        """The largest of the numbers that the ranks of the island give.
 
         Args:
             thread: the thread that asks.
         """
-        found = torch.full((1,), number, dtype=torch.uint8, device=self._device)
-        for line in self._lines[thread]:
-            line.all_reduce(found, "max")
-        return int(found)
+        return int(self._crews[thread].largest(number))
 
     def all_shards(self, exchange: Callable[[Callable[[bool], bool]], bool], thread: int = MAIN) -> bool:
         """Exchange on all ranks of the island; return whether it was well on all of them.
