@@ -10,7 +10,7 @@ import zmq
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.keys import KeyPart
 from gradwire.kvstore.protocol.small_keys import MAX_LISTS, Backoff
-from gradwire.kvstore.worker.connection import Request, ScatterSink, ServerConnection
+from gradwire.kvstore.worker.connection import Request, ServerConnection
 from gradwire.kvstore.worker.worker_key import PushProgress, WorkerKey
 from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyList
 from tests.kvstore.group import run_workers
@@ -162,8 +162,8 @@ def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
     outs = [torch.full(tuple(each.shape), -1.0) for each in keys]
     values = [torch.randn(tuple(each.shape)) for each in keys]
     data = joined.gather(values, torch.empty(joined.numel)).view(torch.uint8).numpy()
-    _, ((_, nbytes, blocks),) = joined.receive(outs)
-    request = Request("pull", {"items": [[[1], 0]]}, out=ScatterSink(blocks, nbytes))
+    _, ((_, sink),) = joined.receive(outs)
+    request = Request("pull", {"items": [[[1], 0]]}, out=sink)
     assert not request.make_room(len(data) - 4)
     assert request.make_room(len(data))
     for at in range(0, len(data), 52):

@@ -86,19 +86,14 @@ class Sender:
             for name, tensor in other.state.items():
                 self.state[name].copy_(tensor)
 
-    def encode(self, grad: Tensor) -> Tensor:
+    def encode(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """Encode a gradient: the payload is uint8, as long as the compressor's layout, in memory of its own.
 
         Args:
             grad: floating-point, of the key's shape; a row-sparse one gives the payload of its rows alone.
 
-        Raises:
-            ConfigError: a value is not finite, and nothing was changed.
-        """
-        return self.encode_with_undo(grad)[0]
-
-    def encode_with_undo(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Encode a gradient as ``encode`` does; return also a function that takes it back before the next one comes.
+        Returns:
+            The payload, and a function that takes the encoding back before the next one comes.
 
         Raises:
             ConfigError: a value is not finite, and nothing was changed.
@@ -215,7 +210,7 @@ def encode_all(senders: Sequence[Sender], grads: Sequence[Tensor]) -> list[Tenso
     undos: list[Callable[[], None]] = []
     try:
         for sender, grad in zip(senders, grads, strict=True):
-            payload, undo = sender.encode_with_undo(grad)
+            payload, undo = sender.encode(grad)
             payloads.append(payload)
             undos.append(undo)
     except BaseException:

@@ -76,7 +76,7 @@ class Client:
         server_timeout: float | None = None,
         system: System = SYSTEM,
     ) -> None:
-        self.timeout, self.endpoints = timeout, list(endpoints)
+        self.timeout = timeout
         self._system, self._clock = system, Readings(system.clock, READING)
         self._process = system.process()
         self._seq = itertools.count(1)

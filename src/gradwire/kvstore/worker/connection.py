@@ -209,7 +209,6 @@ class ServerConnection:
         """Return the reason why no request will be answered; None while they may be.
 
         Args:
-            now: time by the clock of the thread.
             timeout: seconds that a server may be connected and silent.
         """
         if self.monitor.refusal:
@@ -485,12 +484,12 @@ class ScatterSink:
     """
 
     def __init__(self, blocks: Sequence[tuple[int, Block]], nbytes: int) -> None:
-        self.nbytes, self._blocks = nbytes, blocks
+        self.nbytes, self.blocks = nbytes, blocks
 
     def write(self, at: int, piece: Block) -> None:
         """Take bytes of the answer, which begin at its byte ``at``."""
         end = at + len(piece)
-        for start, array in self._blocks:
+        for start, array in self.blocks:
             lo, hi = max(start, at), min(start + len(array), end)
             if lo < hi:
                 array[lo - start : hi - start] = piece[lo - at : hi - at]
