@@ -70,11 +70,6 @@ class Replica:
         self._payload: Tensor | None = None
         self._answers: dict[int, Tensor] = {}
 
-    @property
-    def residual(self) -> Tensor | None:
-        """The residual E: the part of a value that is still to be delivered."""
-        return self.sender.kept.get("residual")
-
     def follow(self, value: Tensor, compressor: Compressor, *, replaced: bool) -> None:
         """Move towards a value by as much as one payload can carry.
 

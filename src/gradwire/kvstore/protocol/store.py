@@ -18,7 +18,7 @@ from gradwire.engine.adaptive import STORE, trouble_of
 from gradwire.errors import ConfigError, require
 from gradwire.kernels.native import warn_without_kernels
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
-from gradwire.kvstore.protocol.keys import Pairs, StoreKey, found, grouped, key_list
+from gradwire.kvstore.protocol.keys import Pairs, StoreKey, found, grouped
 from gradwire.kvstore.protocol.merge import row_sparse
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
 from gradwire.kvstore.protocol.updater import OptimizerConfig
@@ -392,7 +392,6 @@ class KVStore(ShortTracebacks, ABC):
         return unique
 
     def _check_kind(self, key: StoreKey) -> None:
-        (key,) = key_list(key)
         string = isinstance(key, str)
         self._strings = string if self._strings is None else self._strings
         require(string is self._strings, "key", f"{'a str' if self._strings else 'an int'} like those before it", key)

@@ -12,6 +12,7 @@ of the key counts.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,7 +43,7 @@ from gradwire.kvstore.protocol.small_keys import UnitBatches, joinable, packed, 
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.system import SYSTEM, System
-from gradwire.kvstore.worker.client import PROCESS_STORES, Client, finish_at_exit
+from gradwire.kvstore.worker.client import Client
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.pulling import Pulling, row_requests
 from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit
@@ -58,6 +59,9 @@ Lists: TypeAlias = Sequence[tuple[WorkerKeyList, Sequence[Tensor]]]
 
 Units: TypeAlias = Sequence[tuple[WorkerUnit, Sequence[Tensor]]]
 """Keys and lists of joined keys, each with its tensors."""
+
+PROCESS_STORES: list[KVStore] = []
+"""Stores that last as long as this process."""
 
 
 class DistStore(KVStore):
@@ -115,7 +119,7 @@ class DistStore(KVStore):
         # A store that found its own place lasts as long as the process, so that the servers are told of its end.
         PROCESS_STORES.extend([self] if callable(where) else [])
         # Registered after the functions that ``where`` registered, and so called before them.
-        system.at_exit(finish_at_exit, weakref.ref(self), weakref.ref(self._client))
+        system.at_exit(finish_at_exit, weakref.ref(self))
         self.staleness = as_python(staleness)
         if staleness is not None:
             self._ask_all("staleness", {"steps": self.staleness}, "a bound on staleness", declare=True)
@@ -443,3 +447,20 @@ def copy_value(value: Tensor, outs: Sequence[Tensor]) -> None:
             out.copy_(as_row_sparse(value))
         elif out.data_ptr() != value.data_ptr() or not out.numel():
             out.copy_(value)
+
+
+def finish_at_exit(of: weakref.ref[DistStore]) -> None:
+    """Tell the servers at exit that this worker has finished, because the others would wait for its next push.
+
+    A script that was ended by an exception does not: its later steps are missing, as those of a killed process.
+    """
+    store = of()
+    if store is None or hasattr(sys, "last_value") or store._client.forked or store._client.closed:
+        return
+    store._client.hurry()
+    try:
+        store.finish()
+    except Exception as error:
+        # The process ends in any case.
+        log.error("the servers could not be told that this worker has finished: %s", error)
+    store.close(saved=False)
