@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.kvstore.protocol.environment import WorkerPlace
 from gradwire.kvstore.protocol.messages import VERSION, pack
-from gradwire.kvstore.system import SYSTEM, System
+from gradwire.kvstore.system import System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 from gradwire.notices import log
 
@@ -50,27 +50,15 @@ class Client:
     """The connections to all servers, in a thread of their own.
 
     Args:
-        endpoints: addresses of the servers, in their order.
-        rank: rank of this worker.
-        world: number of workers.
+        place: this worker's place.
         sync: true if the store is synchronous.
         timeout: seconds that an answer may take, > 0.
-        keys: this worker's folder with keys, made by ``gradwire keygen``; None: connections are not encrypted.
         server_timeout: seconds that a server may be disconnected, > 0; None: the default of ``ServerConnection``.
         system: machine that the client runs on.
     """
 
     def __init__(
-        self,
-        endpoints: Sequence[str],
-        rank: int,
-        world: int,
-        *,
-        sync: bool,
-        timeout: float,
-        keys: Path | None = None,
-        server_timeout: float | None = None,
-        system: System = SYSTEM,
+        self, place: WorkerPlace, *, sync: bool, timeout: float, server_timeout: float | None, system: System
     ) -> None:
         self.timeout = timeout
         self._system, self._clock = system, Readings(system.clock, READING)
@@ -87,19 +75,19 @@ class Client:
         receiver = self._context.socket(zmq.PAIR)
         receiver.connect("inproc://wakeup")
         token = system.random(16)
-        hello = partial(pack, "hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
+        hello = partial(pack, "hello", version=VERSION, rank=place.rank, world=place.world, sync=sync, session=token)
         self._connections = [
             ServerConnection(
                 self._context,
                 f"server {index} at {endpoint}",
                 endpoint,
-                b"worker-%d-" % rank + token.hex().encode(),
-                hello(server=index, servers=len(endpoints)),
-                keys,
+                b"worker-%d-" % place.rank + token.hex().encode(),
+                hello(server=index, servers=len(place.servers)),
+                place.keys,
                 server_timeout,
                 self._clock,
             )
-            for index, endpoint in enumerate(endpoints)
+            for index, endpoint in enumerate(place.servers)
         ]
         arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock, self._failed)
         thread = system.start(_serve, *arguments, name="gradwire-kvstore")

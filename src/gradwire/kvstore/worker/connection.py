@@ -66,9 +66,7 @@ class ServerConnection:
     """The connection to one server, used by one thread alone.
 
     Args:
-        context: ZeroMQ's context.
         title: name and address of the server for messages: "server 0 at tcp://127.0.0.1:7000".
-        endpoint: address of the server.
         identity: name of this connection on the server.
         hello: first message of every connection.
         keys: this worker's folder with keys; None: the connection is not encrypted.

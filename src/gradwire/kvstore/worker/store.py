@@ -27,7 +27,7 @@ from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.environment import WorkerPlace, bigarray_bound
 from gradwire.kvstore.protocol.environment import server_timeout as default_server_timeout
-from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, StoreKey, found, place
+from gradwire.kvstore.protocol.keys import StoreKey, found, place
 from gradwire.kvstore.protocol.merge import as_row_sparse
 from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.optimizer_states import (
@@ -100,19 +100,16 @@ class DistStore(KVStore):
         require(known, "server_timeout", "seconds > 0, or None", server_timeout)
         bounded = staleness is None or ("async" in type and is_int(staleness, 0))
         require(bounded, "staleness", "an integer >= 0, of a store whose type has 'async' in its name", staleness)
-        self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
+        self.bound = bigarray_bound() if bound is None else bound
         self.place, self.seed = where() if callable(where) else where, seed
         self._config = self._barriers = 0
         self._finished = False
         self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
         self._client = Client(
-            self.place.servers,
-            self.place.rank,
-            self.place.world,
+            self.place,
             sync="async" not in type,
             timeout=timeout,
-            keys=self.place.keys,
             server_timeout=default_server_timeout() if server_timeout is None else server_timeout,
             system=system,
         )
