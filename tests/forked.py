@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from gradwire.kvstore.launch.remote import Machine, new_lines, pump
+from gradwire.kvstore.launch.remote import Lines, Machine, pump
 from gradwire.testing import processes
 from gradwire_lab.experiments import launch
 
@@ -178,7 +178,7 @@ class Forks(Machine):
         return Forked(command[1:], {**os.environ, **environment})
 
     def serve(self, command, label):
-        process, first = Forked(command[1:], stdout=subprocess.PIPE), new_lines()
+        process, first = Forked(command[1:], stdout=subprocess.PIPE), Lines()
         # The pump closes what it reads.
         process.pump = pump(process.stdout, label, sys.stdout, first)
         return process, first

@@ -9,7 +9,7 @@ from torch import nn
 
 from gradwire import kvstore
 from gradwire.kvstore import Module
-from gradwire.kvstore.protocol.updater import OptimizerConfig, optimizer_names
+from gradwire.kvstore.protocol.updater import OPTIMIZERS, OptimizerConfig
 from tests.heard import without_name
 
 TWOBIT = {"type": "2bit", "threshold": 0.5}
@@ -17,7 +17,7 @@ TWOBIT = {"type": "2bit", "threshold": 0.5}
 
 def test_which_optimizers_divide() -> None:
     momentum = {"nag": {"momentum": 0.9}}
-    configs = [OptimizerConfig(name, {"learning_rate": 0.1, **momentum.get(name, {})}) for name in optimizer_names()]
+    configs = [OptimizerConfig(name, {"learning_rate": 0.1, **momentum.get(name, {})}) for name in OPTIMIZERS]
     adaptive = {config.name for config in configs if config.adaptive}
     assert adaptive == {"adam", "adamw", "adagrad", "adadelta", "adamax", "nadam", "radam", "rmsprop"}
 

@@ -164,7 +164,7 @@ def test_a_nan_of_one_sender_leaves_the_residuals_of_the_others():
         for _ in range(2):
             store.push([1, 2], [[good, good], [good, good]])
     for key in (1, 2):
-        entries = [store._entries[key].senders for store in (kv, clean)]
+        entries = [store._keys[key].senders for store in (kv, clean)]
         assert all(torch.equal(a.kept["residual"], b.kept["residual"]) for a, b in zip(*entries, strict=True))
         assert torch.equal(pulled(kv, key), pulled(clean, key))
 
@@ -184,7 +184,7 @@ def test_a_code_of_one_sender_that_overflows_leaves_the_residuals_of_the_others(
     # It is finite, and only its code in 16 bits is not.
     with pytest.raises(ConfigError, match="nothing of this key was pushed"):
         kv.push(1, [grads[1], form(torch.full(SHAPE, 7e4))])
-    for mine, theirs in zip(kv._entries[1].senders, clean._entries[1].senders, strict=True):
+    for mine, theirs in zip(kv._keys[1].senders, clean._keys[1].senders, strict=True):
         assert bool(mine.kept["residual"].any())
         assert torch.equal(mine.kept["residual"], theirs.kept["residual"])
     for store in (kv, clean):
@@ -201,6 +201,6 @@ def test_a_push_that_is_refused_leaves_the_states_of_the_senders():
     # It is finite, but not with the headroom that a method needs.
     with pytest.raises(ConfigError, match="nothing of this key was pushed"):
         kv.push(1, [grads[1], torch.full((64, 64), 1e35)])
-    for mine, theirs in zip(kv._entries[1].senders, clean._entries[1].senders, strict=True):
+    for mine, theirs in zip(kv._keys[1].senders, clean._keys[1].senders, strict=True):
         assert bool(mine.state["history"].any())
         assert all(torch.equal(mine.state[name], theirs.state[name]) for name in theirs.state)

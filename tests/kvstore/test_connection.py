@@ -5,13 +5,17 @@ import torch
 import zmq
 
 from gradwire import ConfigError, GroupError
+from gradwire._system import Readings
+from gradwire.kvstore.system import SYSTEM
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 
 
 @pytest.fixture
 def link():
     context = zmq.Context()
-    link = ServerConnection(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = ServerConnection(
+        context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None, None, Readings(SYSTEM.clock, 8.0)
+    )
     yield link
     link.close()
     context.destroy(0)

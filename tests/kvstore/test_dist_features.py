@@ -46,7 +46,7 @@ def test_a_method_of_several_rounds_runs_alone_on_each_worker(told, name):
         payloads = []
         for rank, sender in enumerate(senders):
             sender.use(compression)
-            payloads.append(sent(compression.push, MATRIX, sender.encode(gradient(rank, step, MATRIX))))
+            payloads.append(sent(compression.push, MATRIX, sender.encode(gradient(rank, step, MATRIX))[0]))
         want = Merger(shape).merge(compression, payloads)
         for each in told:
             assert torch.allclose(each["alone"][name][step], want, atol=1e-5)

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import WireError
-from gradwire.kvstore.protocol.messages import REPLIES, pack, unpack
-from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.server.requests import FIELDS
+from gradwire.kvstore.protocol.messages import REPLIES, REQUESTS, pack, unpack
+from gradwire.kvstore.server.core import HANDLERS, ServerCore
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import hello, init, messages, pull, push, values
 
@@ -34,8 +33,8 @@ likely = st.sampled_from(["w", "v", 0, 1, 2, 3, 4, -1, "float32", [4], {}, True,
 @st.composite
 def headers(draw):
     """Headers that are nearly right: an op with its fields, each likely to be allowed."""
-    op = draw(st.sampled_from([name for name in FIELDS if name != "hello"]))
-    return pack(op, **{name: draw(likely | anything) for name in FIELDS[op]})
+    op = draw(st.sampled_from([name for name in REQUESTS if name != "hello"]))
+    return pack(op, **{name: draw(likely | anything) for name in REQUESTS[op]})
 
 
 frames = st.lists(headers() | st.binary(max_size=60) | anything.map(msgpack.packb), max_size=3)
@@ -72,9 +71,13 @@ def test_a_stranger_changes_nothing(parts):
     assert values(pull(core, a, 3, "w", 1)) == {a: [2.0] * 4}
 
 
+def test_every_request_has_its_function():
+    assert HANDLERS.keys() == REQUESTS.keys()
+
+
 @given(st.binary(max_size=200))
 def test_bytes_are_a_message_or_a_wire_error(data):
-    for table in (FIELDS, REPLIES):
+    for table in (REQUESTS, REPLIES):
         try:
             op, fields, _ = unpack([data], table)
         except WireError:

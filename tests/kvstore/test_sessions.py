@@ -6,8 +6,7 @@ import torch
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.protocol.updater import OptimizerConfig
-from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.server.requests import REQUESTS
+from gradwire.kvstore.server.core import HANDLERS, ServerCore
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, hello, init, messages, ops, pair, pull, push, values
 
@@ -161,7 +160,7 @@ def test_values_do_not_fill_the_memory():
 
 def test_a_bug_ends_one_session_and_not_the_server(monkeypatch, capsys):
     core, a, b = pair()
-    monkeypatch.setitem(REQUESTS, "pull", REQUESTS["pull"]._replace(answer=lambda *_, **__: 1 / 0))
+    monkeypatch.setitem(HANDLERS, "pull", lambda *_, **__: 1 / 0)
     (told,) = messages(pull(core, a, 5, "w", 0))
     assert (told[0], told[2]["kind"], "ZeroDivisionError" in told[2]["text"]) == (a, "wire", True)
     assert "ZeroDivisionError" in capsys.readouterr().err, "and who runs the server can see it"

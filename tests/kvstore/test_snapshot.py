@@ -9,6 +9,7 @@ from safetensors.torch import save as packed
 
 from gradwire import ConfigError
 from gradwire._files import RenamedError
+from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.server.core import ServerCore
@@ -18,7 +19,7 @@ from gradwire.kvstore.server.optimizer_settings import SETTINGS
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.server import Finished
 from gradwire.kvstore.server.snapshot import Snapshots, open_core, save_core
-from gradwire.kvstore.server.stored_part import AHEAD, raw
+from gradwire.kvstore.server.stored_part import AHEAD
 from gradwire.kvstore.system import Disk, System
 from tests.kvstore.talk import ask, hello, init, load, messages, ops, pair, pull, push, save, values
 
@@ -64,7 +65,7 @@ def forge(path, value=None, entries=None, states=None, header=None, **fields):
     tensors = {"0/value": torch.zeros(4) if value is None else value, **(states or {})}
     entries = [{**ENTRY, **fields}] if entries is None else entries
     rows = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
-    data = [memoryview(raw(each).numpy()) for each in tensors.values()]
+    data = [memoryview(as_bytes(each).numpy()) for each in tensors.values()]
     Journal(path).replace({**HEADER, "entries": entries, "tensors": rows, **(header or {})}, data)
 
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 import zmq
 
+from gradwire._system import Readings
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.keys import KeyPart
 from gradwire.kvstore.protocol.small_keys import MAX_LISTS, Backoff
-from gradwire.kvstore.worker.connection import Request, ScatterSink, ServerConnection
+from gradwire.kvstore.system import SYSTEM
+from gradwire.kvstore.worker.connection import Request, ServerConnection
 from gradwire.kvstore.worker.worker_key import PushProgress, WorkerKey
 from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyList
 from tests.kvstore.group import run_workers
@@ -162,18 +164,20 @@ def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
     outs = [torch.full(tuple(each.shape), -1.0) for each in keys]
     values = [torch.randn(tuple(each.shape)) for each in keys]
     data = joined.gather(values, torch.empty(joined.numel)).view(torch.uint8).numpy()
-    _, ((_, nbytes, blocks),) = joined.receive(outs)
-    request = Request("pull", {"items": [[[1], 0]]}, out=ScatterSink(blocks, nbytes))
+    _, ((_, sink),) = joined.receive(outs)
+    request = Request("pull", {"items": [[[1], 0]]}, out=sink)
     assert not request.make_room(len(data) - 4)
     assert request.make_room(len(data))
     for at in range(0, len(data), 52):
-        request.take(at, data[at : at + 52])
+        request.out.write(at, data[at : at + 52])
     assert all(map(torch.equal, outs, values))
 
 
 def test_pushes_are_kept_until_every_key_of_them_is_durable():
     context = zmq.Context()
-    link = ServerConnection(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = ServerConnection(
+        context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None, None, Readings(SYSTEM.clock, 8.0)
+    )
     try:
         seqs = itertools.count(1)
 
@@ -209,7 +213,9 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
 
 def test_the_setting_of_now_is_said_again_whatever_is_declared_after_it():
     context = zmq.Context()
-    link = ServerConnection(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = ServerConnection(
+        context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None, None, Readings(SYSTEM.clock, 8.0)
+    )
     try:
         for seq, number in enumerate((1, 2, 3), 1):
             link.add(Request("optimizer", {"number": number}, declare=True, seq=seq))

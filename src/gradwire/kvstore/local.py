@@ -12,7 +12,7 @@ from gradwire.compressors import capabilities
 from gradwire.compressors.base import MultiRound, reduce_fields
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.protocol.compression import Compression
-from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.keys import StoreKey, found
 from gradwire.kvstore.protocol.merge import Merger, add_dense, as_row_sparse, merged_rows, row_sparse
 from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
 from gradwire.kvstore.protocol.replica import Replica, follows
@@ -35,6 +35,10 @@ class LocalKey:
     senders: list[Sender] = field(default_factory=list)
     replica: Replica | None = None
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
+
 
 class LocalStore(KVStore):
     """A store in this process that sums uncompressed gradients."""
@@ -44,7 +48,7 @@ class LocalStore(KVStore):
     def __init__(self, type: str = "local", seed: int = 0) -> None:  # noqa: A002
         super().__init__(type)
         self.seed = seed
-        self._entries: dict[StoreKey, LocalKey] = {}
+        self._keys: dict[StoreKey, LocalKey] = {}
         self._updater: UpdaterFunction | None = None
 
     @property
@@ -74,21 +78,23 @@ class LocalStore(KVStore):
     @ordinary_modes()
     def _init(self, key: StoreKey, value: Tensor) -> None:
         dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
-        self._entries[key] = LocalKey(dense, value.is_sparse, Merger(dense.shape, dense.device))
+        self._keys[key] = LocalKey(dense, value.is_sparse, Merger(dense.shape, dense.device))
 
     @ordinary_modes()
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
         if isinstance(self._updater, Updater):
             for key, _ in pairs:
-                self._updater.config.check_value(key, self._entry(key).value.dtype)
+                self._updater.config.check_value(key, found(self._keys, key).value.dtype)
         for key, grads in pairs:
             self._push(key, grads)
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor]) -> None:
-        entry, pull = self._entry(key), self.compression.pull
-        compressed = self.compression.push is not None
-        merged = self._compressed_sum(entry, key, grads) if compressed else self._plain_sum(entry, grads)
-        if pull is None or not follows(pull, entry.value.shape, entry.value.dtype):
+        entry, pull = found(self._keys, key), self.compression.pull
+        if self.compression.push is None:
+            merged = add_dense(grads, entry.shape, entry.value.device)
+        else:
+            merged = self._compressed_sum(entry, key, grads)
+        if pull is None or not follows(pull, entry.shape, entry.value.dtype):
             # It would miss this step; a later one begins from the value as it is then.
             entry.replica = None
         else:
@@ -108,9 +114,6 @@ class LocalStore(KVStore):
             assert pull is not None
             entry.replica.follow(entry.value, pull, replaced=self._updater is None)
 
-    def _plain_sum(self, entry: LocalKey, grads: Sequence[Tensor]) -> Tensor:
-        return add_dense(grads, entry.value.shape, entry.value.device)
-
     def _compressed_sum(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> Tensor:
         push = self.compression.push
         assert push is not None
@@ -129,7 +132,7 @@ class LocalStore(KVStore):
     def _senders(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> list[Sender]:
         # One for each place in the push, because each has a residual of its own.
         for rank, grad in enumerate(grads[len(entry.senders) :], len(entry.senders)):
-            entry.senders.append(Sender(key, entry.value.shape, seed=self.seed, rank=rank, device=grad.device))
+            entry.senders.append(Sender(key, entry.shape, seed=self.seed, rank=rank, device=grad.device))
         senders = entry.senders[: len(grads)]
         for sender in senders:
             sender.use(self.compression)
@@ -140,34 +143,15 @@ class LocalStore(KVStore):
     @torch.no_grad()
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
         for key, outs in pairs:
-            entry = self._entry(key)
+            entry = found(self._keys, key)
             value = entry.value if entry.replica is None else entry.replica.held
             rows = as_row_sparse(value) if any(out.is_sparse for out in outs) else value
             for out in outs:
                 out.copy_(rows if out.is_sparse else value)
 
-    def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
-        value = self._entry(key).value
-        rows = rows.to(value.device)
-        with torch.no_grad():
-            if out.is_sparse:
-                out.copy_(row_sparse(rows, value[rows], value.shape))
-            else:
-                out.zero_()[rows.to(out.device)] = value[rows].to(out.device, out.dtype)
-
-    def _has(self, key: StoreKey) -> bool:
-        return key in self._entries
-
-    def _shape(self, key: StoreKey) -> torch.Size:
-        return self._entry(key).value.shape
-
-    def _is_sparse(self, key: StoreKey) -> bool:
-        return self._entry(key).sparse
-
-    def _entry(self, key: StoreKey) -> LocalKey:
-        if key not in self._entries:
-            raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
-        return self._entries[key]
+    def _rows(self, key: StoreKey, rows: Tensor, priority: int) -> Tensor:
+        value = found(self._keys, key).value
+        return value[rows.to(value.device)]
 
     def _set_compression(self, compression: Compression) -> None:
         return

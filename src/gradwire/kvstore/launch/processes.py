@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.errors import GroupError
-from gradwire.kvstore.launch.remote import GRACE, LISTENING, LocalMachine, Machine, end_all
+from gradwire.kvstore.launch.reaper import GRACE
+from gradwire.kvstore.launch.remote import LISTENING, LocalMachine, Machine, end_all
 from gradwire.kvstore.protocol.environment import KEYS, SERVERS, START_TIMEOUT, start_timeout
 
 __all__ = ["Group", "start_server"]

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-__all__ = ["Reaper", "main"]
+__all__ = ["GRACE", "Reaper"]
 
 GRACE = 5.0
 """Seconds between asking a process to end and ending it."""

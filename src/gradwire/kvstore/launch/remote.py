@@ -32,10 +32,9 @@ from typing import IO, Any, TypeAlias
 
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.launch import agent
-from gradwire.kvstore.launch.reaper import Reaper
+from gradwire.kvstore.launch.reaper import GRACE, Reaper
 
 __all__ = [
-    "GRACE",
     "LISTENING",
     "Host",
     "Lines",
@@ -50,10 +49,7 @@ __all__ = [
     "read_hosts",
 ]
 
-Lines: TypeAlias = "queue.SimpleQueue[str]"
-
-GRACE = 5.0
-"""Seconds between asking a process to end and ending it."""
+Lines: TypeAlias = queue.SimpleQueue[str]
 
 LISTENING = "listening on "
 """Beginning of the line in which a server says its endpoint."""
@@ -133,7 +129,7 @@ class LocalMachine(Machine):
         return process
 
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
-        process, announced = Piped(command, stdout=subprocess.PIPE), new_lines()
+        process, announced = Piped(command, stdout=subprocess.PIPE), Lines()
         REAPER.hold(process.pid)
         process.pumps = [pump(process.stdout, label, sys.stdout, announced)]
         return process, announced
@@ -168,7 +164,7 @@ class AgentMachine(Machine):
         return self._start(command, environment, label, None)
 
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
-        announced = new_lines()
+        announced = Lines()
         return self._start(command, {}, label, announced), announced
 
     def _start(
@@ -213,7 +209,6 @@ def over_ssh(
     """Make a machine that is reached over ssh.
 
     Args:
-        host: name of the machine.
         ssh: the command that gets there, with options if need be.
         python: path of the interpreter there.
         folder: folder there.
@@ -285,16 +280,10 @@ def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None
         process.send_signal(number)
 
 
-def new_lines() -> Lines:
-    return queue.SimpleQueue()
-
-
 def pump(stream: IO[bytes] | None, label: str, into: Any, announced: Lines | None = None) -> threading.Thread:
     """Print the lines of a process with its label before them, in a thread.
 
     Args:
-        stream: output of the process.
-        label: name of the process.
         into: file in which the lines are written.
         announced: queue for the first line that says where a server listens, which is not printed; for the last line
             if none does, or an empty one. None: the process is no server.

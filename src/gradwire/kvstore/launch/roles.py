@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.launch.scheduler import join, schedule
-from gradwire.kvstore.launch.torchrun import start_servers_on_rank_0
+from gradwire.kvstore.launch.torchrun import server_arguments, start_servers_on_rank_0
 from gradwire.kvstore.protocol.environment import (
     INSECURE,
     KEYS,
@@ -106,21 +106,10 @@ def _scheduler(variables: Mapping[str, str]) -> str:
 
 def _become_server(variables: Mapping[str, str]) -> NoReturn:
     """Become ``gradwire server`` in this process, so that whoever started the process can end the server."""
-    scheduler, keys = _scheduler(variables), own_keys(variables, "servers")
+    scheduler, workers = _scheduler(variables), number(variables, "DMLC_NUM_WORKER", 1)
     command = [
-        sys.executable,
-        "-m",
-        "gradwire",
-        "server",
-        "--workers",
-        str(number(variables, "DMLC_NUM_WORKER", 1)),
-        "--bind",
-        f"tcp://{_own_address(variables, scheduler)}:0",
-        "--scheduler",
-        scheduler,
-        "--until-finished",
-        *(("--keys", str(keys)) if keys else ()),
-        *(("--insecure",) if flag(variables, INSECURE) else ()),
+        *(sys.executable, "-m", "gradwire", "server", "--scheduler", scheduler),
+        *server_arguments(variables, workers, _own_address(variables, scheduler)),
         *_server_options(variables),
     ]
     # The new program does not write what this one has not.

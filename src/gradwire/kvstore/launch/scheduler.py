@@ -30,10 +30,10 @@ import zmq
 from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError, is_int
 from gradwire.kvstore.protocol.messages import MAX_HEADER, VERSION, Outgoing, pack, unpack
-from gradwire.kvstore.server.access import check_exposure, lock_server
+from gradwire.kvstore.server.access import listen
 from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_peer
 
-__all__ = ["ANSWERS", "Member", "Rendezvous", "join", "schedule"]
+__all__ = ["Member", "join", "schedule"]
 
 PING = 2.0
 """Seconds between two signs of life of a process."""
@@ -68,12 +68,7 @@ ANSWERS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Rendezvous:
-    """The state of a rendezvous: who has joined; it has no sockets.
-
-    Args:
-        workers: number of workers that are to come.
-        servers: number of servers that are to come.
-    """
+    """The state of a rendezvous of so many workers and servers: who has joined; it has no sockets."""
 
     def __init__(self, workers: int, servers: int) -> None:
         self.workers, self.count = workers, servers
@@ -182,13 +177,11 @@ class Rendezvous:
 def schedule(
     endpoint: str, workers: int, servers: int, *, timeout: float, keys: Path | None = None, insecure: bool = False
 ) -> None:
-    """Run the scheduler until the servers are gone.
+    """Run the scheduler of so many workers and servers until the servers are gone.
 
     Args:
         endpoint: "tcp://ADDRESS:PORT".
-        workers: number of workers that are to come.
-        servers: number of servers that are to come.
-        timeout: seconds in which they must.
+        timeout: seconds in which all must come.
         keys: the servers' folder of ``gradwire keygen``.
         insecure: allow an address that others can reach without keys.
 
@@ -196,19 +189,13 @@ def schedule(
         ConfigError: an address that cannot be bound, or that others can reach, without keys.
         GroupError: a worker or server did not come.
     """
-    check_exposure(endpoint, keys is not None, insecure)
     context = zmq.Context()
     socket, authenticator = context.socket(zmq.ROUTER), None
     try:
         # The last messages, such as the reason of an end, may take some time to leave.
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_HEADER), (zmq.ROUTER_HANDOVER, 1)):
             socket.setsockopt(option, value)
-        if keys is not None:
-            authenticator = lock_server(context, socket, keys)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"endpoint {endpoint!r} cannot be bound: {error}") from error
+        authenticator = listen(context, socket, endpoint, keys, insecure)
         _attend(socket, Rendezvous(workers, servers), time.monotonic() + timeout, timeout)
     finally:
         socket.close()

@@ -25,7 +25,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from gradwire.errors import ConfigError, GradwireError, GroupError
 from gradwire.kvstore.launch.processes import start_server
-from gradwire.kvstore.launch.remote import GRACE, Host, end_all, local_agent
+from gradwire.kvstore.launch.reaper import GRACE
+from gradwire.kvstore.launch.remote import Host, end_all, local_agent
 from gradwire.kvstore.protocol.environment import (
     INSECURE,
     SERVER_OPTIONS,
@@ -38,7 +39,7 @@ from gradwire.kvstore.protocol.environment import (
     start_timeout,
 )
 
-__all__ = ["start_servers_on_rank_0"]
+__all__ = ["server_arguments", "start_servers_on_rank_0"]
 
 _KEPT: list[Any] = []
 """Stores of torch that this process may be the host of."""
@@ -111,16 +112,17 @@ def _end_servers(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def _arguments(variables: Mapping[str, str], world: int) -> list[str]:
-    keys, options = own_keys(variables, "servers"), split_options(SERVER_OPTIONS, variables.get(SERVER_OPTIONS, ""))
+    options = split_options(SERVER_OPTIONS, variables.get(SERVER_OPTIONS, ""))
+    return [*server_arguments(variables, world, _address(variables, world)), *options]
+
+
+def server_arguments(variables: Mapping[str, str], workers: int, address: str) -> list[str]:
+    """The arguments of ``gradwire server`` that follow from the environment."""
+    keys = own_keys(variables, "servers")
     return [
-        "--workers",
-        str(world),
-        "--bind",
-        f"tcp://{_address(variables, world)}:0",
-        "--until-finished",
+        *("--workers", str(workers), "--bind", f"tcp://{address}:0", "--until-finished"),
         *(("--keys", str(keys)) if keys else ()),
         *(("--insecure",) if flag(variables, INSECURE) else ()),
-        *options,
     ]
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gradwire.vocabulary import align
 
-__all__ = ["Pool", "lease", "lease_zeros"]
+__all__ = ["as_bytes", "lease", "lease_zeros"]
 
 LEAST = 1 << 18
 """Bytes below which the allocator itself uses memory again."""
@@ -116,3 +116,10 @@ def lease_zeros(shape: Sequence[int], device: torch.device | str = "cpu") -> Ten
         if torch.device(device).type == "cpu"
         else torch.zeros(tuple(shape), dtype=torch.float32, device=device)
     )
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """View the memory of a contiguous tensor as bytes."""
+    flat = tensor.contiguous().view(-1)
+    # A tensor of one element, or of none, is contiguous whatever its stride.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

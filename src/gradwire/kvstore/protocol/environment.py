@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradwire.errors import ConfigError, require
+from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND
 
 __all__ = [
     "INSECURE",
@@ -150,14 +151,14 @@ def flag(variables: Mapping[str, str], name: str) -> bool:
     return variables.get(name) == "1"
 
 
-def bigarray_bound(default: int) -> int:
-    """The number of elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
+def bigarray_bound() -> int:
+    """The number of elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, or MXNet's default.
 
     Raises:
         ConfigError: the variable is no integer >= 1.
     """
     name = "MXNET_KVSTORE_BIGARRAY_BOUND"
-    return number(os.environ, name, 1) if name in os.environ else default
+    return number(os.environ, name, 1) if name in os.environ else BIGARRAY_BOUND
 
 
 def split_options(name: str, text: str) -> list[str]:

@@ -13,15 +13,15 @@ first push; a push and a pull always agree, because both ask here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from gradwire.errors import ConfigError, is_int, require
 
-__all__ = ["BIGARRAY_BOUND", "MAX_KEY_BYTES", "KeyPart", "Pairs", "StoreKey", "grouped", "key_list", "place"]
+__all__ = ["BIGARRAY_BOUND", "MAX_KEY_BYTES", "KeyPart", "Pairs", "StoreKey", "found", "grouped", "key_list", "place"]
 
 BIGARRAY_BOUND = 1_000_000
 """Elements from which on a key is cut; MXNet's default."""
@@ -87,6 +87,8 @@ StoreKey: TypeAlias = int | str
 
 Pairs: TypeAlias = list[tuple[StoreKey, list[Tensor]]]
 
+Known = TypeVar("Known")
+
 MAX_KEY_BYTES = 1024
 """The most bytes of a string key in UTF-8."""
 
@@ -112,6 +114,17 @@ def key_list(key: Any) -> list[StoreKey]:
     kinds = {isinstance(each, str) for each in keys}
     require(len(kinds) < 2, "key", "all int or all str", keys)
     return [each if isinstance(each, str) else int(each) for each in keys]
+
+
+def found(keys: Mapping[StoreKey, Known], key: StoreKey) -> Known:
+    """Find what is known of a key.
+
+    Raises:
+        ConfigError: the key was never initialised.
+    """
+    if key not in keys:
+        raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
+    return keys[key]
 
 
 def grouped(key: Any, value: Any, name: str) -> Pairs:

@@ -30,7 +30,14 @@ def require_rate(name: str, rate: float) -> None:
 
 @dataclass
 class LRScheduler(ABC):
-    """Base of all schedules: ``base_lr`` and a warm-up to it."""
+    """Base of all schedules: a warm-up to ``base_lr``, and what follows it. All of them take these arguments by name.
+
+    Args:
+        base_lr: rate after the warm-up; the optimizer's ``learning_rate`` takes its place where it is given.
+        warmup_steps: updates in which the rate comes from ``warmup_begin_lr`` to ``base_lr``, >= 0.
+        warmup_begin_lr: rate at the start of the warm-up.
+        warmup_mode: "linear", or "constant": it stays at ``warmup_begin_lr``.
+    """
 
     base_lr: float = field(default=0.01, kw_only=True)
     warmup_steps: int = field(default=0, kw_only=True)
@@ -67,10 +74,6 @@ class FactorScheduler(LRScheduler):
         step: updates, >= 1.
         factor: factor of the rate, in (0, 1].
         stop_factor_lr: the least rate, >= 0.
-        base_lr: rate before the first of them; the optimizer's ``learning_rate`` takes its place where it is given.
-        warmup_steps: updates in which the rate comes from ``warmup_begin_lr`` to ``base_lr``, >= 0.
-        warmup_begin_lr: rate at the start of the warm-up.
-        warmup_mode: "linear", or "constant": it stays at ``warmup_begin_lr``.
 
     Example:
         >>> scheduler = FactorScheduler(2, factor=0.5, base_lr=1.0)
@@ -100,10 +103,6 @@ class MultiFactorScheduler(LRScheduler):
     Args:
         step: numbers of updates, each larger than the one before it.
         factor: factor of the rate, in (0, 1].
-        base_lr: rate before the first of them; the optimizer's ``learning_rate`` takes its place where it is given.
-        warmup_steps: number of updates of the warm-up, as for ``FactorScheduler``.
-        warmup_begin_lr: rate at the start of the warm-up.
-        warmup_mode: form of the warm-up, as for ``FactorScheduler``.
 
     Raises:
         ConfigError: steps that do not grow, or a factor outside its range.
@@ -137,10 +136,6 @@ class PolyScheduler(LRScheduler):
         max_update: updates, >= 1, more than ``warmup_steps``.
         pwr: power of the polynomial, > 0.
         final_lr: rate at the end.
-        base_lr: rate at the begin, as for ``FactorScheduler``.
-        warmup_steps: number of updates of the warm-up, as for ``FactorScheduler``.
-        warmup_begin_lr: rate at the start of the warm-up.
-        warmup_mode: form of the warm-up, as for ``FactorScheduler``.
 
     Example:
         >>> scheduler = PolyScheduler(4, pwr=1, base_lr=1.0)
@@ -159,7 +154,7 @@ class PolyScheduler(LRScheduler):
         require_rate("final_lr", self.final_lr)
 
     def _rate(self, num_update: int) -> float:
-        left = 1 - way(self, self.max_update, num_update)
+        left = 1 - way(self.warmup_steps, self.max_update, num_update)
         return float(self.final_lr + (self.base_lr - self.final_lr) * left**self.pwr)
 
 
@@ -170,10 +165,6 @@ class CosineScheduler(LRScheduler):
     Args:
         max_update: updates, >= 1, more than ``warmup_steps``.
         final_lr: rate at the end.
-        base_lr: rate at the begin, as for ``FactorScheduler``.
-        warmup_steps: number of updates of the warm-up, as for ``FactorScheduler``.
-        warmup_begin_lr: rate at the start of the warm-up.
-        warmup_mode: form of the warm-up, as for ``FactorScheduler``.
 
     Example:
         >>> scheduler = CosineScheduler(4, base_lr=1.0)
@@ -190,7 +181,7 @@ class CosineScheduler(LRScheduler):
         require_rate("final_lr", self.final_lr)
 
     def _rate(self, num_update: int) -> float:
-        share = (1 + math.cos(math.pi * way(self, self.max_update, num_update))) / 2
+        share = (1 + math.cos(math.pi * way(self.warmup_steps, self.max_update, num_update))) / 2
         return self.final_lr + (self.base_lr - self.final_lr) * share
 
 
@@ -237,8 +228,6 @@ def require_end(max_update: Any, warmup_steps: int) -> None:
     )
 
 
-def way(scheduler: LRScheduler, max_update: int, num_update: int) -> float:
-    """The fraction of the way to ``max_update`` that has been made, in [0, 1]."""
-    return min(num_update - scheduler.warmup_steps, max_update - scheduler.warmup_steps) / (
-        max_update - scheduler.warmup_steps
-    )
+def way(start: int, end: int, num_update: int) -> float:
+    """The fraction of the way from the end of the warm-up to the last update that has been made, in [0, 1]."""
+    return (min(num_update, end) - start) / (end - start)

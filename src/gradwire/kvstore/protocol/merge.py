@@ -67,13 +67,7 @@ class Merger:
         return out.mul_(len(payloads))
 
     def merge_rows(self, compression: Compression, payloads: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-        """Sum payloads that hold only some rows.
-
-        Args:
-            compression: compression with which all of them were made.
-            payloads: uint8, one for each sender, in their order.
-            rows: int64, those of each sender.
-        """
+        """Sum payloads as ``merge`` does that hold only the rows (int64) of each sender."""
         compressor = compression.push
         assert compressor is not None
         out = lease_zeros(self.shape, self.device)

@@ -42,30 +42,16 @@ from gradwire.kvstore.protocol.keys import MAX_KEY_BYTES
 
 __all__ = [
     "CHUNK",
-    "CHUNKED",
     "DTYPES",
     "MAX_HEADER",
     "MAX_ITEMS",
     "MAX_OPEN",
     "REPLIES",
-    "SEQ",
+    "REQUESTS",
     "VERSION",
-    "Check",
     "Outgoing",
-    "boolean",
     "chunk_count",
-    "count",
-    "counts",
-    "dtype",
-    "key",
-    "keys",
-    "mapping",
     "pack",
-    "several",
-    "shape",
-    "text",
-    "token",
-    "unit",
     "unpack",
 ]
 
@@ -175,6 +161,51 @@ CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
 
 MAX_HEADER = 64 * 1024
+
+REQUESTS: Mapping[str, Mapping[str, Check]] = {
+    "hello": {
+        "version": count(0),
+        "rank": count(0, 2**20),
+        "world": count(1, 2**20),
+        "server": count(0, 2**20),
+        "servers": count(1, 2**20),
+        "sync": boolean,
+        "session": token,
+    },
+    "init": {
+        **SEQ,
+        "chunk": count(0),
+        "chunks": count(0, 2**20),
+        "key": key,
+        "shape": shape,
+        "dtype": dtype,
+        "start": count(0),
+        "total": count(0),
+        "sparse": boolean,
+    },
+    "config": {**SEQ, "number": count(1), "config": mapping},
+    "optimizer": {**SEQ, "number": count(1, 2**31), "name": text, "numbers": mapping},
+    "join": {**SEQ, "number": count(1), "keys": keys},
+    "push": {
+        **CHUNKED,
+        "items": several(unit, count(1), count(0, 2**40), count(-1, 2**40)),
+        "config": count(0),
+        "optimizer": count(0),
+    },
+    "pull": {**SEQ, "items": several(unit, count(0))},
+    "follow": {**SEQ, "key": key, "step": count(0), "config": count(0), "have": count(-1)},
+    "rows": {**CHUNKED, "key": key, "step": count(0)},
+    "staleness": {**SEQ, "steps": count(0, 2**31)},
+    "barrier": {**SEQ, "number": count(1)},
+    "why": {**SEQ, "of": count(1)},
+    "states": SEQ,
+    "restore": CHUNKED,
+    "keep": SEQ,
+    "finish": SEQ,
+    "leave": {},
+    "ping": {},
+}
+"""Messages that a worker may send, with their fields."""
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
     "welcome": {

@@ -31,6 +31,7 @@ from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import received, sent, sizes, views
@@ -69,17 +70,10 @@ class Replica:
         self._payload: Tensor | None = None
         self._answers: dict[int, Tensor] = {}
 
-    @property
-    def residual(self) -> Tensor | None:
-        """The residual E: the part of a value that is still to be delivered."""
-        return self.sender.kept.get("residual")
-
     def follow(self, value: Tensor, compressor: Compressor, *, replaced: bool) -> None:
         """Move towards a value by as much as one payload can carry.
 
         Args:
-            value: value of the store.
-            compressor: Q.
             replaced: true: the step replaced the value; false: it updated it.
         """
         self._use(compressor, replaced)
@@ -87,7 +81,7 @@ class Replica:
         target = value if replaced else value - self.held
         try:
             refuse_nonfinite(self.sender.key, target)
-            payload = self.sender.encode(target)
+            payload, _ = self.sender.encode(target)
         except ConfigError:
             # The value is not finite, alone or with the residual, which the sender kept.
             self.held.copy_(value)
@@ -154,12 +148,7 @@ class Replica:
 
 
 class Held:
-    """The value as one worker holds it.
-
-    Args:
-        shape: shape of the value.
-        dtype: dtype of the value.
-    """
+    """The value as one worker holds it."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.shape, self.dtype = tuple(shape), torch.promote_types(dtype, torch.float32)
@@ -167,11 +156,7 @@ class Held:
         self.number = -1
 
     def take(self, answer: bytearray, compressor: Compressor | None) -> Tensor:
-        """Apply an answer, and return the new value.
-
-        Args:
-            answer: answer of the store.
-            compressor: compressor that the worker asked for.
+        """Apply an answer, for which the worker named a compressor, and return the new value.
 
         Raises:
             WireError: bytes that are no answer to this worker.
@@ -222,7 +207,7 @@ def is_payload(answer: Tensor) -> bool:
 
 def framed(form: int, number: int, data: Tensor) -> Tensor:
     head = torch.frombuffer(bytearray(PREFIX.pack(form, number)), dtype=torch.uint8)
-    return torch.cat([head, data.cpu().contiguous().view(-1).view(torch.uint8)])
+    return torch.cat([head, as_bytes(data.cpu())])
 
 
 def wide(value: Tensor) -> Tensor:

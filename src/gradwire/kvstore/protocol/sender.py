@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import capabilities
-from gradwire.compressors.base import MultiRound
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.kernels.stored import copy_into, shaped
 from gradwire.kvstore.protocol.buffers import lease
-from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import layout_of
+from gradwire.memory.base import Memory
 from gradwire.vocabulary import Key, State, tensor_id
 
 __all__ = ["Sender", "encode_all", "flat_gradient", "refuse_nonfinite"]
@@ -40,6 +41,9 @@ class Sender:
         device: device of its gradients.
     """
 
+    _compressor: Compressor
+    _memory: Memory
+
     def __init__(
         self,
         key: StoreKey,
@@ -56,23 +60,24 @@ class Sender:
         self.steps = 0
         self.seed, self.rank = seed, rank
         self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), phase=phase, rank=rank)
-        self.compression = Compression()
+        self.compression = OFF
         self._scratch = torch.empty(0, dtype=torch.float32, device=self.device)
 
     def use(self, compression: Compression) -> None:
         """Use a compression from now on. Kept tensors of the same name stay, so a new threshold loses nothing."""
         if compression == self.compression:
             return
-        assert compression.push is not None
-        assert compression.memory is not None
-        self.compression = compression
+        compressor, memory = compression.push, compression.memory
+        assert compressor is not None
+        assert memory is not None
+        self.compression, self._compressor, self._memory = compression, compressor, memory
         kept = {}
-        for buffer in compression.memory.buffers:
-            kept[buffer] = shaped(compression.memory.form.zeros(self.shape.numel(), self.device), self.shape)
+        for buffer in memory.buffers:
+            kept[buffer] = shaped(memory.form.zeros(self.shape.numel(), self.device), self.shape)
             if buffer in self.kept:
                 copy_into(kept[buffer], self.kept[buffer], self.shape.numel())
         self.kept = kept
-        self.state = compression.push.init_state(tuple(self.shape), self._stream, self.device)
+        self.state = compressor.init_state(tuple(self.shape), self._stream, self.device)
 
     def catch_up(self, other: Sender) -> None:
         """Take over the step of another sender of the key, and where ranks average in rounds its state, too.
@@ -82,23 +87,18 @@ class Sender:
         if self.steps == other.steps:
             return
         self.steps = other.steps
-        if isinstance(self.compression.push, MultiRound):
+        if isinstance(self._compressor, MultiRound):
             for name, tensor in other.state.items():
                 self.state[name].copy_(tensor)
 
-    def encode(self, grad: Tensor) -> Tensor:
+    def encode(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """Encode a gradient: the payload is uint8, as long as the compressor's layout, in memory of its own.
 
         Args:
             grad: floating-point, of the key's shape; a row-sparse one gives the payload of its rows alone.
 
-        Raises:
-            ConfigError: a value is not finite, and nothing was changed.
-        """
-        return self.encode_with_undo(grad)[0]
-
-    def encode_with_undo(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Encode a gradient as ``encode`` does; return also a function that takes it back before the next one comes.
+        Returns:
+            The payload, and a function that takes the encoding back before the next one comes.
 
         Raises:
             ConfigError: a value is not finite, and nothing was changed.
@@ -125,9 +125,8 @@ class Sender:
         Raises:
             ConfigError: a value is not finite, and nothing was changed.
         """
-        compressor, memory = self.compression.push, self.compression.memory
+        compressor, memory = self._compressor, self._memory
         assert isinstance(compressor, MultiRound)
-        assert memory is not None
         x = self._copy(grad)
         # Before the rounds, in the middle of which nothing could be undone.
         refuse_nonfinite(self.key, x)
@@ -140,9 +139,7 @@ class Sender:
         memory.update(x, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
 
     def _encode(self, x: Tensor, kept: Mapping[str, Tensor], state: State) -> tuple[Tensor, Callable[[], None]]:
-        compressor, memory = self.compression.push, self.compression.memory
-        assert compressor is not None
-        assert memory is not None
+        compressor, memory = self._compressor, self._memory
         layout = layout_of(compressor, tuple(x.shape))
         buffer = self._payload(layout.nbytes)
         status = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -163,14 +160,10 @@ class Sender:
         return buffer, undo
 
     def _encode_rows(self, grad: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        compressor = self.compression.push
-        assert compressor is not None
-        memory = self.compression.memory
-        blocks = memory is not None and memory.form.block > 0
+        compressor, memory = self._compressor, self._memory
+        blocks = memory.form.block > 0
         if self.state or blocks or capabilities.in_rounds(compressor):
-            keeps = (
-                f"memory {memory.name!r} keeps blocks" if memory and blocks else f"{compressor.name!r} keeps a state"
-            )
+            keeps = f"memory {memory.name!r} keeps blocks" if blocks else f"{compressor.name!r} keeps a state"
             raise ConfigError(
                 f"{keeps} of the whole tensor, so it cannot compress the row-sparse gradient "
                 f"of key {self.key!r}: use a method without one, such as '2bit'"
@@ -215,7 +208,7 @@ def encode_all(senders: Sequence[Sender], grads: Sequence[Tensor]) -> list[Tenso
     undos: list[Callable[[], None]] = []
     try:
         for sender, grad in zip(senders, grads, strict=True):
-            payload, undo = sender.encode_with_undo(grad)
+            payload, undo = sender.encode(grad)
             payloads.append(payload)
             undos.append(undo)
     except BaseException:

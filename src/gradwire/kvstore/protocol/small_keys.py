@@ -29,7 +29,6 @@ __all__ = [
     "ALIGNMENT",
     "MAX_BATCH",
     "MAX_LISTS",
-    "MAX_NAME",
     "SMALL",
     "Backoff",
     "Unit",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from gradwire.engine.adaptive import STORE, trouble_of
 from gradwire.errors import ConfigError, require
 from gradwire.kernels.native import warn_without_kernels
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
-from gradwire.kvstore.protocol.keys import Pairs, StoreKey, grouped, key_list
+from gradwire.kvstore.protocol.keys import Pairs, StoreKey, found, grouped
+from gradwire.kvstore.protocol.merge import row_sparse
 from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 
@@ -28,6 +29,16 @@ UpdaterFunction: TypeAlias = Callable[[StoreKey, Tensor, Tensor], None]
 """``updater(key, merged, stored)`` changes ``stored`` in place."""
 
 
+class KeyForm(Protocol):
+    """The form of a key's value, as a store knows it."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def sparse(self) -> bool: ...
+
+
 class KVStore(ShortTracebacks, ABC):
     """Keys and tensors, shared by those who push gradients to them and pull values from them.
 
@@ -35,6 +46,9 @@ class KVStore(ShortTracebacks, ABC):
     """
 
     compresses: ClassVar[bool] = True
+
+    _keys: Mapping[StoreKey, KeyForm]
+    """The keys that were initialised."""
 
     def __init__(self, type: str) -> None:  # noqa: A002
         self._type = type
@@ -98,7 +112,7 @@ class KVStore(ShortTracebacks, ABC):
         for each, tensors in pairs:
             self._check_kind(each)
             require(len(tensors) == 1, f"value of key {each!r}", "one tensor", f"{len(tensors)} of them")
-            if self._has(each):
+            if each in self._keys:
                 raise ConfigError(
                     f"key {each!r} must be initialised once: it has a value already, which a push changes"
                 )
@@ -173,7 +187,13 @@ class KVStore(ShortTracebacks, ABC):
             require(fits, f"row_ids of key {each!r}", f"one tensor or {len(tensors)}", len(rows))
             self._check_shapes(each, tensors, "out")
             for tensor, mine in zip(tensors, rows * len(tensors) if len(rows) == 1 else rows, strict=True):
-                self._pull_rows(each, tensor, self._checked_rows(each, mine), priority)
+                wanted = self._checked_rows(each, mine)
+                with torch.no_grad():
+                    values = self._rows(each, wanted, priority)
+                    if tensor.is_sparse:
+                        tensor.copy_(row_sparse(wanted.to(values.device), values, tensor.shape))
+                    else:
+                        tensor.zero_()[wanted.to(tensor.device)] = values.to(tensor.device, tensor.dtype)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress pushes from now on; residuals of keys that were pushed before stay.
@@ -319,22 +339,8 @@ class KVStore(ShortTracebacks, ABC):
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None: ...
 
     @abstractmethod
-    def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None: ...
-
-    @abstractmethod
-    def _has(self, key: StoreKey) -> bool:
-        """Return whether a key was initialised."""
-
-    @abstractmethod
-    def _shape(self, key: StoreKey) -> torch.Size:
-        """The shape of a key's value.
-
-        Raises:
-            ConfigError: an unknown key.
-        """
-
-    @abstractmethod
-    def _is_sparse(self, key: StoreKey) -> bool: ...
+    def _rows(self, key: StoreKey, rows: Tensor, priority: int) -> Tensor:
+        """Get some rows of a value, on the device where they are."""
 
     @abstractmethod
     def _set_compression(self, compression: Compression) -> None: ...
@@ -353,7 +359,9 @@ class KVStore(ShortTracebacks, ABC):
         """Group the arguments of a pull by key, and check them."""
         require(out is not None, "out", "a tensor for each key", out)
         pairs = [
-            (each, outs) for each, outs in grouped(key, out, "out") if not (ignore_sparse and self._is_sparse(each))
+            (each, outs)
+            for each, outs in grouped(key, out, "out")
+            if not (ignore_sparse and found(self._keys, each).sparse)
         ]
         for each, outs in pairs:
             self._check_shapes(each, outs, "out")
@@ -369,7 +377,7 @@ class KVStore(ShortTracebacks, ABC):
                 refuse_nonfinite(key, grad.values() if grad.is_sparse else grad)
 
     def _check_shapes(self, key: StoreKey, tensors: Sequence[Tensor], name: str) -> None:
-        shape = self._shape(key)
+        shape = found(self._keys, key).shape
         for tensor in tensors:
             require(tensor.shape == shape, f"{name} of key {key!r}", f"of shape {tuple(shape)}", tuple(tensor.shape))
 
@@ -377,13 +385,13 @@ class KVStore(ShortTracebacks, ABC):
         integers = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
         require(integers and rows.dim() <= 1, f"row_ids of key {key!r}", "a 1-D integer tensor", rows.dtype)
         unique: Tensor = torch.unique(rows.reshape(-1).long())
-        count = self._shape(key)[0] if self._shape(key) else 0
+        shape = found(self._keys, key).shape
+        count = shape[0] if shape else 0
         inside = not unique.numel() or (int(unique[0]) >= 0 and int(unique[-1]) < count)
         require(inside, f"row_ids of key {key!r}", f"in [0, {count})", rows.tolist()[:10])
         return unique
 
     def _check_kind(self, key: StoreKey) -> None:
-        (key,) = key_list(key)
         string = isinstance(key, str)
         self._strings = string if self._strings is None else self._strings
         require(string is self._strings, "key", f"{'a str' if self._strings else 'an int'} like those before it", key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from gradwire.errors import ConfigError, as_python, is_float32, is_number, neare
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.lr_scheduler import LRScheduler, scheduler_of
 
-__all__ = ["OptimizerConfig", "SignumOptimizer", "Updater", "optimizer_names", "updates_of"]
+__all__ = ["OptimizerConfig", "Updater", "updates_of"]
 
 
 class SignumOptimizer(torch.optim.Optimizer):
@@ -58,21 +58,12 @@ class SignumOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "wd_lh": wd_lh})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters by their gradients.
-
-        Args:
-            closure: computes the loss anew, as torch's optimizers take it.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Any = None) -> Any:
+        """Update the parameters by their gradients; there is no loss that ``closure`` could compute anew."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     self._update(param, param.grad, group)
-        return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
@@ -151,7 +142,8 @@ class OptimizerConfig:
     """An optimizer in the form in which it travels: a name and numbers.
 
     Args:
-        name: one of ``optimizer_names()``.
+        name: one of ``OPTIMIZERS``: "sgd", "nag", "adam", "adamw", "adagrad", "adadelta", "adamax", "nadam", "radam",
+            "rmsprop", "signum" or "test".
         numbers: parameters by MXNet's names or torch's; besides those, ``rescale_grad`` >= 0 multiplies every gradient
             (default 1; that of "test" may be negative) and ``clip_gradient`` > 0 then limits each element to [-c, c]
             (default: no limit); ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside
@@ -171,9 +163,9 @@ class OptimizerConfig:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = isinstance(self.name, str) and self.name in optimizer_names()
-        if not known:
-            raise ConfigError(f"unknown optimizer {self.name!r}: {nearest(self.name, optimizer_names())}")
+        names = list(OPTIMIZERS)
+        if not isinstance(self.name, str) or self.name not in names:
+            raise ConfigError(f"unknown optimizer {self.name!r}: {nearest(self.name, names)}")
         # They travel, and are saved, as Python's own numbers.
         object.__setattr__(self, "numbers", {name: as_python(value) for name, value in self.numbers.items()})
         allowed, given = self._allowed(), dict[str, str]()
@@ -347,11 +339,6 @@ class OptimizerConfig:
             lowest, highest, words = LIMITS[name]
             right, allowed = right and lowest <= value <= highest, words
         require(right, f"{name} of optimizer {self.name!r}", allowed, value)
-
-
-def optimizer_names() -> list[str]:
-    """The names of all optimizers that ``set_optimizer`` knows."""
-    return list(OPTIMIZERS)
 
 
 class Updater:

@@ -31,7 +31,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gradwire.errors import ConfigError, require
 
-__all__ = ["Guard", "check_exposure", "lock_server"]
+__all__ = ["Guard", "check_exposure", "listen"]
 
 UNFINISHED = 32 * 2**20
 """Bytes of a connection that may have come without a whole message among them."""
@@ -171,20 +171,37 @@ def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
         )
 
 
-def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path) -> ThreadAuthenticator:
-    """Restrict a socket to peers whose key is in the servers' folder.
+def listen(
+    context: zmq.Context[Any], socket: zmq.Socket[Any], endpoint: str, keys: Path | None, insecure: bool
+) -> ThreadAuthenticator | None:
+    """Bind a socket, if strangers cannot reach it.
 
     Args:
         context: context of the socket.
         socket: not bound yet.
-        folder: the servers'.
+        endpoint: "tcp://ADDRESS:PORT".
+        keys: the servers' folder of ``gradwire keygen``: only peers whose key is in it may connect; None: anybody may.
+        insecure: allow an address that others can reach without keys.
 
     Returns:
-        The authenticator, which must be stopped at the end.
+        The authenticator, which must be stopped at the end; None without keys.
 
     Raises:
-        ConfigError: the folder is not the servers' one.
+        ConfigError: the address cannot be bound, or others can reach it without keys; or the folder is another one.
     """
+    check_exposure(endpoint, keys is not None, insecure)
+    authenticator = None if keys is None else lock_server(context, socket, keys)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if authenticator is not None:
+            authenticator.stop()
+        raise ConfigError(f"endpoint {endpoint!r} cannot be bound: {error}") from error
+    return authenticator
+
+
+def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path) -> ThreadAuthenticator:
+    """Let only peers connect to a socket whose key is in the servers' folder."""
     secret = folder / "server.key_secret"
     require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
     public, private = zmq.auth.load_certificate(secret)

@@ -4,11 +4,11 @@
     requests of a session are answered by "seq"; what has to wait (a pull for its step, an init for rank 0's value, a
     barrier for the others) is in a list and answered when what it waits for happens, or with an error when it cannot
 
-It owns the parts of a server: values, members, waiting requests, optimizers. Each request has a row in the table of
-``requests``, with its fields and its handler.
+It owns the parts of a server: values, members, waiting requests, optimizers.
 
 Invariants:
     * Whatever arrives, from whomever, the answer is a message or silence, never an exception.
+    * A message is checked against the table of requests before anything is looked up.
     * A request changes something only after all of it was checked.
     * Memory grows with the number of workers W: the sessions, and for each key that is being summed up to W payloads.
 
@@ -26,18 +26,24 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.errors import ConfigError, GradwireError, WireError
-from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
+from gradwire.kvstore.protocol.messages import CHUNK, REQUESTS, Outgoing, chunk_count, pack, unpack
+from gradwire.kvstore.server import key_requests, run_requests
 from gradwire.kvstore.server.journal import NOTHING, Journal
 from gradwire.kvstore.server.members import Barriers, Members, State, StrangerError, WorkerSession
 from gradwire.kvstore.server.optimizer_settings import OptimizerSettings
 from gradwire.kvstore.server.pending import KEPT, PendingRequest, RequestQueue, Topic
-from gradwire.kvstore.server.requests import FIELDS, REQUESTS
 from gradwire.kvstore.server.rules import Counters, Rules
 from gradwire.kvstore.server.stored_part import Contribution, StoredPart
 from gradwire.kvstore.server.values import Progress, ValueFrames, Values
 from gradwire.kvstore.system import SYSTEM, System
 
 __all__ = ["ServerCore"]
+
+HANDLERS: dict[str, Callable[..., list[Outgoing]]] = {
+    name: getattr(module, name) for module in (key_requests, run_requests) for name in module.__all__
+}
+"""The function of each request: it gets the core, the session, the fields by their names, and, of a request in pieces,
+the frames after the header. Only ``hello`` comes from a process without a session."""
 
 
 class ServerCore:
@@ -88,13 +94,13 @@ class ServerCore:
         """
         seq, self.now = 0, now
         try:
-            op, fields, rest = unpack(frames, FIELDS)
+            op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
             if op == "hello":
-                return [*REQUESTS[op].answer(self, peer, owner, **fields), *self._progress()]
+                return [*HANDLERS[op](self, peer, owner, **fields), *self._progress()]
             session = self.members.session(peer, now)
             data = {"rest": rest} if "chunk" in fields else {}
-            return [*REQUESTS[op].answer(self, session, **data, **fields), *self._progress()]
+            return [*HANDLERS[op](self, session, **data, **fields), *self._progress()]
         except StrangerError as error:
             # The worker introduces itself, and sends its requests again: nothing is closed.
             return [self.error(peer, seq, "hello", error)]
@@ -114,8 +120,8 @@ class ServerCore:
         if self.journal is not None:
             # Records that could not be written before are tried again.
             self.journal.flush()
-            # A file that cannot be appended to may still be replaced.
-            self.wanted |= bool(self.journal.trouble)
+        # A file that cannot be appended to may still be replaced.
+        self.wanted |= bool(self.trouble)
         for session in self.members.silent(now):
             if session.state is not State.CUT:
                 self.members.cut(session, "silent")
@@ -132,17 +138,21 @@ class ServerCore:
 
     def keep(self, header: dict[str, Any], data: memoryview = NOTHING) -> Callable[[], bool]:
         """Write a change to the file; return the condition that it is there, which an acknowledgement waits for."""
-        journal = self.journal
-        if journal is None:
-            return lambda: True
-        number = journal.append(header, data)
-        # The answer waits for it: whoever is answered relies on the record, also after a restart.
-        return lambda: journal.kept >= number
+        if self.journal is not None:
+            self.journal.append(header, data)
+        return self.kept()
 
     def kept(self) -> Callable[[], bool]:
-        """Return the condition that all changes so far are in the file."""
+        """Return the condition that all changes so far are in the file: whoever is answered relies on them, also after
+        a restart.
+        """
         journal, number = self.journal, 0 if self.journal is None else self.journal.written
         return lambda: journal is None or journal.kept >= number
+
+    @property
+    def trouble(self) -> str:
+        """The reason why the file could not be written the last time; empty if it could, or there is none."""
+        return "" if self.journal is None else self.journal.trouble
 
     def take_back(self) -> None:
         """Take a record back that could not be written."""
@@ -186,8 +196,7 @@ class ServerCore:
 
     def unkept(self) -> str:
         """Say in words what the file waits for."""
-        trouble = "" if self.journal is None else self.journal.trouble
-        return f"the server's file is not written yet: {trouble or 'it is being written'}"
+        return f"the server's file is not written yet: {self.trouble or 'it is being written'}"
 
     def done(
         self, session: WorkerSession, seq: int, version: int = 0, units: Sequence[StoredPart] = ()
@@ -203,23 +212,14 @@ class ServerCore:
 
     def pong(self) -> bytes:
         """Answer a ping, with the ranks that are dead, and what is wrong with the file."""
-        trouble = "" if self.journal is None else self.journal.trouble
-        return pack("pong", dead=sorted(self.members.dead), trouble=printable(trouble))
+        return pack("pong", dead=sorted(self.members.dead), trouble=printable(self.trouble))
 
     def value(
         self, session: WorkerSession, seq: int, data: Tensor, units: Sequence[StoredPart] = (), method: str = "none"
     ) -> list[Outgoing]:
-        """Answer with bytes, in messages no longer than a chunk.
-
-        Args:
-            session: session that made the request.
-            seq: number of the request.
-            data: the bytes, uint8.
-            units: units that the request is about.
-            method: method that made the bytes.
-        """
+        """Answer a request about units with bytes that a method made (uint8), in messages no longer than a chunk."""
         count, view = chunk_count(data.numel()), data.numpy().data
-        self.counters.send(method, data.numel())
+        self.counters.bytes_out[method] += data.numel()
         kept = {"durable": self._durable(session, units), "snapshots": self.snapshots}
         fields = {"seq": seq, "chunks": count, "nbytes": data.numel(), **kept}
         chunks = [(i, view[i * CHUNK : (i + 1) * CHUNK]) for i in range(count)]
@@ -230,11 +230,13 @@ class ServerCore:
         all of its step.
         """
         method = push.compression.push.name if push.compression.push is not None else "none"
-        self.counters.take(method, push.data.numel(), part.count)
+        self.counters.bytes_in[method] += push.data.numel()
+        self.counters.pushes[method] += part.count
         if self.progress.sync:
-            fresh = part.offer(session.rank, step, push)
+            fresh = part.is_new(session.rank, step, push)
             if fresh:
-                self.counters.begin(part.topic, step, session.seen)
+                part.pending.setdefault(step, {})[session.rank] = push
+                self.counters.begun.setdefault((part.topic, step), session.seen)
         else:
             fresh = part.apply_one(session.rank, step, push, self.optimizers.updaters)
             self.counters.steps += fresh * part.count
@@ -251,27 +253,11 @@ class ServerCore:
         ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:
-        """Answer now, or later when a condition holds.
-
-        Args:
-            topic: topic whose changes make the server look again.
-            session: session that sent the request.
-            seq: number of the request.
-            what: function that says what the request waits for, in words.
-            ready: function that is true when the request can be answered.
-            answer: makes the answer.
+        """Answer a request now, or when a change of the topic has made it ready; with an error where none ever will.
+        ``what`` says in words what it waits for.
         """
-        return answer() if ready() else self._wait(topic, session, seq, what, ready, answer)
-
-    def _wait(
-        self,
-        topic: Topic,
-        session: WorkerSession,
-        seq: int,
-        what: Callable[[], str],
-        ready: Callable[[], bool],
-        answer: Callable[[], list[Outgoing]],
-    ) -> list[Outgoing]:
+        if ready():
+            return answer()
         part = self.values.unit(topic)
         if part is not None and part.failed:
             return [self.error(session.peer, seq, "config", ConfigError(part.failed))]
@@ -288,20 +274,13 @@ class ServerCore:
         holds: Callable[[StoredPart, int], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:
-        """Answer when a condition holds for each of several units.
-
-        Args:
-            session: session that made the request.
-            seq: number of the request.
-            steps: the units, each with its step.
-            holds: condition on a part that has the steps of a unit, and on the step.
-            answer: function that makes the answer.
-        """
+        """Answer a request when a condition holds for each of its units, which are given with their steps."""
         for part, step in self.values.current(steps):
-            if not holds(part, step):
+            ready = partial(holds, part, step)
+            if not ready():
                 missing = self.progress.missing(part, session.rank, step)
                 again = partial(self.when_all, session, seq, steps, holds, answer)
-                return self._wait(part.topic, session, seq, missing, partial(holds, part, step), again)
+                return self.when(part.topic, session, seq, missing, ready, again)
         return answer()
 
     def _durable(self, session: WorkerSession, units: Sequence[StoredPart]) -> list[int]:

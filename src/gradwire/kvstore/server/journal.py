@@ -27,7 +27,7 @@ from gradwire._files import RenamedError
 from gradwire.errors import ConfigError
 from gradwire.kvstore.system import SYSTEM, Disk
 
-__all__ = ["LOGGED", "MAGIC", "NOTHING", "Journal"]
+__all__ = ["NOTHING", "Journal"]
 
 MAGIC = b"gradwire store 2\n"
 
@@ -94,13 +94,12 @@ class Journal:
             raise ConfigError("it ends within its snapshot")
         return records
 
-    def append(self, header: dict[str, Any], data: memoryview = NOTHING) -> int:
-        """Write a record, or keep it for ``flush`` if that fails; return its number."""
+    def append(self, header: dict[str, Any], data: memoryview = NOTHING) -> None:
+        """Write a record, or keep it for ``flush`` if that fails."""
         self._waiting += _record(header, [data])
         self.written += 1
         # Earlier records that could not be written go first, because the file must have them in their order.
         self.flush()
-        return self.written
 
     def flush(self) -> None:
         """Write the records that could not be written before."""

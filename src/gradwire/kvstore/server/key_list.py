@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
-from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.buffers import as_bytes, lease
 from gradwire.kvstore.protocol.compression import Compression
-from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import layout_of
 from gradwire.kvstore.protocol.small_keys import Backoff, element_offsets, joinable, quoted
 from gradwire.kvstore.protocol.updater import Updater
-from gradwire.kvstore.server.pending import Topic
-from gradwire.kvstore.server.stored_part import Contribution, StoredPart, raw
+from gradwire.kvstore.server.stored_part import Contribution, StoredPart
 
 __all__ = ["KeyList"]
 
@@ -42,29 +40,19 @@ class KeyList(StoredPart):
     """
 
     def __init__(self, number: int, members: Sequence[StoredPart]) -> None:
-        self.number, self.members = number, list(members)
+        self.members = list(members)
         self.starts, numel = element_offsets([each.value.numel() for each in members])
         self.backoff = Backoff()
         self.are_joined = False
         self._shapes = [each.value.shape for each in members]
-        title = f"keys {quoted([each.key for each in members])}"
-        super().__init__(title, placeholder(torch.Size((numel,)), members[0].value.dtype), 0, numel, sparse=False)
-
-    @property
-    def topic(self) -> Topic:
-        return "list", self.number
+        keys = [each.key for each in members]
+        value = placeholder(torch.Size((numel,)), members[0].value.dtype)
+        super().__init__(f"keys {quoted(keys)}", value, 0, numel, sparse=False)
+        self.topic, self.keys, self.count = ("list", number), keys, len(keys)
 
     @property
     def title(self) -> str:
         return str(self.key)
-
-    @property
-    def keys(self) -> Sequence[StoreKey]:
-        return [each.key for each in self.members]
-
-    @property
-    def count(self) -> int:
-        return len(self.members)
 
     def units(self) -> Sequence[StoredPart]:
         """List the units that have steps of their own: the list while its keys are joined, else each key."""
@@ -86,7 +74,7 @@ class KeyList(StoredPart):
 
     def data(self) -> Tensor:
         """Return the bytes of all values end to end."""
-        return super().data() if self.are_joined else raw(self._gathered())
+        return super().data() if self.are_joined else as_bytes(self._gathered())
 
     def takers(self, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
         """List the parts that take a push of all keys: the list, or each key with its own piece of the push."""

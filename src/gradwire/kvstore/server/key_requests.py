@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import DTYPES, Outgoing
 from gradwire.kvstore.protocol.replica import is_payload
 from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, Unit, offsets, unpacked
 from gradwire.kvstore.server.members import WorkerSession
-from gradwire.kvstore.server.stored_part import Contribution, StoredPart, raw
+from gradwire.kvstore.server.stored_part import Contribution, StoredPart
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore
@@ -202,7 +203,7 @@ def rows(
 
     def answer() -> list[Outgoing]:
         core.counters.pulls += 1
-        return core.value(session, seq, raw(part.value[asked]), [part])
+        return core.value(session, seq, as_bytes(part.value[asked]), [part])
 
     return core.when_all(session, seq, [(part, step)], partial(core.progress.has_step, session.rank), answer)
 

@@ -156,14 +156,7 @@ class WorkerSession:
             del self.configs[min(n for n in self.configs if n)]
 
     def take(self, seq: int, chunk: int, chunks: int, rest: list[memoryview], sizes: range) -> Tensor | None:
-        """Take a piece of a message; return the whole message, uint8, when its last piece is here.
-
-        Args:
-            seq: number of the message.
-            chunk: place of the piece.
-            chunks: pieces of the message.
-            rest: the frame.
-            sizes: bytes that the message may have.
+        """Take a piece of a message; return the whole message, uint8, of a size in ``sizes``, when all pieces are here.
 
         Raises:
             WireError: pieces that do not make a message of such a size.

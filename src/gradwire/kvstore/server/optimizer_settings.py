@@ -7,7 +7,7 @@ from typing import Any
 
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
-from gradwire.kvstore.protocol.optimizer_states import from_bytes, to_bytes
+from gradwire.kvstore.protocol.optimizer_states import to_bytes
 from gradwire.kvstore.protocol.updater import OptimizerConfig, Updater
 from gradwire.kvstore.server.stored_part import AHEAD, StoredPart
 
@@ -46,7 +46,6 @@ class OptimizerSettings:
         """Refuse a push that the setting with which it will be applied cannot apply.
 
         Args:
-            part: part that is pushed.
             number: number that the push names; 0: none.
             alone: true: pushes count one by one, those without a number by the newest setting.
 
@@ -61,8 +60,6 @@ class OptimizerSettings:
         """Register a setting under a number, and forget the one that was not named for the longest of too many.
 
         Args:
-            number: the worker's.
-            config: name and numbers of the optimizer.
             joined: true: the worker came later, and counts its settings from 1.
 
         Returns:
@@ -126,10 +123,6 @@ class OptimizerSettings:
         """
         if not self.updaters:
             raise ConfigError("optimizer states are loaded after set_optimizer, and not before")
-
-    def restore(self, data: bytes) -> None:
-        """Restore the states from the bytes of ``to_bytes``."""
-        self.load(from_bytes(data)[0])
 
     def load(self, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
         """Restore the states, by key.

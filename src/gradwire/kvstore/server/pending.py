@@ -11,7 +11,7 @@ from gradwire.errors import WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import Outgoing
 
-__all__ = ["KEPT", "MAX_WAITING", "PendingRequest", "RequestQueue", "Topic"]
+__all__ = ["KEPT", "PendingRequest", "RequestQueue", "Topic"]
 
 
 Topic: TypeAlias = StoreKey | tuple[str, int]

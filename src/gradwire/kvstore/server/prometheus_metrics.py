@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from gradwire.errors import ConfigError
 from gradwire.kvstore.server.core import ServerCore
 
-__all__ = ["ServerCollector", "serve"]
+__all__ = ["serve"]
 
 
 class ServerCollector(Collector):
@@ -44,13 +44,12 @@ class ServerCollector(Collector):
         yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.members.dead))
 
 
-def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:
-    """Serve scrapes at ``http://address:port/metrics`` from a thread of its own.
+def serve(core: ServerCore, port: int) -> int:
+    """Serve scrapes at ``http://127.0.0.1:port/metrics`` from a thread of its own.
 
     Args:
         core: core whose counters are served.
         port: 0 takes a free one.
-        address: loopback, unless others may read them.
 
     Returns:
         The port.
@@ -61,7 +60,7 @@ def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:
     registry = CollectorRegistry()
     registry.register(ServerCollector(core))
     try:
-        server, _ = start_http_server(port, address, registry)
+        server, _ = start_http_server(port, "127.0.0.1", registry)
     except OSError as error:
         raise ConfigError(f"--metrics-port must be a free port, or 0 for any free one, got {port}: {error}") from None
     return int(server.server_port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -36,12 +37,12 @@ class Rules:
 
 @dataclass
 class Counters:
-    """Counters of a server, for the metrics."""
+    """Counters of a server, for the metrics; those of bytes and pushes by the name of the method."""
 
-    pushes: dict[str, int] = field(default_factory=dict)
+    pushes: Counter[str] = field(default_factory=Counter)
     pulls: int = 0
-    bytes_in: dict[str, int] = field(default_factory=dict)
-    bytes_out: dict[str, int] = field(default_factory=dict)
+    bytes_in: Counter[str] = field(default_factory=Counter)
+    bytes_out: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     waited: float = 0.0
     """Seconds from the first push of a step to its update, of all steps."""
@@ -50,25 +51,12 @@ class Counters:
     begun: dict[tuple[Topic, int], float] = field(default_factory=dict)
     """Times at which the first push of each step came that is not complete."""
 
-    def take(self, method: str, nbytes: int, count: int) -> None:
-        """Count a push of so many keys."""
-        self.bytes_in[method] = self.bytes_in.get(method, 0) + nbytes
-        self.pushes[method] = self.pushes.get(method, 0) + count
-
-    def send(self, method: str, nbytes: int) -> None:
-        """Count a value that is sent."""
-        self.bytes_out[method] = self.bytes_out.get(method, 0) + nbytes
-
-    def begin(self, topic: Topic, step: int, now: float) -> None:
-        """Count a push that begins a step."""
-        self.begun.setdefault((topic, step), now)
-
     def share(self, begun: tuple[Topic, int], topics: Iterable[Topic]) -> None:
         """Count a begun step of several joined keys as one step of each, because they were separated."""
         if begun in self.begun:
             since = self.begun.pop(begun)
             for topic in topics:
-                self.begin(topic, begun[1], since)
+                self.begun.setdefault((topic, begun[1]), since)
 
     def complete(self, topic: Topic, step: int, now: float, count: int) -> None:
         """Count a step of so many keys that was made."""

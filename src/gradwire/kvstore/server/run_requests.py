@@ -10,6 +10,7 @@ import torch
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
+from gradwire.kvstore.protocol.optimizer_states import from_bytes
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.server.members import MAX_CONFIGS, State, WorkerSession, workers
@@ -229,7 +230,7 @@ def restore(
     data = session.take(seq, chunk, chunks, rest, range(most + 1))
     if data is None:
         return []
-    core.optimizers.restore(data.numpy().tobytes())
+    core.optimizers.load(from_bytes(data.numpy().tobytes())[0])
     core.wanted, saved = True, partial(core.saved_since, core.snapshots)
     return core.when_kept(session, seq, saved, lambda: core.done(session, seq))
 

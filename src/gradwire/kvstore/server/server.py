@@ -25,11 +25,11 @@ from zmq.auth.thread import ThreadAuthenticator
 from gradwire._system import Readings
 from gradwire.errors import ConfigError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_HEADER, Outgoing
-from gradwire.kvstore.server.access import Guard, check_exposure, lock_server, ranks_of
+from gradwire.kvstore.server.access import Guard, listen, ranks_of
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.system import SYSTEM, System
 
-__all__ = ["QUIET", "Finished", "Server", "keep_memory"]
+__all__ = ["Finished", "Server", "keep_memory"]
 
 QUEUED = 64
 """Messages that a connection may hold in either direction, besides what lies in the kernel."""
@@ -153,14 +153,12 @@ class Server:
         insecure: bool = False,
         system: System = SYSTEM,
     ) -> None:
-        check_exposure(endpoint, keys is not None, insecure)
         self.core, self.clock = core, Readings(system.clock, READING)
         self._context, self._poller = system.context(), system.poller()
         self._authenticator: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._outbox = Outbox(self._socket, lambda: core.values.nbytes)
         self._guard = Guard(self._socket, core.rules.workers)
-        self._ranks: dict[str, int] = {}
         # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
@@ -172,17 +170,14 @@ class Server:
             (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER)),
         ):
             self._socket.setsockopt(option, value)
+        folder = None if keys is None else Path(keys)
         try:
-            if keys is not None:
-                self._authenticator = lock_server(self._context, self._socket, Path(keys))
-                self._ranks = ranks_of(Path(keys) / "workers")
-            self._socket.bind(endpoint)
-        except (zmq.ZMQError, ConfigError) as error:
+            self._authenticator = listen(self._context, self._socket, endpoint, folder, insecure)
+        except ConfigError:
             # The caller gets no server that could be closed, and the address must be free for the next try.
             self.close()
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"endpoint {endpoint!r} cannot be bound: {error}") from error
+            raise
+        self._ranks = {} if folder is None else ranks_of(folder / "workers")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def run(self, stopped: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:

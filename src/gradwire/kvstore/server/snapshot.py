@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import key_list
 from gradwire.kvstore.protocol.messages import DTYPES
@@ -28,10 +29,10 @@ from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.journal import Journal
 from gradwire.kvstore.server.members import State, WorkerSession
 from gradwire.kvstore.server.rules import Rules
-from gradwire.kvstore.server.stored_part import AHEAD, Contribution, StoredPart, raw
+from gradwire.kvstore.server.stored_part import AHEAD, Contribution, StoredPart
 from gradwire.kvstore.system import SYSTEM, System
 
-__all__ = ["Snapshots", "load_core", "open_core", "save_core"]
+__all__ = ["Snapshots", "open_core"]
 
 FIELDS = {"key", "start", "total", "sparse", "version", "replaced"}
 """Fields of a key in a snapshot, besides those of its workers."""
@@ -114,7 +115,7 @@ def save_core(core: ServerCore) -> None:
     header["tensors"] = [
         [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()
     ]
-    core.journal.replace(header, [raw(tensor.detach()).numpy().data for tensor in tensors.values()])
+    core.journal.replace(header, [as_bytes(tensor.detach()).numpy().data for tensor in tensors.values()])
     # Only now: workers forget the pushes that the server calls durable.
     core.mark_saved()
 
@@ -148,7 +149,7 @@ def _tensors(rows: list[list[Any]], data: memoryview) -> dict[str, Tensor]:
     for name, dtype, shape in rows:
         found[name] = torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         end = at + found[name].nbytes
-        raw(found[name]).numpy().data[:] = data[at:end]
+        as_bytes(found[name]).numpy().data[:] = data[at:end]
         at = end
     require(at == len(data), "data", f"{at} bytes", len(data))
     return found

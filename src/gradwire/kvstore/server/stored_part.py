@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
-from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.buffers import as_bytes, lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import Merger, merged_rows
@@ -28,7 +28,7 @@ from gradwire.kvstore.protocol.replica import Replica, follows, whole
 from gradwire.kvstore.protocol.updater import Updater
 from gradwire.kvstore.server.pending import Topic
 
-__all__ = ["AHEAD", "Contribution", "StoredPart", "raw"]
+__all__ = ["AHEAD", "Contribution", "StoredPart"]
 
 AHEAD = 256
 """Steps of which a server keeps pushes before all workers' are in."""
@@ -65,6 +65,12 @@ class StoredPart:
         total: elements of the whole key.
         sparse: the value was initialised as a row-sparse one.
         version: steps applied.
+
+    Attributes:
+        topic: topic under which requests wait for this part.
+        keys: keys in the part.
+        count: number of these keys.
+        nbytes: bytes of the value.
     """
 
     key: StoreKey
@@ -89,33 +95,16 @@ class StoredPart:
     """True: the newest step replaced the value; false: it updated it."""
 
     def __post_init__(self) -> None:
+        self.topic: Topic = self.key
+        self.keys: Sequence[StoreKey] = [self.key]
+        self.count, self.nbytes = 1, self.value.nbytes
         self.merger = Merger(self.value.shape)
         self._expected: tuple[Compression | None, range] = (None, range(0))
 
     @property
-    def topic(self) -> Topic:
-        """The topic under which requests wait for this part."""
-        return self.key
-
-    @property
     def title(self) -> str:
-        """The name of the key in words."""
+        """The name of the unit in words."""
         return f"key {self.key!r}"
-
-    @property
-    def keys(self) -> Sequence[StoreKey]:
-        """The keys in the part."""
-        return [self.key]
-
-    @property
-    def count(self) -> int:
-        """The number of keys in the part."""
-        return 1
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of the value."""
-        return self.value.nbytes
 
     def units(self) -> Sequence[StoredPart]:
         """List the units that have steps of their own: the part itself."""
@@ -129,7 +118,6 @@ class StoredPart:
         """Compute the allowed numbers of bytes for a push: exactly those of its layout, fewer only if its size varies.
 
         Args:
-            compression: compression of the worker.
             rows: number of rows of a row-sparse push; -1 of a dense one.
 
         Raises:
@@ -162,10 +150,8 @@ class StoredPart:
         """Make a contribution from a push, checked before anything is decoded.
 
         Args:
-            compression: compression of the worker.
             data: uint8, of a size that ``expected`` allows, after the rows of a row-sparse push.
             rows: number of rows; -1 for a dense push.
-            optimizer: number of the setting.
 
         Raises:
             WireError: a row that does not exist, or a payload that cannot be decoded safely.
@@ -179,17 +165,6 @@ class StoredPart:
         if compression.push is not None:
             data = received(compression.push, shape, data)
         return Contribution(data, compression, optimizer, indices)
-
-    def offer(self, rank: int, step: int, contribution: Contribution) -> bool:
-        """Take a push; return False if it came before.
-
-        Raises:
-            ConfigError: the push is refused, as by ``is_new``.
-        """
-        fresh = self.is_new(rank, step, contribution)
-        if fresh:
-            self.pending.setdefault(step, {})[rank] = contribution
-        return fresh
 
     def is_new(self, rank: int, step: int, contribution: Contribution) -> bool:
         """Return whether a push has not come before; nothing changes.
@@ -244,14 +219,8 @@ class StoredPart:
         self.replicas[SHARED].follow(self.value, pull, replaced=self.replaced)
 
     def answer(self, rank: int, have: int, compressor: Compressor | None, *, shared: bool) -> tuple[Tensor, int]:
-        """Make the answer for a worker that pulls compressed, and return it with the number of the replica that it then
-        holds.
-
-        Args:
-            rank: rank of the worker.
-            have: number of the replica that it holds, -1 for none.
-            compressor: compressor that the worker asks for.
-            shared: true: all workers hold the same value.
+        """Make the answer for a worker that pulls compressed and holds replica ``have`` (-1: none), and return it with
+        the number of the replica that it then holds. ``shared`` says that all workers hold the same value.
         """
         compressed = compressor is not None and follows(compressor, self.value.shape, self.value.dtype)
         if not compressed or (shared and SHARED not in self.replicas):
@@ -300,7 +269,7 @@ class StoredPart:
 
     def data(self) -> Tensor:
         """Return the bytes of the value, which may be its memory: the next push may change them."""
-        return raw(self.value)
+        return as_bytes(self.value)
 
     def lend(self) -> Tensor:
         """Return the bytes of the value, which no later push changes."""
@@ -312,11 +281,7 @@ class StoredPart:
         before.
 
         A short push, or a more urgent one, may overtake the pieces of a long one of the same key.
-
-        Raises:
-            ConfigError: the push is ``AHEAD`` steps further than the newest of the worker's that could be applied.
         """
-        self.check_distance(rank, step)
         newest = self.last.get(rank, 0)
         if step <= newest or rank in self.pending.get(step, {}):
             return False
@@ -384,11 +349,6 @@ class StoredPart:
             else:
                 out.add_(push.data.view(self.value.dtype).view(self.value.shape))
         return out
-
-
-def raw(value: Tensor) -> Tensor:
-    """The bytes of a tensor, without a copy if it is contiguous."""
-    return value.contiguous().view(-1).view(torch.uint8)
 
 
 def payload_sizes(compression: Compression, shape: tuple[int, ...], itemsize: int) -> range:

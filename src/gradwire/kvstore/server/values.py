@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from gradwire.errors import ConfigError, WireError
-from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.keys import StoreKey, found
 from gradwire.kvstore.protocol.small_keys import MAX_BATCH, MAX_LISTS, packed
 from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.members import Members, WorkerSession, workers
@@ -27,12 +27,7 @@ __all__ = ["Progress", "ValueFrames", "Values"]
 
 
 class Progress:
-    """The rules of when a step counts as made, as in the value, and as too far ahead.
-
-    Args:
-        rules: settings of the server's behaviour.
-        members: sessions and ranks of the workers.
-    """
+    """The rules of when a step counts as made, as in the value, and as too far ahead."""
 
     def __init__(self, rules: Rules, members: Members) -> None:
         self.sync: bool | None = None
@@ -80,9 +75,6 @@ class Values:
     """The keys by their names, and the lists of them.
 
     Args:
-        rules: settings of the server's behaviour.
-        pending: requests that wait for keys and lists.
-        counters: counters that know when a step was begun.
         parts: restored from a snapshot.
     """
 
@@ -122,20 +114,18 @@ class Values:
             # list.
             self._within[key].backoff.start()
             self._separate(self._within[key])
-        if key not in self.parts:
-            raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
-        return self.parts[key]
+        return found(self.parts, key)
 
     def current(self, steps: Sequence[tuple[StoredPart, int]]) -> list[tuple[StoredPart, int]]:
         """Find the parts that have the steps of units now.
 
         While a request waited, keys may have been joined or separated. What was joined with other keys is separated.
         """
-        found = []
+        parts = []
         for unit, step in steps:
             self._separate_from_others(unit)
-            found += [(part, step) for part in unit.units()]
-        return found
+            parts += [(part, step) for part in unit.units()]
+        return parts
 
     def units(self) -> list[StoredPart]:
         """List the units that have steps of their own: keys that are alone, and lists that are joined."""
@@ -157,11 +147,8 @@ class Values:
             unit.durable, unit.durable_of = unit.version, dict(unit.last)
 
     def listed(self, keys: tuple[StoreKey, ...], sessions: Sequence[WorkerSession]) -> KeyList:
-        """Find or make a list of keys, one for all workers that name the same keys.
-
-        Args:
-            keys: keys of the list.
-            sessions: sessions that may name lists; lists that none of them names are forgotten when there are many.
+        """Find or make a list of keys, one for all workers that name the same keys. Lists that none of the sessions
+        names are forgotten when there are many.
 
         Raises:
             ConfigError: there is no such key.

@@ -10,30 +10,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from gradwire._system import Readings
 from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.kvstore.protocol.environment import WorkerPlace
 from gradwire.kvstore.protocol.messages import VERSION, pack
-from gradwire.kvstore.system import SYSTEM, System
+from gradwire.kvstore.system import System
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 from gradwire.notices import log
 
-__all__ = ["PROCESS_STORES", "Client", "finish_at_exit"]
+__all__ = ["Client"]
 
-
-PROCESS_STORES: list[Any] = []
-"""Stores that last as long as this process."""
 
 EXIT_TIMEOUT = 10.0
 """Seconds for which the end of a process waits until the servers have noted it; for one with a snapshot, longer by the
@@ -54,29 +50,17 @@ class Client:
     """The connections to all servers, in a thread of their own.
 
     Args:
-        endpoints: addresses of the servers, in their order.
-        rank: rank of this worker.
-        world: number of workers.
+        place: this worker's place.
         sync: true if the store is synchronous.
         timeout: seconds that an answer may take, > 0.
-        keys: this worker's folder with keys, made by ``gradwire keygen``; None: connections are not encrypted.
         server_timeout: seconds that a server may be disconnected, > 0; None: the default of ``ServerConnection``.
         system: machine that the client runs on.
     """
 
     def __init__(
-        self,
-        endpoints: Sequence[str],
-        rank: int,
-        world: int,
-        *,
-        sync: bool,
-        timeout: float,
-        keys: Path | None = None,
-        server_timeout: float | None = None,
-        system: System = SYSTEM,
+        self, place: WorkerPlace, *, sync: bool, timeout: float, server_timeout: float | None, system: System
     ) -> None:
-        self.timeout, self.endpoints = timeout, list(endpoints)
+        self.timeout = timeout
         self._system, self._clock = system, Readings(system.clock, READING)
         self._process = system.process()
         self._seq = itertools.count(1)
@@ -91,25 +75,25 @@ class Client:
         receiver = self._context.socket(zmq.PAIR)
         receiver.connect("inproc://wakeup")
         token = system.random(16)
-        hello = partial(pack, "hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
+        hello = partial(pack, "hello", version=VERSION, rank=place.rank, world=place.world, sync=sync, session=token)
         self._connections = [
             ServerConnection(
                 self._context,
                 f"server {index} at {endpoint}",
                 endpoint,
-                b"worker-%d-" % rank + token.hex().encode(),
-                hello(server=index, servers=len(endpoints)),
-                keys,
+                b"worker-%d-" % place.rank + token.hex().encode(),
+                hello(server=index, servers=len(place.servers)),
+                place.keys,
                 server_timeout,
                 self._clock,
             )
-            for index, endpoint in enumerate(endpoints)
+            for index, endpoint in enumerate(place.servers)
         ]
         arguments = (receiver, self._connections, self._inbox, timeout, system.poller(), self._clock, self._failed)
         thread = system.start(_serve, *arguments, name="gradwire-kvstore")
-        end = partial(_end, self._inbox, self._wakeup, self._wakeup_lock, partial(system.join, thread, 10.0))
+        shared = (self._context, self._inbox, self._wakeup, self._wakeup_lock)
         # A client that is forgotten ends its thread, too; a child of fork has no such thread to end.
-        self._stop = weakref.finalize(self, _end_here, system, self._process, end, self._context)
+        self._stop = weakref.finalize(self, _end, system, self._process, thread, *shared)
 
     @property
     def closed(self) -> bool:
@@ -304,36 +288,21 @@ def _refuse(inbox: queue.SimpleQueue[tuple[int, Request] | None], error: GroupEr
 
 
 def _end(
-    inbox: queue.SimpleQueue[Any], wakeup: zmq.Socket[Any], lock: threading.Lock, join: Callable[[], bool]
-) -> bool:
+    system: System,
+    process: int,
+    thread: threading.Thread,
+    context: zmq.Context[Any],
+    inbox: queue.SimpleQueue[Any],
+    wakeup: zmq.Socket[Any],
+    lock: threading.Lock,
+) -> None:
+    """End the thread and its connections, if this is the process that made them."""
+    if system.process() != process:
+        return
     # Behind all requests that were made before.
     inbox.put(None)
     _wake(wakeup, lock)
-    ended = join()
+    ended = system.join(thread, 10.0)
     wakeup.close(0)
-    return ended
-
-
-def _end_here(system: System, process: int, end: Callable[[], bool], context: zmq.Context[Any]) -> None:
-    """End the connections, if this is the process that made them."""
-    if system.process() == process and end():
+    if ended:
         context.term()
-
-
-def finish_at_exit(store: weakref.ref[Any], client: weakref.ref[Client]) -> None:
-    """Tell the servers at exit that this worker has finished, because the others would wait for its next push.
-
-    A script that was ended by an exception does not: its later steps are missing, as those of a killed process.
-    """
-    open_store, open_client = store(), client()
-    if open_store is None or open_client is None or hasattr(sys, "last_value"):
-        return
-    if open_client.forked or open_client.closed:
-        return
-    open_client.hurry()
-    try:
-        open_store.finish()
-    except Exception as error:
-        # The process ends in any case.
-        log.error("the servers could not be told that this worker has finished: %s", error)
-    open_store.close(saved=False)

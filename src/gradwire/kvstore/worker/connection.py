@@ -31,7 +31,6 @@ from gradwire._system import Readings
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, REPLIES, chunk_count, pack, unpack
 from gradwire.kvstore.protocol.small_keys import Unit
-from gradwire.kvstore.system import SYSTEM
 from gradwire.kvstore.worker.handshake import ConnectionMonitor, lock_worker
 from gradwire.notices import log
 
@@ -67,15 +66,13 @@ class ServerConnection:
     """The connection to one server, used by one thread alone.
 
     Args:
-        context: ZeroMQ's context.
         title: name and address of the server for messages: "server 0 at tcp://127.0.0.1:7000".
-        endpoint: address of the server.
         identity: name of this connection on the server.
         hello: first message of every connection.
         keys: this worker's folder with keys; None: the connection is not encrypted.
         server_timeout: seconds that the server may be disconnected before its requests fail; None:
             ``DISCONNECT_TIMEOUT``, or ``RESTART_TIMEOUT`` if it keeps a snapshot.
-        clock: clock of the thread; None: one of its own.
+        clock: clock of the thread.
 
     Attributes:
         up: true if the server has accepted the hello of this connection.
@@ -94,11 +91,11 @@ class ServerConnection:
         identity: bytes,
         hello: bytes,
         keys: Path | None,
-        server_timeout: float | None = None,
-        clock: Readings | None = None,
+        server_timeout: float | None,
+        clock: Readings,
     ) -> None:
         self.title, self.endpoint, self.hello = title, endpoint, hello
-        self._clock = Readings(SYSTEM.clock, DISCONNECT_TIMEOUT) if clock is None else clock
+        self._clock = clock
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
             (zmq.IDENTITY, identity),
@@ -209,7 +206,6 @@ class ServerConnection:
         """Return the reason why no request will be answered; None while they may be.
 
         Args:
-            now: time by the clock of the thread.
             timeout: seconds that a server may be connected and silent.
         """
         if self.monitor.refusal:
@@ -385,7 +381,8 @@ class ServerConnection:
         # Checked before the bytes are written: they go directly into the caller's tensors.
         if chunk * CHUNK + len(piece) > nbytes:
             raise WireError(f"piece {chunk} of a value ends beyond its {nbytes} bytes")
-        request.take(chunk * CHUNK, piece)
+        assert request.out is not None
+        request.out.write(chunk * CHUNK, piece)
         request.missing.discard(chunk)
         if not request.missing:
             self._forget(request, durable)
@@ -485,12 +482,12 @@ class ScatterSink:
     """
 
     def __init__(self, blocks: Sequence[tuple[int, Block]], nbytes: int) -> None:
-        self.nbytes, self._blocks = nbytes, blocks
+        self.nbytes, self.blocks = nbytes, blocks
 
     def write(self, at: int, piece: Block) -> None:
         """Take bytes of the answer, which begin at its byte ``at``."""
         end = at + len(piece)
-        for start, array in self._blocks:
+        for start, array in self.blocks:
             lo, hi = max(start, at), min(start + len(array), end)
             if lo < hi:
                 array[lo - start : hi - start] = piece[lo - at : hi - at]
@@ -546,17 +543,11 @@ class Request:
 
     def make_room(self, nbytes: int) -> bool:
         """Make room before the first piece of an answer; return False if the destination has another size."""
-        if self.out is None:
+        if self.out is None or self.answer is not None:
+            # Anew for an answer that comes again: the first may not have come to its end.
             self.answer = bytearray(nbytes)
-            return True
+            self.out = ScatterSink([(0, np.frombuffer(self.answer, np.uint8))], nbytes)
         return nbytes == self.out.nbytes
-
-    def take(self, at: int, piece: Block) -> None:
-        """Take bytes of the answer, which begin at its byte ``at``."""
-        if self.out is not None:
-            self.out.write(at, piece)
-        else:
-            np.copyto(np.frombuffer(self.answer or b"", np.uint8)[at : at + len(piece)], piece)
 
     def pieces(self) -> int:
         """Count the messages of the request."""

@@ -8,11 +8,12 @@ from typing import TypeAlias
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.keys import KeyPart
 from gradwire.kvstore.protocol.replica import Held, follows
 from gradwire.kvstore.protocol.small_keys import UnitBatches, offsets
 from gradwire.kvstore.worker.connection import Request, ScatterSink
-from gradwire.kvstore.worker.worker_key import Destination, WorkerKey, WorkerUnit, as_bytes, inside
+from gradwire.kvstore.worker.worker_key import WorkerKey, WorkerUnit, inside
 
 __all__ = ["Pulling", "row_requests"]
 
@@ -26,7 +27,6 @@ class Pulling:
     Args:
         compressor: method of compressed answers; None: values come as they are.
         config: number under which the servers know the compression.
-        priority: priority of the requests.
     """
 
     def __init__(self, compressor: Compressor | None, config: int, priority: int) -> None:
@@ -47,16 +47,15 @@ class Pulling:
         values = []
         with UnitBatches(self._ask) as batches:
             for unit, outs in units:
-                value, destinations = unit.receive(outs)
+                value, sinks = unit.receive(outs)
                 values.append(value)
-                for place, destination in enumerate(destinations):
+                for place, (server, sink) in enumerate(sinks):
                     if self._follows(unit, place):
                         assert isinstance(unit, WorkerKey)
                         assert value is not None
                         self._follow(unit, unit.parts[place], value)
                     else:
-                        item = unit, destination
-                        batches.add(destination.server, destination.nbytes, item, small=unit.small)
+                        batches.add(server, sink.nbytes, (unit, sink), small=unit.small)
         return values
 
     def fill(self) -> None:
@@ -70,13 +69,10 @@ class Pulling:
             # arrives.
             room.copy_(held.take(request.answer or bytearray(), self._compressor).view(-1))
 
-    def _ask(self, server: int, batch: list[tuple[WorkerUnit, Destination]]) -> None:
-        starts, nbytes = offsets([destination.nbytes for _, destination in batch])
-        blocks = [
-            (start + at, block)
-            for start, (_, destination) in zip(starts, batch, strict=True)
-            for at, block in destination.blocks
-        ]
+    def _ask(self, server: int, batch: list[tuple[WorkerUnit, ScatterSink]]) -> None:
+        starts, nbytes = offsets([sink.nbytes for _, sink in batch])
+        placed = zip(starts, batch, strict=True)
+        blocks = [(start + at, block) for start, (_, sink) in placed for at, block in sink.blocks]
         fields = {"items": [[unit.unit, unit.progress.step] for unit, _ in batch]}
         request = Request("pull", fields, out=ScatterSink(blocks, nbytes), priority=self._priority)
         self.requests.append((server, request))
@@ -102,7 +98,6 @@ def row_requests(key: WorkerKey, rows: Tensor, values: Tensor, priority: int) ->
         key: key whose parts have whole rows.
         rows: int64, in increasing order.
         values: memory for the rows, to which the answers are written.
-        priority: priority of the requests.
     """
     requests = []
     for part in key.parts:

@@ -12,34 +12,41 @@ of the key counts.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire._files import replace_file
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, GradwireError, as_python, is_float32, is_int, require
+from gradwire.kvstore.protocol.buffers import as_bytes
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.environment import WorkerPlace, bigarray_bound
 from gradwire.kvstore.protocol.environment import server_timeout as default_server_timeout
-from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, StoreKey, place
-from gradwire.kvstore.protocol.merge import as_row_sparse, row_sparse
+from gradwire.kvstore.protocol.keys import StoreKey, found, place
+from gradwire.kvstore.protocol.merge import as_row_sparse
 from gradwire.kvstore.protocol.messages import DTYPES
-from gradwire.kvstore.protocol.optimizer_states import by_server, from_bytes, load_states, of_server, to_bytes
+from gradwire.kvstore.protocol.optimizer_states import (
+    by_server,
+    from_bytes,
+    load_states,
+    of_server,
+    save_states,
+    to_bytes,
+)
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.kvstore.protocol.small_keys import UnitBatches, joinable, packed, quoted
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.protocol.updater import OptimizerConfig
 from gradwire.kvstore.system import SYSTEM, System
-from gradwire.kvstore.worker.client import PROCESS_STORES, Client, finish_at_exit
+from gradwire.kvstore.worker.client import Client
 from gradwire.kvstore.worker.connection import Request
 from gradwire.kvstore.worker.pulling import Pulling, row_requests
-from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit, as_bytes
+from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey, WorkerUnit
 from gradwire.kvstore.worker.worker_key_list import KeyListRegistry, WorkerKeyList
 from gradwire.modes import ordinary, ordinary_modes
 from gradwire.notices import log
@@ -52,6 +59,9 @@ Lists: TypeAlias = Sequence[tuple[WorkerKeyList, Sequence[Tensor]]]
 
 Units: TypeAlias = Sequence[tuple[WorkerUnit, Sequence[Tensor]]]
 """Keys and lists of joined keys, each with its tensors."""
+
+PROCESS_STORES: list[KVStore] = []
+"""Stores that last as long as this process."""
 
 
 class DistStore(KVStore):
@@ -90,26 +100,23 @@ class DistStore(KVStore):
         require(known, "server_timeout", "seconds > 0, or None", server_timeout)
         bounded = staleness is None or ("async" in type and is_int(staleness, 0))
         require(bounded, "staleness", "an integer >= 0, of a store whose type has 'async' in its name", staleness)
-        self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
+        self.bound = bigarray_bound() if bound is None else bound
         self.place, self.seed = where() if callable(where) else where, seed
         self._config = self._barriers = 0
         self._finished = False
         self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
         self._client = Client(
-            self.place.servers,
-            self.place.rank,
-            self.place.world,
+            self.place,
             sync="async" not in type,
             timeout=timeout,
-            keys=self.place.keys,
             server_timeout=default_server_timeout() if server_timeout is None else server_timeout,
             system=system,
         )
         # A store that found its own place lasts as long as the process, so that the servers are told of its end.
         PROCESS_STORES.extend([self] if callable(where) else [])
         # Registered after the functions that ``where`` registered, and so called before them.
-        system.at_exit(finish_at_exit, weakref.ref(self), weakref.ref(self._client))
+        system.at_exit(finish_at_exit, weakref.ref(self))
         self.staleness = as_python(staleness)
         if staleness is not None:
             self._ask_all("staleness", {"steps": self.staleness}, "a bound on staleness", declare=True)
@@ -141,7 +148,7 @@ class DistStore(KVStore):
         return len(self._client.dead()) + len(self._client.silent(timeout))
 
     def version(self, key: StoreKey) -> int:
-        return self._find(key).step
+        return found(self._keys, key).step
 
     def finish(self) -> None:
         """End pushing: the others make their steps without this worker from now on.
@@ -196,10 +203,7 @@ class DistStore(KVStore):
         for server, request in enumerate(requests):
             theirs, config = from_bytes(bytes(request.answer or b""))
             states |= of_server(server, theirs)
-        replace_file(
-            Path(fname),
-            lambda temporary: Path(temporary).write_bytes(to_bytes(states, config if dump_optimizer else None)),
-        )
+        save_states(fname, states, config if dump_optimizer else None)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Load the file of ``save_optimizer_states``: on all workers, or on one of them between two barriers.
@@ -286,12 +290,12 @@ class DistStore(KVStore):
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
         if self._optimizer is not None and self.updates:
             for key, grads in pairs:
-                self._check_update(self._optimizer, self._find(key), grads)
+                self._check_update(self._optimizer, found(self._keys, key), grads)
         if self.compression.push is not None and len(lists) + len(pairs) > 1:
             # Nothing is encoded before everything was checked. A list that is alone is checked while it is encoded.
             for each, grads in lists:
                 each.check_finite(grads)
-        units: Units = [*lists, *((self._find(key).separate(), grads) for key, grads in pairs)]
+        units: Units = [*lists, *((found(self._keys, key).separate(), grads) for key, grads in pairs)]
         pushed: list[StoreKey] = []
         with UnitBatches(partial(self._send, priority)) as batches:
             for unit, grads in units:
@@ -346,7 +350,7 @@ class DistStore(KVStore):
             unit.progress.pushes.append(future)
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, lists: Lists = ()) -> None:
-        given: Units = [*lists, *((self._find(key), outs) for key, outs in pairs)]
+        given: Units = [*lists, *((found(self._keys, key), outs) for key, outs in pairs)]
         units = [(unit, [ordinary(out) for out in outs]) for unit, outs in given]
         values = self._values(units, priority, self.compression.pull)
         with torch.no_grad():
@@ -370,34 +374,15 @@ class DistStore(KVStore):
         pulling.fill()
         return values
 
-    def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
-        known = self._find(key)
-        if known.in_rows:
-            values = torch.empty((len(rows), *known.shape[1:]), dtype=known.dtype, device="cpu")
-            self._ask(row_requests(known, rows.cpu(), values, priority), f"rows of key {key!r}", [known.progress])
-        else:
+    def _rows(self, key: StoreKey, rows: Tensor, priority: int) -> Tensor:
+        known = found(self._keys, key)
+        if not known.in_rows:
             (value,) = self._values([(known, [])], priority, None)
             assert value is not None
-            values = value[rows.cpu()]
-        with torch.no_grad():
-            if out.is_sparse:
-                out.copy_(row_sparse(rows.cpu(), values, known.shape))
-            else:
-                out.zero_()[rows.to(out.device)] = values.to(out.device, out.dtype)
-
-    def _has(self, key: StoreKey) -> bool:
-        return key in self._keys
-
-    def _shape(self, key: StoreKey) -> torch.Size:
-        return self._find(key).shape
-
-    def _is_sparse(self, key: StoreKey) -> bool:
-        return self._find(key).sparse
-
-    def _find(self, key: StoreKey) -> WorkerKey:
-        if key not in self._keys:
-            raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
-        return self._keys[key]
+            return value[rows.cpu()]
+        values = torch.empty((len(rows), *known.shape[1:]), dtype=known.dtype, device="cpu")
+        self._ask(row_requests(known, rows.cpu(), values, priority), f"rows of key {key!r}", [known.progress])
+        return values
 
     def _set_compression(self, compression: Compression) -> None:
         require_alone(compression.push)
@@ -459,3 +444,20 @@ def copy_value(value: Tensor, outs: Sequence[Tensor]) -> None:
             out.copy_(as_row_sparse(value))
         elif out.data_ptr() != value.data_ptr() or not out.numel():
             out.copy_(value)
+
+
+def finish_at_exit(of: weakref.ref[DistStore]) -> None:
+    """Tell the servers at exit that this worker has finished, because the others would wait for its next push.
+
+    A script that was ended by an exception does not: its later steps are missing, as those of a killed process.
+    """
+    store = of()
+    if store is None or hasattr(sys, "last_value") or store._client.forked or store._client.closed:
+        return
+    store._client.hurry()
+    try:
+        store.finish()
+    except Exception as error:
+        # The process ends in any case.
+        log.error("the servers could not be told that this worker has finished: %s", error)
+    store.close(saved=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.buffers import as_bytes, lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import KeyPart, StoreKey
 from gradwire.kvstore.protocol.merge import add_dense, row_sparse
@@ -19,12 +19,12 @@ from gradwire.kvstore.protocol.payloads import sent
 from gradwire.kvstore.protocol.replica import Held
 from gradwire.kvstore.protocol.sender import Sender, encode_all
 from gradwire.kvstore.protocol.small_keys import is_small
-from gradwire.kvstore.worker.connection import Block
+from gradwire.kvstore.worker.connection import ScatterSink
 
 if TYPE_CHECKING:
     from gradwire.kvstore.worker.worker_key_list import WorkerKeyList
 
-__all__ = ["Destination", "PushProgress", "PushedPart", "WorkerKey", "WorkerUnit", "as_bytes", "inside"]
+__all__ = ["PushProgress", "PushedPart", "WorkerKey", "WorkerUnit", "inside"]
 
 
 @dataclass
@@ -61,20 +61,6 @@ class PushedPart(NamedTuple):
     data: Tensor
     rows: int = -1
     borrowed: bool = False
-
-
-class Destination(NamedTuple):
-    """The memory to which the answer of one server is written.
-
-    Args:
-        server: index of the server.
-        nbytes: size of the answer.
-        blocks: offsets in the answer, each with the memory for the bytes from there on.
-    """
-
-    server: int
-    nbytes: int
-    blocks: list[tuple[int, Block]]
 
 
 @dataclass(eq=False)
@@ -145,18 +131,18 @@ class WorkerKey:
         payloads = self._payloads(parts, pieces, compression)
         return [PushedPart(part.server, payload) for part, payload in zip(parts, payloads, strict=True)]
 
-    def receive(self, outs: Sequence[Tensor]) -> tuple[Tensor, list[Destination]]:
+    def receive(self, outs: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, ScatterSink]]]:
         """Choose the tensor for the value: one of ``outs`` that has the form of the value, or else new memory.
 
         Returns:
-            The tensor, and the destination of each part in it.
+            The tensor, and for each part its server and its place in the tensor.
         """
         value = next((out.detach() for out in outs if self._has_form(out)), None)
         if value is None:
             value = lease(self.shape, self.dtype)
         data, size = as_bytes(value).numpy(), self.dtype.itemsize
         blocks = [(part.server, data[size * part.start : size * part.stop]) for part in self.parts]
-        return value, [Destination(server, len(block), [(0, block)]) for server, block in blocks]
+        return value, [(server, ScatterSink([(0, block)], len(block))) for server, block in blocks]
 
     def sender(self, part: KeyPart, compression: Compression) -> Sender:
         """Find or make the sender that encodes a part and keeps its residual."""
@@ -242,10 +228,3 @@ def inside(places: Tensor, rows: range) -> tuple[int, int]:
     """Find the range of increasing indices that lie in a range of rows."""
     lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop], device="cpu")).tolist()
     return lo, hi
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """View the memory of a contiguous tensor as bytes."""
-    flat = tensor.contiguous().view(-1)
-    # A tensor of one element, or of none, is contiguous whatever its stride.
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError
-from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.buffers import as_bytes, lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import MAX_ITEMS
@@ -34,7 +34,8 @@ from gradwire.kvstore.protocol.small_keys import (
     element_offsets,
     quoted,
 )
-from gradwire.kvstore.worker.worker_key import Destination, PushedPart, PushProgress, WorkerKey, as_bytes
+from gradwire.kvstore.worker.connection import ScatterSink
+from gradwire.kvstore.worker.worker_key import PushedPart, PushProgress, WorkerKey
 from gradwire.vocabulary import align
 
 __all__ = ["KeyListRegistry", "WorkerKeyList"]
@@ -48,8 +49,6 @@ class WorkerKeyList:
 
     Args:
         number: number of the list in messages to the server.
-        server: index of the server.
-        members: the keys, in the order of the list.
 
     Attributes:
         are_joined: true if the steps and residuals are kept here, false if each key keeps its own.
@@ -121,13 +120,13 @@ class WorkerKeyList:
             raise
         return [PushedPart(self.server, sent(compression.push, (self.numel,), payload))]
 
-    def receive(self, outs: Sequence[Tensor]) -> tuple[None, list[Destination]]:
+    def receive(self, outs: Sequence[Tensor]) -> tuple[None, list[tuple[int, ScatterSink]]]:
         """Return where the answer is written: directly to contiguous tensors of the list's dtype, one for each key."""
         size = self.dtype.itemsize
         # By numpy, because views by torch take four times as long for a hundred tensors.
         arrays = [out.detach().numpy().reshape(-1).view(np.uint8) for out in outs]
         blocks = [(start * size, array) for start, array in zip(self.starts, arrays, strict=True)]
-        return None, [Destination(self.server, self.numel * size, blocks)]
+        return None, [(self.server, ScatterSink(blocks, self.numel * size))]
 
     def gather(self, grads: Sequence[Tensor], out: Tensor) -> Tensor:
         """Join gradients end to end, with zeros between them, in ``out``."""
