@@ -20,13 +20,11 @@ from gradwire.engine.methods import Methods
 from gradwire.engine.owner_plan import check_methods
 from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.frontends.ownership import Caller, is_sharded
 from gradwire.frontends.setup import kind_of, prepare_named, refuse, uncompiled
 from gradwire.frontends.sharded import ReduceScatter, ShardedState
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, tables_in
-from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
 
@@ -62,10 +60,7 @@ class FSDP1State(ShardedState):
 
         def select() -> dict[str, nn.Parameter]:
             check_modules(model, options)
-            Units.check(scaler, None)
-            check_optimizer(optimizer, model.parameters())
-            check_optimizer(variance_correction, model.parameters(), "variance_correction")
-            VarianceCorrection.check(variance_correction)
+            self._check_training(model.parameters(), scaler, None, optimizer, variance_correction)
             tables = {name: [info.module for info in cast(Any, flat)._param_infos] for name, flat in flats.items()}
             refuse_sparse(name for name, inside in tables.items() if any(map(tables_in, inside)))
             return flats
@@ -88,20 +83,17 @@ class FSDP1State(ShardedState):
         self.steer(one_mesh=True)
         self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
-        self.units = Units(scaler, None, {})
         named = {id(flat): (name, (numel_of(flat),)) for name, flat in prepared.compressed.items()}
         # With use_orig_params the optimizer has the parameters that the flat ones are made of.
         largest = max(named.values(), key=lambda each: each[1], default=("", (0,)))
         originals = {id(param): largest for param in model.parameters()}
-        self.adaptive = AdaptiveWatch(
-            self.exchange,
+        self._follow_training(
+            Units(scaler, None, {}),
             {**originals, **named},
             optimizer or variance_correction,
+            model,
             corrected=variance_correction is not None,
         )
-        follow_optimizers(self.exchange, self.adaptive)
-        self.units.read_ahead(model, self.exchange.device)
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self.follow_steps(model.parameters())
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}

@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from gradwire.engine.exchange import Exchange
-from gradwire.frontends.optimizer_watch import follow_steps
+from gradwire.frontends.optimizer_watch import follow_steps, parameters_of
 from gradwire.notices import log
 
 __all__ = ["DroppedGradients"]
@@ -64,8 +64,7 @@ class DroppedGradients:
         if self._over:
             return
         if optimizer not in self._of:
-            groups = getattr(optimizer, "param_groups", None) or ()
-            given = (param for group in groups for param in group["params"] if param.requires_grad)
+            given = (param for param in parameters_of(optimizer) if param.requires_grad)
             ours = {id(param): param for param in given if id(param) in self._ids}
             found = [each for each in self._watched if id(each.param) in ours]
             self._of[optimizer] = found or [self._watch(param) for param in list(ours.values())[-1:]]

@@ -35,8 +35,7 @@ from gradwire.frontends._model_copies import CopiedState, forget_copied, note_co
 from gradwire.frontends._regroup import Regroup
 from gradwire.frontends._traced import Arrivals
 from gradwire.frontends._unused import exchange_used
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
-from gradwire.frontends.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
+from gradwire.frontends.ownership import Caller, averaged_by_ddp, hooked, is_sharded
 from gradwire.frontends.setup import (
     frozen_in,
     in_memory,
@@ -49,7 +48,6 @@ from gradwire.frontends.setup import (
 )
 from gradwire.frontends.state_units import ExchangeState, Reading, Scratch, Units
 from gradwire.frontends.uncompressed import reduced_by_ddp
-from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 from gradwire.transport.channel import divided
 from gradwire.transport.handshake import BUCKETS_BEFORE
@@ -117,10 +115,7 @@ class GradwireState(ExchangeState):
 
         # Called inside the comparison of the ranks: what it raises on one of them is raised on all.
         def check() -> None:
-            Units.check(scaler, lr_correction, module.parameters())
-            check_optimizer(optimizer, module.parameters())
-            check_optimizer(variance_correction, module.parameters(), "variance_correction")
-            VarianceCorrection.check(variance_correction)
+            self._check_training(module.parameters(), scaler, lr_correction, optimizer, variance_correction)
             python = bool(reduced.sparse) and getattr(model, "_use_python_reducer", False)
             allowed = "False under optimize_ddp='python_reducer', which reduces no sparse gradients"
             require(not python, "sparse of an embedding", allowed, python)
@@ -147,12 +142,8 @@ class GradwireState(ExchangeState):
         )
         self.exchange, params = prepared.exchange, prepared.params
         self.correct(variance_correction)
-        self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
-        self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(module)
-        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._frozen_params = [
             (name, param)
             for name, param in module.named_parameters()
@@ -162,13 +153,13 @@ class GradwireState(ExchangeState):
         self._wrapped = isinstance(model, DistributedDataParallel)
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
         compressed = prepared.compressed
-        self.adaptive = AdaptiveWatch(
-            self.exchange,
+        self._follow_training(
+            Units(scaler, lr_correction, {id(param): name for name, param in params.items()}),
             {id(param): self._names[id(param)] for param in compressed.values()},
             optimizer or variance_correction or lr_correction,
+            model,
             corrected=variance_correction is not None,
         )
-        follow_optimizers(self.exchange, self.adaptive)
         self._worker = Worker()
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -208,8 +199,7 @@ class GradwireState(ExchangeState):
         if self._dropped is not None:
             self._dropped.leave()
         self.stop_correcting()
-        release(self.exchange)
-        self.exchange.channel.close()
+        self._give_back()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that every integration saves, and the parameters of each bucket of the next step."""

@@ -44,13 +44,11 @@ from gradwire.frontends._meshes import ANY_MESH, check_mesh, check_replicas, lin
 from gradwire.frontends._module_group import ModuleGroupBackward
 from gradwire.frontends._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.frontends._weights import DifferenceGather, WeightGather, WeightSwitch, WeightWire, weight_code
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.frontends.ownership import Caller, is_sharded
 from gradwire.frontends.setup import AUTO, kind_of, prepare, private_group, refuse, share_start, uncompiled
 from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, sparse_in
-from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
@@ -116,11 +114,7 @@ class FSDPState(ShardedState):
             check_model(groups, sharded, grid, replicate, options)
             refuse_sparse(name for name, param in sharded.items() if id(param) in sparse_in(model))
             weight_code(given)
-            Units.check(scaler, lr_correction)
-            check_optimizer(optimizer, sharded.values())
-            check_optimizer(variance_correction, sharded.values(), "variance_correction")
-            VarianceCorrection.check(variance_correction)
-            self.units = Units(scaler, lr_correction, names)
+            self._check_training(sharded.values(), scaler, lr_correction, optimizer, variance_correction)
             if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
                 doubts.append(doubt)
 
@@ -167,19 +161,16 @@ class FSDPState(ShardedState):
                 share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
-        self.units.read_ahead(model, device)
         compressed = {name: param for name, param in sharded.items() if name not in self.uncompressed}
         shapes = {id(param): (name, tuple(param.shape)) for name, param in compressed.items()}
         self.correct(variance_correction)
-        self.adaptive = AdaptiveWatch(
-            self.exchange,
+        self._follow_training(
+            Units(scaler, lr_correction, names),
             shapes,
             optimizer or variance_correction or lr_correction,
+            model,
             corrected=variance_correction is not None,
         )
-        follow_optimizers(self.exchange, self.adaptive)
-        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._gather_waits = GatherWaits(
             device,
             lambda: (controller := self.exchange.controller) is not None and controller.timed,

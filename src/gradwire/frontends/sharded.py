@@ -23,8 +23,7 @@ from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
 from gradwire.frontends._background import WAITING, Background
 from gradwire.frontends._dropped import DroppedGradients
-from gradwire.frontends.optimizer_watch import follow_steps
-from gradwire.frontends.ownership import release
+from gradwire.frontends.optimizer_watch import follow_steps, parameters_of
 from gradwire.frontends.resharding import of_shard, recut, repadded
 from gradwire.frontends.setup import backend_of
 from gradwire.frontends.state_units import ExchangeState, Scratch
@@ -68,8 +67,7 @@ class ShardedState(ExchangeState):
     def stepped(self, optimizer: Optimizer) -> None:
         """Note that an optimizer, which may be of these parameters, has made a step."""
         if optimizer not in self._ours:
-            groups = getattr(optimizer, "param_groups", None) or ()
-            if not any(id(param) in self._ids for group in groups for param in group["params"]):
+            if self._ids.isdisjoint(map(id, parameters_of(optimizer))):
                 return  # Not noted: it may get parameters of this model later.
             self._ours.add(optimizer)
         self._used = True
@@ -164,11 +162,6 @@ class ShardedState(ExchangeState):
             self.dropped.leave()
         self.stop_correcting()
         self._give_back()
-
-    def _give_back(self) -> None:
-        """Give the parameters and the group back, which another exchange may have from now on."""
-        release(self.exchange)
-        self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same state as DDP's; between replicas each rank's is that of its own shard."""

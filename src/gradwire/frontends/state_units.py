@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire._short_traceback import ShortTracebacks
+from gradwire.engine.adaptive import TORCH, Remedies
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.methods import Methods
+from gradwire.engine.plan import Named
 from gradwire.engine.policy import Schedule
 from gradwire.engine.settings import build_compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
-from gradwire.frontends.optimizer_watch import AdaptiveWatch
+from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, trains
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
 from gradwire.frontends.summary import summary
@@ -34,7 +36,7 @@ from gradwire.frontends.variance_correction import VarianceCorrection, check_noi
 from gradwire.memory.base import Memory
 from gradwire.transport.handshake import agree
 
-__all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]
+__all__ = ["ExchangeState", "Reading", "Scratch", "Units"]
 
 Reading = tuple[float | None, dict[str, float]]
 """The loss scale, if one is followed, and the learning rate of each parameter."""
@@ -47,16 +49,11 @@ class Units:
         scaler: scaler of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer whose rates residuals follow; None: they are sent as they are.
         names: names of the parameters, by id.
-
-    Raises:
-        ConfigError: the optimizer has none of these parameters.
     """
 
     def __init__(self, scaler: Any, lr_correction: Optimizer | None, names: Mapping[int, str]) -> None:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.optimizer, self.names = lr_correction, names
-        ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
-        require(ours, "lr_correction", "the optimizer of this model's parameters", Verbatim("one of other parameters"))
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
         self.divisors: dict[str, float] = {}
@@ -75,23 +72,14 @@ class Units:
         return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
 
     @staticmethod
-    def check(scaler: Any, lr_correction: Any, params: Iterable[Tensor] | None = None) -> None:
-        """Refuse an object that is not a scaler or not an optimizer.
-
-        Args:
-            params: parameters of the model; None: the optimizer's are not compared with them.
-
-        Raises:
-            ConfigError
-        """
+    def check(scaler: Any, lr_correction: Any = None, params: Iterable[Tensor] = ()) -> None:
+        """Refuse an object that is not a scaler, or not an optimizer of these parameters."""
         scales = scaler is None or (hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled"))
         require(scales, "scaler", "a torch.amp.GradScaler or None", scaler)
         optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
         require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
-        if lr_correction is not None and params is not None:
-            known = {id(param) for param in params}
-            ours = any(id(param) in known for param in parameters_of(lr_correction))
-            require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
+        ours = lr_correction is None or trains(lr_correction, params)
+        require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
 
     def read_ahead(self, model: nn.Module, device: torch.device) -> None:
         """Read the scale before each forward pass on a GPU, because reading it in the middle of a backward pass would
@@ -214,6 +202,47 @@ class ExchangeState(ShortTracebacks):
         allowed = "called between steps: in a backward pass some gradients were exchanged, and others were not"
         require(not inside, f"{call}()", allowed, Verbatim("a call inside a backward pass"))
 
+    @staticmethod
+    def _check_training(
+        params: Iterable[Tensor], scaler: Any, lr_correction: Any, optimizer: Any, variance_correction: Any
+    ) -> None:
+        """Refuse what does not train these parameters, or not in the way that the option wants."""
+        params = list(params)
+        Units.check(scaler, lr_correction, params)
+        check_optimizer(optimizer, params)
+        check_optimizer(variance_correction, params, "variance_correction")
+        VarianceCorrection.check(variance_correction)
+
+    def _follow_training(
+        self,
+        units: Units,
+        params: Mapping[int, Named],
+        optimizer: Optimizer | str | None,
+        model: nn.Module | None = None,
+        *,
+        corrected: bool,
+        remedies: Remedies = TORCH,
+    ) -> None:
+        """Follow the loss scale and the optimizers of the parameters that are compressed.
+
+        Args:
+            units: unit of the residuals.
+            params: each parameter's id, with its name and shape in the exchange.
+            optimizer: optimizer that is known already, and, as the next two, an argument of ``AdaptiveWatch``.
+            model: model before whose forward passes the scale can be read; None: there is none.
+        """
+        self.units = units
+        self.adaptive = AdaptiveWatch(self.exchange, params, optimizer, corrected=corrected, remedies=remedies)
+        if model is not None:
+            units.read_ahead(model, self.exchange.device)
+        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
+        self.exchange.rollback.follow_skips(units.scaler is not None)
+
+    def _give_back(self) -> None:
+        """Give the parameters and the group back, which another exchange may have from now on."""
+        release(self.exchange)
+        self.exchange.channel.close()
+
     def correct(self, optimizer: Optimizer | None) -> None:
         """Make the learning rates of an optimizer follow the noise of the code from now on; None stops that.
 
@@ -233,9 +262,8 @@ class ExchangeState(ShortTracebacks):
         try:
             check_noise(self.exchange.methods)
         except ConfigError:
-            release(self.exchange)
             # The state is never made, so nobody else would give the group back.
-            self.exchange.channel.close()
+            self._give_back()
             raise
 
     def stop_correcting(self) -> None:
@@ -405,11 +433,6 @@ def refuse_loss(exchange: Exchange, after: Methods, drop: bool) -> None:
             f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "
             "use memory='residual', or say drop=True"
         )
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """List the parameters of an optimizer, group by group."""
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 class Scratch:
