@@ -51,9 +51,7 @@ class FSDP1State(ShardedState):
         model = uncompiled(model)
         flats = flat_parameters(model)
         if not flats:
-            params = model.parameters() if isinstance(model, nn.Module) else iter(())
-            device = next((param.device for param in params), torch.device("cpu"))
-            refuse(not_wrapped(model, compressor), CALLER, None, device)
+            refuse(not_wrapped(model, compressor), CALLER, None, model)
         group = next(iter(handled(model).values())).process_group
         # Parameters that are offloaded wait on the CPU; their gradients do not.
         device = getattr(model, "compute_device", None) or torch.device("cpu")

@@ -561,10 +561,8 @@ def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> 
     """
     wrapped = uncompiled(model)
     if not isinstance(wrapped, DistributedDataParallel):
-        params = model.parameters() if isinstance(model, nn.Module) else iter(())
-        device = next((param.device for param in params), torch.device("cpu"))
         # The other ranks are in the set-up and wait for this one: they are given its error.
-        refuse(not_wrapped(model), CALLER, options.get("process_group"), device)
+        refuse(not_wrapped(model), CALLER, options.get("process_group"), model)
     state = GradwireState(wrapped, compressor, **options)
     wrapped.register_comm_hook(state, gradwire_hook)
     return state

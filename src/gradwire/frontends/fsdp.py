@@ -45,7 +45,7 @@ from gradwire.frontends._module_group import ModuleGroupBackward
 from gradwire.frontends._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.frontends._weights import DifferenceGather, WeightGather, WeightSwitch, WeightWire, weight_code
 from gradwire.frontends.ownership import Caller, is_sharded
-from gradwire.frontends.setup import AUTO, kind_of, prepare, private_group, refuse, share_start, uncompiled
+from gradwire.frontends.setup import AUTO, kind_of, prepare, private_channel, refuse, share_start, uncompiled
 from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, sparse_in
@@ -101,9 +101,7 @@ class FSDPState(ShardedState):
         groups, model = managed(model), uncompiled(model)
         sharded = sharded_in(model)
         if not sharded:
-            params = model.parameters() if isinstance(model, nn.Module) else iter(())
-            device = next((param.device for param in params), torch.device("cpu"))
-            refuse(not_sharded(model, compressor), CALLER, None, device)
+            refuse(not_sharded(model, compressor), CALLER, None, model)
         grid = grid_of([info_of(group) for _, group in groups], sharded, replicate)
         mesh, replicas = grid.shard, grid.replicate
         self._groups = [group for _, group in groups]
@@ -368,9 +366,9 @@ class FSDPState(ShardedState):
         self.several = True
         if ranks not in self._channels and len(ranks) > 1:
             # A channel of their own, because ranks that do not have the module take no part.
-            lent = private_group(group, self._timeout, self.exchange.device)
-            self._channels[ranks] = channel = Channel(lent.group, self.exchange.channel.metrics)
-            lent.hold(channel)
+            self._channels[ranks] = private_channel(
+                group, self._timeout, self.exchange.device, self.exchange.channel.metrics
+            )
         return self._channels.get(ranks)
 
 

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -367,7 +367,34 @@ class ExchangeState(ShortTracebacks):
             GroupError: ranks were given different arguments.
         """
         self.between_steps("change")
-        change(self.exchange, compressor, params, memory, strategy, drop, force, schedule, self.check)
+        exchange, made = self.exchange, list[Methods]()
+        exchange.end_step()
+
+        def describe() -> str:
+            require(isinstance(force, bool | None), "force", "True, False or None", force)
+            allowed = "a method: 'auto' decides only in a state that was made with it"
+            require(not is_auto(compressor), "compressor", allowed, compressor)
+            mapping = schedule is None or isinstance(schedule, Mapping)
+            require(mapping, "schedule", "a mapping from parameters to functions of the step, or None", schedule)
+            # A value that is given here must not be overwritten by a schedule that was meant for another method.
+            policy = dataclasses.replace(exchange.methods.policy, schedule=dict(schedule or {}))
+            code = build_compressor(compressor, params)
+            after = exchange.methods.changed(code, memory, strategy, force=force, policy=policy)
+            # The patterns are those of set-up, which has compared them with the names.
+            after.policy.check_schedule(after.compressor, after.world)
+            self.check(after)
+            refuse_loss(exchange, after, drop)
+            made.append(after)
+            return after.describe([], seed=exchange.seed, step=exchange.step)
+
+        # Before anything changes: if one rank refuses the method, all of them raise and go on with the old one.
+        agree(exchange.channel, "change", describe, exchange.device)
+        made[0].meet(exchange.channel, exchange.device)
+        if exchange.controller is not None:
+            # Before ``change``, which removes the controller: a rank may have noted what it has not told the others
+            # yet.
+            exchange.controller.leave()
+        exchange.change(made[0])
         self.adaptive.check()
 
     def check(self, methods: Methods) -> None:
@@ -378,47 +405,6 @@ class ExchangeState(ShortTracebacks):
         """
         if self.variance is not None:
             check_noise(methods)
-
-
-def change(
-    exchange: Exchange,
-    compressor: Any,
-    params: Mapping[str, Any],
-    memory: Memory | str | None,
-    strategy: Strategy | str | None,
-    drop: bool,
-    force: bool | None,
-    schedule: Mapping[str, Schedule] | None,
-    check: Callable[[Methods], None],
-) -> None:
-    """Give an exchange another compressor. All ranks must call it, between steps."""
-    made: list[Methods] = []
-    exchange.end_step()
-
-    def describe() -> str:
-        require(isinstance(force, bool | None), "force", "True, False or None", force)
-        allowed = "a method: 'auto' decides only in a state that was made with it"
-        require(not is_auto(compressor), "compressor", allowed, compressor)
-        mapping = schedule is None or isinstance(schedule, Mapping)
-        require(mapping, "schedule", "a mapping from parameters to functions of the step, or None", schedule)
-        # A value that is given here must not be overwritten by a schedule that was meant for another method.
-        policy = dataclasses.replace(exchange.methods.policy, schedule=dict(schedule or {}))
-        code = build_compressor(compressor, params)
-        after = exchange.methods.changed(code, memory, strategy, force=force, policy=policy)
-        # The patterns are those of set-up, which has compared them with the names.
-        after.policy.check_schedule(after.compressor, after.world)
-        check(after)
-        refuse_loss(exchange, after, drop)
-        made.append(after)
-        return after.describe([], seed=exchange.seed, step=exchange.step)
-
-    # Before anything changes: if one rank refuses the method, all of them raise and go on with the old one.
-    agree(exchange.channel, "change", describe, exchange.device)
-    made[0].meet(exchange.channel, exchange.device)
-    if exchange.controller is not None:
-        # Before ``change``, which removes the controller: a rank may have noted what it has not told the others yet.
-        exchange.controller.leave()
-    exchange.change(made[0])
 
 
 def refuse_loss(exchange: Exchange, after: Methods, drop: bool) -> None:

@@ -22,10 +22,8 @@ from torch import Tensor
 
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
-from gradwire.frontends.setup import kind_of, private_group
-from gradwire.metrics import Metrics
+from gradwire.frontends.setup import kind_of, private_channel
 from gradwire.optim.local._crew import ALONE, HOST, Crew
-from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 
 __all__ = ["THREAD", "Island", "on_rank"]
@@ -172,13 +170,8 @@ class Island:
         at, ranks = self._mesh.get_coordinate(), self._mesh.mesh
         # The first rank along each dimension of the mesh, from the place of this one.
         firsts = [int(ranks[(*at[:dim], 0, *at[dim + 1 :])]) for dim in range(ranks.dim())]
-        return Crew([(self._line(dim, timeout, device), first) for dim, first in enumerate(firsts)], at, device)
-
-    def _line(self, dim: int, timeout: object, device: torch.device) -> Channel:
-        lent = private_group(self._mesh.get_group(dim), timeout, device)
-        channel = Channel(lent.group, Metrics())
-        lent.hold(channel)
-        return channel
+        lines = [private_channel(self._mesh.get_group(dim), timeout, device) for dim in range(ranks.dim())]
+        return Crew(zip(lines, firsts, strict=True), at, device)
 
     def largest(self, number: int, thread: int = MAIN) -> int:
         """The largest of the numbers that the ranks of the island give.
