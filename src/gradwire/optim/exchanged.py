@@ -24,7 +24,7 @@ from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.plan import Named
 from gradwire.engine.settings import Settings, refuse_unknown
-from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
+from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.frontends.ownership import Caller, Ranks, classes_of, conflict_with_ddp
 from gradwire.frontends.setup import (
     check_dtypes,
@@ -38,7 +38,7 @@ from gradwire.frontends.summary import summary
 from gradwire.notices import log
 from gradwire.optim._flat import any_nonfinite
 
-__all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
+__all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "named"]
 
 
 Closure = Callable[[], Any]
@@ -106,9 +106,8 @@ class Exchanged(ShortTracebacks, Optimizer):
             return found
 
         # Without any parameter ``select`` says so.
-        devices = [param.device for group in self.param_groups for param in group["params"]]
-        device = devices[0] if devices else torch.device("cpu")
-        self.frozen = frozen_of(self.param_groups)
+        device = next((param.device for _, param in pairs_of(self.param_groups)), torch.device("cpu"))
+        self.frozen = {name: param for name, param in pairs_of(self.param_groups) if not param.requires_grad}
         facts = {"optimizer": type(self).__name__, **facts}
         if self.frozen:
             # They are sent, so all must have the same.
@@ -298,26 +297,18 @@ def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
     Raises:
         ConfigError: none is trainable, or two have one name.
     """
-    pairs = [
-        (name, param)
-        for i, group in enumerate(groups)
-        for name, param in zip(names_of(i, group), group["params"], strict=True)
-        if param.requires_grad
-    ]
+    pairs = [(name, param) for name, param in pairs_of(groups) if param.requires_grad]
     require(bool(pairs), "params", "at least one trainable parameter", Verbatim("none"))
     found = dict(pairs)
     require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
     return found
 
 
-def frozen_of(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
-    """The parameters of the groups that are not trained, in order, by name."""
-    return {
-        name: param
-        for i, group in enumerate(groups)
-        for name, param in zip(names_of(i, group), group["params"], strict=True)
-        if not param.requires_grad
-    }
+def pairs_of(groups: list[dict[str, Any]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters of the groups, in order, each with its name."""
+    for index, group in enumerate(groups):
+        names = group.get("param_names") or [f"{index}.{place}" for place in range(len(group["params"]))]
+        yield from zip(names, group["params"], strict=True)
 
 
 def modules_of(params: Iterable[Tensor]) -> Iterator[nn.Module]:
@@ -326,22 +317,3 @@ def modules_of(params: Iterable[Tensor]) -> Iterator[nn.Module]:
     for each in gc.get_referrers(*classes_of(_NormBase)):
         if issubclass(type(each), _NormBase) and any(id(param) in ids for param in each.parameters(recurse=False)):
             yield each
-
-
-def names_of(index: int, group: dict[str, Any]) -> list[str]:
-    return group.get("param_names") or [f"{index}.{j}" for j in range(len(group["params"]))]
-
-
-def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """Refuse arguments with which Adam cannot work.
-
-    Raises:
-        ConfigError: a parameter is out of range; the message names it.
-    """
-    require(is_number(lr) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
-    pair = isinstance(betas, tuple | list) and len(betas) == 2
-    inside = pair and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
-    require(inside, f"{name}.betas", "two numbers in [0, 1)", betas)
-    require(is_number(eps) and 0 < eps < 1, f"{name}.eps", "in (0, 1)", eps)
-    decay = is_number(weight_decay) and 0 <= weight_decay < float("inf")
-    require(decay, f"{name}.weight_decay", "a finite number >= 0", weight_decay)

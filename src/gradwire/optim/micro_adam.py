@@ -16,7 +16,7 @@ from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import FlatParameters
-from gradwire.optim.exchanged import COUNT, Closure, check_adam
+from gradwire.optim.exchanged import COUNT, Closure
 
 __all__ = ["MicroAdam"]
 
@@ -100,16 +100,10 @@ class MicroAdam(AdamLike):
         process_group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
-
-        def check() -> None:
-            check_adam("MicroAdam", lr, betas, eps, weight_decay)
-            self.check_parameters({"window": window})
-
         if not isinstance(options.get("memory"), Memory):  # Which says itself how it is kept.
             options.setdefault("residual_dtype", "int4")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        facts = {"window": window, "defaults": defaults}
-        super().__init__(params, defaults, compressor, options, process_group, facts, check)
+        super().__init__(params, defaults, {"window": window}, compressor, options, process_group)
         self.window = window
         self.rows: list[WindowRow] = []
         self._squares = FlatParameters(self.params)

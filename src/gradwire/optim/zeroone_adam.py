@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import require
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
-from gradwire.optim.exchanged import COUNT, Closure, check_adam
+from gradwire.optim.exchanged import COUNT, Closure
 from gradwire.transport.handshake import DECAY_BEFORE, RATES_BEFORE
 
 __all__ = ["ZeroOneAdam"]
@@ -76,6 +75,8 @@ class ZeroOneAdam(AdamLike):
     kept = ("exp_avg", "exp_avg_sq", "moved", "agreed")
     ranges = dict.fromkeys(("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"), COUNT)
 
+    dense_first = "the variance is exact from the first step on"
+
     @ordinary_modes()
     def __init__(
         self,
@@ -99,20 +100,9 @@ class ZeroOneAdam(AdamLike):
             "local_step_scaler": local_step_scaler,
             "local_step_clipper": local_step_clipper,
         }
-
-        def check() -> None:
-            check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
-            self.check_parameters(schedule)
-            require(
-                "start_after" not in options,
-                "start_after",
-                "left out, because the variance is exact from the first step on",
-                options.get("start_after"),
-            )
-
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        settings, facts = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
+        settings = {"strategy": "two_phase", **options}
+        super().__init__(params, defaults, schedule, compressor, settings, process_group)
         self.schedule = schedule
         groups = len(self.param_groups)
         self.progress |= {"updates": 0, "next": 1, "since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}
