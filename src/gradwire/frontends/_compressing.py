@@ -405,11 +405,7 @@ def described(code: Compressor, gathered: Compressor | None, min_numel: int, def
 
 
 def code_of(given: Any, name: str) -> Compressor:
-    """Make the method, if it can be used without any memory.
-
-    Raises:
-        ConfigError
-    """
+    """Make the method, if it can be used without any memory."""
     code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
     TwoPhase().check(code)
     safe = right_on_average(code) and capabilities.advice(code) == 0

@@ -24,6 +24,7 @@ from gradwire.errors import require
 from gradwire.frontends._meshes import ranks_of
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import backend_of
+from gradwire.frontends.sharded import multiplier
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
@@ -31,7 +32,7 @@ from gradwire.transport.handshake import agree
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of", "one_line"]
+__all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of"]
 
 
 @dataclass(frozen=True)
@@ -163,17 +164,12 @@ class InnerReduceScatter:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
         """Reduce as FSDP's own function would."""
-        made = self._reduce(output_tensor, input_tensor, group, op, async_op=async_op)
+        if op == dist.ReduceOp.PREMUL_SUM and backend_of(group, input_tensor.device) == "gloo":
+            require(not async_op, "async_op of FSDP's reduce-scatter", "False on Gloo with a divide factor", async_op)
+            self.theirs(output_tensor, input_tensor, group, dist.ReduceOp.SUM)
+            output_tensor.mul_(multiplier(op, group.size()))
+            made = None
+        else:
+            made = self.theirs(output_tensor, input_tensor, group, op, async_op)
         self.done = moment(input_tensor.device) if input_tensor.is_cuda and self._timed() else None
         return made
-
-    def _reduce(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, *, async_op: bool
-    ) -> Any:
-        missing = op == dist.ReduceOp.PREMUL_SUM and backend_of(group, input_tensor.device) == "gloo"
-        if not missing:
-            return self.theirs(output_tensor, input_tensor, group, op, async_op)
-        require(not async_op, "async_op of FSDP's reduce-scatter", "False on Gloo with a divide factor", async_op)
-        self.theirs(output_tensor, input_tensor, group, dist.ReduceOp.SUM)
-        output_tensor.mul_(float(op.__getstate__()[1]))
-        return None

@@ -463,11 +463,7 @@ def gradwire_hook(
 
 
 def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:
-    """Refuse a DDP model that would not run the hook, or runs over other ranks.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a DDP model that would not run the hook, or runs over other ranks."""
     require(
         model.mixed_precision is None,
         "mixed_precision of DistributedDataParallel",
@@ -496,11 +492,7 @@ def refuse_late_steps(model: nn.Module, _: object) -> None:
 
 
 def check_ranks(model: DistributedDataParallel, group: dist.ProcessGroup | None, remedy: str) -> None:
-    """Refuse a group of other ranks than those over which a DDP model averages.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a group of other ranks than those over which a DDP model averages."""
     ranks, given = dist.get_process_group_ranks(model.process_group), ranks_in(group)
     allowed = f"of the DDP model's own ranks {ranks}, {remedy}"
     require(set(given) == set(ranks), "process_group", allowed, Verbatim(f"one of ranks {given}"))

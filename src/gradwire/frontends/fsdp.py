@@ -585,11 +585,7 @@ def check_model(
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse parameters that would not be compressed, or not in the way they lie.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse parameters that would not be compressed, or not in the way they lie."""
     names = {id(param): name for name, param in sharded.items()}
     lies = {
         names.get(id(each.sharded_param), "model"): (each.sharded_param, info_of(group))
@@ -631,11 +627,7 @@ def check_model(
 
 
 def check_hooks(comm: object, hook: object) -> None:
-    """Refuse a module whose gradients another hook reduces, or an exchange of ours that was not closed.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a module whose gradients another hook reduces, or an exchange of ours that was not closed."""
     ours = [each.state.closed for each in (comm, hook) if isinstance(each, ReduceScatter | Between)]
     if ours:
         remedy = (

@@ -232,11 +232,7 @@ class OptimizerState(BucketState):
 
 
 def refuse_step(params: Sequence[weakref.ref[Tensor]], *_: object) -> None:
-    """Refuse the step of an optimizer whose state was closed, if nobody else exchanges its gradients.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse the step of an optimizer whose state was closed, if nobody else exchanges its gradients."""
     require(
         any(owners_of(param) for each in params if (param := each()) is not None),
         "state of the optimizer",

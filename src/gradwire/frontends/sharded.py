@@ -107,11 +107,7 @@ class ShardedState(ExchangeState):
         self._graph = torch._C._current_graph_task_id()
 
     def check_scatter(self) -> None:
-        """Refuse methods that a reduce-scatter cannot carry, at set-up.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse methods that a reduce-scatter cannot carry, at set-up."""
         try:
             check_methods(self.exchange.methods)
         except ConfigError:
@@ -426,11 +422,7 @@ def multiplier(op: Any, world: int) -> float:
 
 
 def check_size(tensor: Tensor, numel: int) -> None:
-    """Refuse the gradients of only some of a module's parameters, because it is not known of which.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse the gradients of only some of a module's parameters, because it is not known of which."""
     if tensor.numel() != numel:
         raise ConfigError(
             f"gradients of a module must have {numel} elements, got {tensor.numel()}: parameters were unused; call "

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.adaptive import TORCH, Remedies
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.exchange import Exchange
@@ -31,7 +30,7 @@ from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, trains
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
-from gradwire.frontends.summary import summary
+from gradwire.frontends.summary import Summarised
 from gradwire.frontends.variance_correction import VarianceCorrection, check_noise
 from gradwire.memory.base import Memory
 from gradwire.transport.handshake import agree
@@ -176,13 +175,12 @@ class Units:
         self.divisors = dict(state.get("divisors", {}))
 
 
-class ExchangeState(ShortTracebacks):
+class ExchangeState(Summarised):
     """Base of the states of front ends; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
 
     ``variance`` is set where an optimizer's learning rates follow the noise of the code.
     """
 
-    exchange: Exchange
     units: Units
     adaptive: AdaptiveWatch
     variance: VarianceCorrection | None = None
@@ -193,11 +191,7 @@ class ExchangeState(ShortTracebacks):
     """True where gradients are exchanged while a backward pass goes on."""
 
     def between_steps(self, call: str) -> None:
-        """Refuse a call inside a backward pass, as from a hook of a tensor: some of its gradients were exchanged.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a call inside a backward pass, as from a hook of a tensor: some of its gradients were exchanged."""
         inside = self.in_backward and torch._C._current_graph_task_id() != -1
         allowed = "called between steps: in a backward pass some gradients were exchanged, and others were not"
         require(not inside, f"{call}()", allowed, Verbatim("a call inside a backward pass"))
@@ -254,11 +248,7 @@ class ExchangeState(ShortTracebacks):
             self.variance = VarianceCorrection(self.exchange, optimizer)
 
     def check_correction(self) -> None:
-        """Refuse, at set-up, a method whose error is not noise.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse, at set-up, a method whose error is not noise."""
         try:
             check_noise(self.exchange.methods)
         except ConfigError:
@@ -270,23 +260,6 @@ class ExchangeState(ShortTracebacks):
         """Leave learning rates alone from now on."""
         if self.variance is not None:
             self.variance.close()
-
-    def metrics(self) -> dict[str, Any]:
-        """Return bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals.
-
-        "ratio" is that of the last 32 to 64 steps, "total_ratio" that since the start.
-        """
-        return self.exchange.metrics()
-
-    def decisions(self) -> dict[str, Any]:
-        """Return what "auto" has chosen and why, with the names of parameters; empty with another method.
-
-        Another run is given it as ``decisions=``, to make the same decisions again in the same steps.
-        """
-        return self.exchange.decisions()
-
-    def __str__(self) -> str:
-        return summary(type(self).__name__, self.exchange, self.metrics())
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
@@ -398,11 +371,7 @@ class ExchangeState(ShortTracebacks):
         self.adaptive.check()
 
     def check(self, methods: Methods) -> None:
-        """Refuse a choice of methods that this integration cannot carry.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a choice of methods that this integration cannot carry."""
         if self.variance is not None:
             check_noise(methods)
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.plan import Named
 from gradwire.engine.settings import Settings, refuse_unknown
@@ -34,7 +33,7 @@ from gradwire.frontends.setup import (
     share_start,
     warn_of_statistics,
 )
-from gradwire.frontends.summary import summary
+from gradwire.frontends.summary import Summarised
 from gradwire.notices import log
 from gradwire.optim._flat import any_nonfinite
 
@@ -50,7 +49,7 @@ COUNT: Range = (lambda value: is_int(value, 1), "an integer >= 1")
 FLAG: Range = (lambda value: isinstance(value, bool), "True or False")
 
 
-class Exchanged(ShortTracebacks, Optimizer):
+class Exchanged(Summarised, Optimizer):
     """An optimizer that holds an ``Exchange`` over its parameters.
 
     Args:
@@ -179,26 +178,8 @@ class Exchanged(ShortTracebacks, Optimizer):
         self.exchange.end_step()
         return finite
 
-    def metrics(self) -> dict[str, Any]:
-        """Return bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals.
-
-        "ratio" is that of the last 32 to 64 exchanges, "total_ratio" that since the start.
-        """
-        return self.exchange.metrics()
-
-    def decisions(self) -> dict[str, Any]:
-        """Return what "auto" has chosen and why, with the names of parameters; empty with another method."""
-        return self.exchange.decisions()
-
-    def __str__(self) -> str:
-        return summary(type(self).__name__, self.exchange, self.metrics())
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a new group after construction, because ranks compare their parameters once.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a new group after construction, because ranks compare their parameters once."""
         require(
             not hasattr(self, "exchange"),
             "param_groups",
@@ -229,9 +210,6 @@ class Exchanged(ShortTracebacks, Optimizer):
 
         Args:
             apart: ranks have parameters of their own in this state, so no rank can go on from another's.
-
-        Raises:
-            ConfigError
         """
 
         def fit(exchange: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -231,11 +231,7 @@ class CompressedStep(LocalSteps):
         return [joined([(ends[n] - self.params[n].numel(), ends[n]) for n in numbers]) for numbers in self._members]
 
     def _check_kept(self, memory: Memory) -> None:
-        """Refuse a memory in which there is nothing that a rank could go on with.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a memory in which there is nothing that a rank could go on with."""
         # What an autotuner decides may have a residual, too.
         waits = self.exchange.controller is not None or "residual" in self.exchange.methods.buffers("buffers")
         if not waits:
@@ -557,11 +553,7 @@ def facts_of_correction(inner: Optimizer, given: bool | None, corrects: bool) ->
 
 
 def check_correction(inner: Optimizer) -> None:
-    """Refuse to correct steps that noise does not shorten.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse to correct steps that noise does not shorten."""
     name = "CompressedStep.variance_correction"
     divides = is_adaptive_class(type(inner)) or not type(inner).__module__.startswith("torch.optim")
     allowed = "False or None with an optimizer that does not divide by a mean of squares, as Adam does"
@@ -569,11 +561,7 @@ def check_correction(inner: Optimizer) -> None:
 
 
 def check_outer(inner: Optimizer) -> None:
-    """Refuse to take the decay out of a step that does not contain it, or in which it goes through the gradient.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse to take the decay out of a step that does not contain it, or in which it goes through the gradient."""
     known = all("weight_decay" in group for group in inner.param_groups)
     shrinking = [getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)]
     foreign = not type(inner).__module__.startswith("torch.optim")

@@ -354,11 +354,7 @@ class DiLoCo(LocalSteps):
             self.streamed.sent = bool(state_dict.get("sent"))
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse a state with other fragments under way, or of another shard.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a state with other fragments under way, or of another shard."""
         super().check_state(state_dict)
         saved = state_dict.get("streams", {})
         if self.streams is not None:

@@ -477,11 +477,7 @@ class LocalSteps(Exchanged):
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""), weights)
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse the state of another shard, of another model, or one from within a round of other ranks.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse the state of another shard, of another model, or one from within a round of other ranks."""
         ours = None if self.island is None else self.island.shard
         theirs = state_dict.get("shard")
         require(theirs == ours, "state_dict", f"that of shard {ours}, None where nothing is sharded", theirs)
