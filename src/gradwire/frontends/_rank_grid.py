@@ -21,7 +21,7 @@ from gradwire.auto.step_record import Moment, moment
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.shards import Sharded
 from gradwire.errors import require
-from gradwire.frontends._meshes import ranks_of
+from gradwire.frontends._meshes import lines_of, ranks_of
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import backend_of
 from gradwire.frontends.sharded import multiplier
@@ -78,13 +78,10 @@ def grid_of(
     ours = set(ranks_of(mesh)) | (set(ranks_of(outer)) if outer is not None and hasattr(outer, "mesh") else set())
     whole = max((param.device_mesh for param in sharded.values()), key=lambda each: each.ndim)
     beside, part, parts = list[dist.ProcessGroup](), 0, 1
-    here = (whole.mesh == dist.get_rank()).nonzero()
-    for dim in range(whole.ndim) if len(here) == 1 else ():
-        at: list[Any] = here[0].tolist()
-        own, at[dim] = at[dim], slice(None)
-        if not ours.issuperset(whole.mesh[tuple(at)].tolist()):
+    for dim, line in enumerate(lines_of(whole)):
+        if not ours.issuperset(line):
             beside.append(whole.get_group(dim))
-            part, parts = part * whole.size(dim) + own, parts * whole.size(dim)
+            part, parts = part * len(line) + line.index(dist.get_rank()), parts * len(line)
     return RankGrid(shard, outer, native, beside, part, parts)
 
 

@@ -74,18 +74,8 @@ class GradwireState(ExchangeState):
 
     Args:
         model: the DDP model, compiled or not, or the module inside it.
-        compressor: "auto", a registered name, a compressor, or a recipe of ``from_params``.
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
-        scaler: scaler of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is
-            fixed.
-        lr_correction: the optimizer, so that residuals are applied with the rate that they were meant for; None: with
-            the rate of the step in which they are sent.
-        optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
-            harms it.
-        variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
-            the noise of a code that is right on average; None: they stay as they are.
-        options: fields of ``gradwire.engine.settings.Settings``, and parameters of a compressor that is given by
-            name.
+        compressor, scaler, lr_correction, optimizer, variance_correction, options: arguments of ``compress_ddp``.
 
     Raises:
         ConfigError: a wrong option.
@@ -374,7 +364,7 @@ class GradwireState(ExchangeState):
 
     def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         """Reduce as DDP does without a hook, and look whether gradients are finite."""
-        return self._begin_sum(buffer, nothing)
+        return self._begin_sum(buffer, lambda _: None)
 
     def _begin_sum(self, buffer: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
         """Start to average a bucket on DDP's own group; ``arrived`` is called with the mean.
@@ -440,10 +430,6 @@ class GradwireState(ExchangeState):
             # On this stream, so that the future's event lies behind the job.
             future.set_result(job())
         return future
-
-
-def nothing(_: Tensor) -> None:
-    """Do nothing when a mean is there."""
 
 
 ITS_MODULE = Verbatim("its module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, is_number, require
-from gradwire.optim._flat import FlatParameters
+from gradwire.optim._flat import FlatParameters, spans_of
 from gradwire.optim.exchanged import Closure, Exchanged
 
 __all__ = ["AdamLike"]
@@ -55,7 +55,7 @@ class AdamLike(Exchanged):
         facts = {**own, "defaults": defaults}
         super().__init__(params, defaults, compressor, options, group, facts, check, float32=True)
         self.scratch = FlatParameters(self.params)
-        self._spans = list(spans_of(self.param_groups, {id(param) for param in self.params}))
+        self._spans = spans_of(self.param_groups, self.params)
         self.flats = {name: FlatParameters(self.params) for name in self.kept}
         self.progress: dict[str, Any] = {"step": 0}
         self._show()
@@ -189,12 +189,3 @@ def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, wei
 def _plain(value: Any) -> Any:
     """A number, or several, as JSON has them: schedulers also set tensors, and numbers of NumPy."""
     return list(map(float, value)) if isinstance(value, tuple | list) else float(value)
-
-
-def spans_of(groups: Iterable[dict[str, Any]], known: Container[int]) -> Iterator[tuple[slice, range]]:
-    lo = first = 0
-    for group in groups:
-        sizes = [param.numel() for param in group["params"] if id(param) in known]
-        hi, last = lo + sum(sizes), first + len(sizes)
-        yield slice(lo, hi), range(first, last)
-        lo, first = hi, last

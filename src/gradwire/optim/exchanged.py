@@ -155,7 +155,7 @@ class Exchanged(Summarised, Optimizer):
                 require(fits(given[name]), f"{cls.__name__}.{name}", allowed, given[name])
 
     def exchanged(
-        self, flat: Tensor, params: Sequence[Named] | None = None, everywhere: Callable[[bool], bool] | None = None
+        self, flat: Tensor, params: Sequence[Named] | None = None, everywhere: Callable[[bool], bool] = bool
     ) -> bool:
         """Replace ``flat`` by its mean over the ranks; return whether that is finite. If not, all kept tensors are as
         before.
@@ -167,10 +167,8 @@ class Exchanged(Summarised, Optimizer):
                 must be undone then (``Rollback.follow_skips``).
         """
         self.exchange.run(flat, self.named if params is None else params)
-        finite = not any_nonfinite([flat])
-        if everywhere is not None:
-            # Before the step ends, because what another shard spoils must be undone here as well.
-            finite = everywhere(finite)
+        # Before the step ends, because what another shard spoils must be undone here as well.
+        finite = everywhere(not any_nonfinite([flat]))
         if not finite:
             # The flags of the messages say nothing of a mean that overflowed where it was made.
             self.exchange.rollback.note([torch.ones((), dtype=torch.bool, device=flat.device)])

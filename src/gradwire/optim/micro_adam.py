@@ -124,15 +124,6 @@ class MicroAdam(AdamLike):
         return {**super().state_dict(), "window": [{"places": row.places, "values": row.values} for row in self.rows]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
-
-        Args:
-            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
-                "exchange" that ``gradwire.merge_states`` made of all ranks'. The rest is the same on all.
-
-        Raises:
-            ConfigError: the state is of another optimizer, or of another number of ranks.
-        """
         if "window" not in state_dict:
             raise ConfigError(f"state_dict must be one of MicroAdam, got {sorted(state_dict)}")
         super().load_state_dict(state_dict, on_resize)

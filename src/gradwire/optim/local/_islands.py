@@ -14,28 +14,22 @@ Failure modes:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
+from gradwire.frontends.ownership import on_rank
 from gradwire.frontends.setup import kind_of, private_channel
 from gradwire.optim.local._crew import ALONE, HOST, Crew
 from gradwire.transport.handshake import agree
 
-__all__ = ["THREAD", "Island", "on_rank"]
+__all__ = ["MAIN", "THREAD", "Island"]
 
 MAIN, THREAD = 0, 1
 """Threads that send messages inside the island: the caller's and that of the exchange, each on its own channel."""
-
-
-def on_rank(tensor: Tensor) -> Tensor:
-    """The elements of a tensor that this rank holds, in the memory of the tensor itself."""
-    # Asked for anew each time: FSDP gives a parameter other memory, as at its first forward pass.
-    return cast(Tensor, getattr(tensor, "_local_tensor", tensor))
 
 
 class Island:

@@ -30,11 +30,11 @@ from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.plan import Named, grouped
 from gradwire.engine.strategies.base import Site, bare_pieces
 from gradwire.errors import ConfigError, GroupError, Verbatim, WireError, require
+from gradwire.frontends.ownership import on_rank
 from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.local._crew import ALONE, Crew
-from gradwire.optim.local._islands import on_rank
 from gradwire.optim.local.attendance import KEPT, Attendance
 from gradwire.optim.local.closed import Closed
 from gradwire.optim.local.meeting import Meeting

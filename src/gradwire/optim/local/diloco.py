@@ -524,13 +524,13 @@ class DiLoCo(LocalSteps):
 
         params = self.named[fragment.numbers]
 
-        def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
+        def exchange(everywhere: Callable[[bool], bool]) -> bool:
             self._compare_steps(clock)
             self.exchange.begin_step()
             self.exchange.open(check, [name for name, _ in params])
             return self.exchanged(flat, params, everywhere)
 
-        return exchange() if self.island is None else self.island.all_shards(exchange, THREAD)
+        return self._on_all_shards(exchange, THREAD)
 
     def _land(self, fragment: Fragment, mix: float | None) -> bool:
         """Apply the exchange of a fragment that is due; return whether the ranks have the same parameters in it, if
@@ -549,13 +549,13 @@ class DiLoCo(LocalSteps):
             return False
         else:
             trained.zero_()
-        for number in range(fragment.numbers.start, fragment.numbers.stop):
-            param = self.params[number]
-            agreed = self.agreed.views[number].to(param.device)
-            if mix and mean is not None:
-                param.copy_(torch.lerp(agreed, param.float(), mix))
-            else:
-                param.copy_(agreed if mix is not None else agreed - self.delta.views[number])
+        if mix and mean is not None:
+            for param, agreed in zip(self.params[fragment.numbers], self.agreed.views[fragment.numbers], strict=True):
+                param.copy_(torch.lerp(agreed.to(param.device), param.float(), mix))
+        else:
+            if mix is not None:
+                trained.zero_()
+            self._put(fragment)
         return mean is not None and not mix
 
     def _gather_deltas(self, fragment: Fragment) -> None:

@@ -23,11 +23,12 @@ from torch.optim import Optimizer
 
 from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, Verbatim, is_number, require
+from gradwire.frontends.ownership import on_rank
 from gradwire.frontends.summary import in_words
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.exchanged import COUNT, FLAG, Closure, Exchanged, named
 from gradwire.optim.local._crew import ALONE
-from gradwire.optim.local._islands import Island, on_rank
+from gradwire.optim.local._islands import MAIN, Island
 from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local.meeting import Meeting
 
@@ -357,12 +358,16 @@ class LocalSteps(Exchanged):
             yield from self.rounds.means(self.delta.data, self.kept())
             return
 
-        def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
+        def exchange(everywhere: Callable[[bool], bool]) -> bool:
             self._begin_exchange()
             return self.exchanged(self.delta.data, everywhere=everywhere)
 
-        if exchange() if self.island is None else self.island.all_shards(exchange):
+        if self._on_all_shards(exchange):
             yield self.delta.data
+
+    def _on_all_shards(self, exchange: Callable[[Callable[[bool], bool]], bool], thread: int = MAIN) -> bool:
+        """Exchange as ``Island.all_shards`` does, if this rank is one of an island; else alone."""
+        return exchange(bool) if self.island is None else self.island.all_shards(exchange, thread)
 
     def _note_nonfinite(self, delta: Tensor, bad: bool = False) -> bool:
         """Spoil the change of this shard if that of another shard of the island is not finite; return whether it is.
@@ -449,16 +454,13 @@ class LocalSteps(Exchanged):
         since = state_dict["since"]
         apart = since > 0 or bool(state_dict.get("apart")) or bool(state_dict.get("flight"))
 
-        def load(everywhere: Callable[[bool], bool] = bool) -> bool:
+        def load(everywhere: Callable[[bool], bool]) -> bool:
             self.load_exchange(state_dict, on_resize, apart=apart)
             return everywhere(True)
 
         # First, because an error of one rank is raised on all that exchange with it, before any of them has taken over
         # anything; the other shards of an island raise too, and have taken over their exchange alone.
-        if self.island is None:
-            load()
-        else:
-            self.island.all_shards(load)
+        self._on_all_shards(load)
         self.inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.param_groups = self.inner.param_groups
         for key, flat in self.kept().items():
