@@ -30,7 +30,7 @@ from gradwire.frontends.state_units import ExchangeState
 from gradwire.modes import ordinary_modes
 from gradwire.transport.worker import Worker
 
-__all__ = ["Bucket", "BucketState", "buckets_of", "split"]
+__all__ = ["Bucket", "BucketState", "buckets_of"]
 
 
 class Bucket:

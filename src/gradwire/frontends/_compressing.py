@@ -46,7 +46,7 @@ from gradwire.transport.channel import Channel
 from gradwire.transport.worker import Worker
 from gradwire.vocabulary import Key, State, tensor_id
 
-__all__ = ["PRESETS", "Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
+__all__ = ["Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
 
 PRESETS = {"bf16-fp32sum": "bf16", "fp8-two-phase": "fp8"}
 """Names of ways, each with its code: halves the bytes of float32, or quarters them; sums are float32 in both."""

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from gradwire._short_traceback import short_traceback
 from gradwire.engine.settings import valid_timeout
 from gradwire.errors import require
-from gradwire.frontends._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
+from gradwire.frontends._compressing import Carrier, CompressingGroup, codes_of, described, travels_as_it_is
 from gradwire.frontends.setup import backend_of, backends_of, check_initialised, kind_of, private_group
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 
-__all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
+__all__ = ["wrap_group"]
 
 _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]] = weakref.WeakKeyDictionary()
 """The number of the next group around each one. It is not kept by names: in a process that lives on while others start

@@ -53,7 +53,6 @@ __all__ = [
     "refuse",
     "refuse_steps_in_backward",
     "share_start",
-    "trainable",
     "uncompiled",
     "warn_of_statistics",
 ]

@@ -177,7 +177,11 @@ class Exchanged(Summarised, Optimizer):
         return finite
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a new group after construction, because ranks compare their parameters once."""
+        """Refuse a new group after construction, because ranks compare their parameters once.
+
+        Raises:
+            ConfigError: the optimizer was made already.
+        """
         require(
             not hasattr(self, "exchange"),
             "param_groups",

@@ -41,7 +41,7 @@ from torch import Tensor
 from gradwire.engine.exchange import Exchange
 from gradwire.notices import tell
 
-__all__ = ["EVERY", "FIRST", "MOST", "LocalNoise"]
+__all__ = ["LocalNoise"]
 
 
 FIRST, EVERY = 16, 8
