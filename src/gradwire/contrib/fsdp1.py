@@ -20,9 +20,9 @@ from gradwire.engine.methods import Methods
 from gradwire.engine.owner_plan import check_methods
 from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.frontends.ownership import Caller, is_sharded
+from gradwire.frontends.ownership import Caller
 from gradwire.frontends.setup import kind_of, prepare_named, refuse, uncompiled
-from gradwire.frontends.sharded import ReduceScatter, ShardedState
+from gradwire.frontends.sharded import ReduceScatter, ShardedState, not_sharded
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, tables_in
 from gradwire.modes import ordinary_modes
@@ -51,7 +51,8 @@ class FSDP1State(ShardedState):
         model = uncompiled(model)
         flats = flat_parameters(model)
         if not flats:
-            refuse(not_wrapped(model, compressor), CALLER, None, model)
+            advice = "wrap it first", "give an object of it, wrapped", "after fully_shard use gradwire.compress_fsdp"
+            refuse(not_sharded(model, compressor, "a FullyShardedDataParallel module", *advice), CALLER, None, model)
         group = next(iter(handled(model).values())).process_group
         # Parameters that are offloaded wait on the CPU; their gradients do not.
         device = getattr(model, "compute_device", None) or torch.device("cpu")
@@ -146,21 +147,6 @@ def edge_modules(model: nn.Module) -> list[str]:
                 matrices.append((order[id(info.module)], name))
     found += [each[1] for each in (min(matrices, default=None), max(matrices, default=None)) if each is not None]
     return sorted(set(found))
-
-
-def not_wrapped(model: object, compressor: object) -> ConfigError:
-    """Say what to do with an object that is no module under FSDP1."""
-    params = list(model.parameters()) if isinstance(model, nn.Module) else []
-    remedy = "wrap it first, or use gradwire.compress_ddp or compress_optimizer"
-    if isinstance(compressor, nn.Module):
-        remedy = "they are the other way round"
-    elif isinstance(model, type):
-        remedy = "give an object of it, wrapped"
-    elif any(map(is_sharded, params)):
-        remedy = "after fully_shard use gradwire.compress_fsdp"
-    elif isinstance(model, nn.parallel.DistributedDataParallel):
-        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
-    return ConfigError(f"model must be a FullyShardedDataParallel module, got {kind_of(model)}; {remedy}")
 
 
 def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:

@@ -44,9 +44,9 @@ from gradwire.frontends._meshes import ANY_MESH, check_mesh, check_replicas, lin
 from gradwire.frontends._module_group import ModuleGroupBackward
 from gradwire.frontends._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.frontends._weights import DifferenceGather, WeightGather, WeightSwitch, WeightWire, weight_code
-from gradwire.frontends.ownership import Caller, is_sharded
+from gradwire.frontends.ownership import Caller
 from gradwire.frontends.setup import AUTO, kind_of, prepare, private_channel, refuse, share_start, uncompiled
-from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size
+from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size, not_sharded
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, sparse_in
 from gradwire.metrics import Metrics
@@ -90,7 +90,6 @@ class FSDPState(ShardedState):
     ) -> None:
         super().__init__()
         self._hooks: list[Between] = []
-        self._gathered: list[Any] = []
         self._differences: list[DifferenceGather] = []
         self._gathers, self._switch = Metrics(), cast("WeightSwitch | None", None)
         decides = isinstance(weights, str) and weights == AUTO
@@ -101,7 +100,9 @@ class FSDPState(ShardedState):
         groups, model = managed(model), uncompiled(model)
         sharded = sharded_in(model)
         if not sharded:
-            refuse(not_sharded(model, compressor), CALLER, None, model)
+            advice = "call fully_shard on it first", "give an object of it"
+            other = "for FullyShardedDataParallel use gradwire.compress_fsdp1"
+            refuse(not_sharded(model, compressor, "a module after fully_shard", *advice, other), CALLER, None, model)
         grid = grid_of([info_of(group) for _, group in groups], sharded, replicate)
         mesh, replicas = grid.shard, grid.replicate
         self._groups = [group for _, group in groups]
@@ -215,7 +216,7 @@ class FSDPState(ShardedState):
             wire.worker.close()
         for hook in self._hooks:
             hook.leave()
-        for group in self._gathered:
+        for group in self._groups:
             give_back_gather(group)
         self._differences.clear()
         for channel in (*self._channels.values(), *(wire.channel for wire in self._wires.values())):
@@ -305,7 +306,6 @@ class FSDPState(ShardedState):
         taken = self.uncompressed.isdisjoint(cut.name for cut in cuts)
         if (self._weights is not None or self._switch is not None) and shards.size() > 1 and taken:
             group._all_gather_comm = self._gather(group, cuts, shards)
-            self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
@@ -509,21 +509,6 @@ def read_at_the_end(group: Any, dtype: torch.dtype) -> bool:
     dtypes = {getattr(each, "sharded_grad_dtype", each.orig_dtype) for each in group.fsdp_params}
     own = group._all_reduce_hook is None and dtypes <= {None, dtype}
     return fresh and own and divided_later(group, dtype) == 1.0
-
-
-def not_sharded(model: object, compressor: object) -> ConfigError:
-    """Say what to do with a module that ``fully_shard`` was not applied to."""
-    params = list(model.parameters()) if isinstance(model, nn.Module) else []
-    remedy = "call fully_shard on it first, or use gradwire.compress_ddp or compress_optimizer"
-    if isinstance(compressor, nn.Module):
-        remedy = "they are the other way round"
-    elif isinstance(model, type):
-        remedy = "give an object of it"
-    elif any(map(is_sharded, params)):
-        remedy = "for FullyShardedDataParallel use gradwire.compress_fsdp1"
-    elif isinstance(model, nn.parallel.DistributedDataParallel):
-        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
-    return ConfigError(f"model must be a module after fully_shard, got {kind_of(model)}; {remedy}")
 
 
 def sharded_in(model: object) -> dict[str, nn.Parameter]:

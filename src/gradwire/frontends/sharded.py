@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.auto.shared_link import NO_GATHERS, Gathers, WeightControl
@@ -24,14 +24,15 @@ from gradwire.errors import ConfigError, require
 from gradwire.frontends._background import WAITING, Background
 from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends.optimizer_watch import follow_steps, parameters_of
+from gradwire.frontends.ownership import is_sharded
 from gradwire.frontends.resharding import of_shard, recut, repadded
-from gradwire.frontends.setup import backend_of
+from gradwire.frontends.setup import backend_of, kind_of
 from gradwire.frontends.state_units import ExchangeState, Scratch
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
 from gradwire.transport.channel import Channel
 
-__all__ = ["ReduceScatter", "ShardedState", "check_size", "multiplier"]
+__all__ = ["ReduceScatter", "ShardedState", "check_size", "multiplier", "not_sharded"]
 
 
 class ShardedState(ExchangeState):
@@ -194,10 +195,10 @@ class ShardedState(ExchangeState):
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """The part of a state of other shards that concerns this rank's shard."""
-        if self.shards:
-            return recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
-        if self.tensor_parts > 1:
+        if self.shards or self.tensor_parts > 1:
             state = recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
+        if self.shards:
+            return state
         require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
         if on_resize == "error" or state.get("world") == self.exchange.channel.world or "ranks" not in state:
             return state
@@ -403,6 +404,28 @@ class ReduceScatter:
             made = make_owner_plan(shards, main, exchange, self.channel, quiet, own=self.own is not None)
             self._plans[names] = wanted, made
         return self._plans[names][1]
+
+
+def not_sharded(model: object, compressor: object, allowed: str, first: str, given: str, other: str) -> ConfigError:
+    """Say what to do with an object that is not sharded in the way that a call takes.
+
+    Args:
+        allowed: kind of module that the call takes.
+        first: advice for a module that is not sharded at all.
+        given: advice for a class.
+        other: advice for a module that the other FSDP has sharded.
+    """
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    remedy = f"{first}, or use gradwire.compress_ddp or compress_optimizer"
+    if isinstance(compressor, nn.Module):
+        remedy = "they are the other way round"
+    elif isinstance(model, type):
+        remedy = given
+    elif any(map(is_sharded, params)):
+        remedy = other
+    elif isinstance(model, nn.parallel.DistributedDataParallel):
+        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
+    return ConfigError(f"model must be {allowed}, got {kind_of(model)}; {remedy}")
 
 
 def multiplier(op: Any, world: int) -> float:

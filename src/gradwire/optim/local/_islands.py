@@ -115,7 +115,7 @@ class Island:
         facts: Mapping[str, Any],
         timeout: object,
         threads: int,
-        wait: float | None = None,
+        wait: float | None,
     ) -> None:
         """Set up the exchange with the peers; an error there is raised on the whole island, and so on all islands.
 

@@ -315,11 +315,9 @@ class CompressedStep(LocalSteps):
         return {**state, "apart": True} if self._apart else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank, as every optimizer with local steps does.
 
-        Args:
-            on_resize: treatment of another number of ranks, as for every optimizer of this kind; with ``late`` or
-                ``keep`` save after ``synchronize()`` for another number of ranks.
+        With ``late`` or ``keep`` save after ``synchronize()`` for another number of ranks.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.

@@ -333,11 +333,9 @@ class DiLoCo(LocalSteps):
         return {**super().state_dict(), **sent, "streams": self.streams.state_dict([name for name, _ in self.named])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank, as every optimizer with local steps does.
 
-        Args:
-            on_resize: treatment of another number of ranks, as for every optimizer of this kind; save after
-                ``synchronize()`` for another number of ranks or other fragments.
+        Save after ``synchronize()`` for another number of ranks or other fragments.
 
         Raises:
             ConfigError: the state is of another optimizer, of another number of ranks, or has other fragments under

@@ -44,20 +44,9 @@ class LocalSteps(Exchanged):
     of the two.
 
     Args:
-        inner: takes the local steps.
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        every: steps from one exchange to the next.
-        options: further arguments, as for ``compress_ddp``.
-        group: the ranks; None is the default group.
-        meeting: meeting of workers that come and go; None: they are the ranks of the group.
-        facts: other values that must be the same on all ranks.
-        check: function that checks what else may be wrong with this rank's arguments.
-        islands: mesh or group of the ranks that hold the same shard of a sharded model; None: it is not sharded, or all
-            its ranks are one worker of a meeting.
-        offload: true: tensors that are kept from round to round are in the host's memory.
+        inner, every, meeting, islands, offload, weigh: arguments of ``DiLoCo``.
+        compressor, options, group, facts, check: arguments of ``Exchanged``.
         threads: number of threads that exchange beside each other inside an island.
-        weigh: "workers": at a meeting the changes of all workers count alike; "steps": each by the inner steps in it;
-            "tokens": each by what ``add_tokens`` was told.
     """
 
     ranges: ClassVar = {"every": COUNT, "offload": FLAG, "weigh": (WEIGHS.__contains__, f"one of {', '.join(WEIGHS)}")}
