@@ -150,12 +150,9 @@ class InnerReduceScatter:
     """
 
     def __init__(self, theirs: Any, timed: Callable[[], bool] = lambda: False) -> None:
-        self.theirs, self._timed = theirs, timed
+        # FSDP asks for the memory of its gradients here.
+        self.theirs, self.allocate, self._timed = theirs, theirs.allocate, timed
         self.done: Moment = None
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for FSDP's gradients."""
-        return cast(Tensor, self.theirs.allocate(size, dtype=dtype, device=device))
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False

@@ -218,11 +218,8 @@ class WeightGather:
         self._parts: dict[tuple[torch.dtype, Compressor], Part] = {}
         self._session: GatherSession | None = None
         self.code = wire.chosen
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for FSDP's weights as the gather does that was there before, which may need its own."""
-        allocated: Tensor = self.theirs.allocate(size, dtype=dtype, device=device)
-        return allocated
+        # FSDP asks for the memory of its weights here, and the gather that was there before may need its own.
+        self.allocate = theirs.allocate
 
     @torch.no_grad()
     def __call__(

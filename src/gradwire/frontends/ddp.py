@@ -164,12 +164,11 @@ class GradwireState(ExchangeState):
         self._uncompressed = prepared.uncompressed  # A bucket of DDP's has gradients of one kind.
         self._dtypes = {param.dtype for param in compressed.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
-        self._dropped: DroppedGradients | None = None
         if self.traced:
             Arrivals(model, prepared, self.units, self._worker)
         else:
             watched = {id(param): param for param in compressed.values()}
-            self._dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
+            self.dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
             if self._wrapped:
                 model.register_forward_pre_hook(refuse_late_steps)
         note_copies(model, repr(self.exchange.methods.compressor))
@@ -186,9 +185,6 @@ class GradwireState(ExchangeState):
         self.between_steps("close")
         # The thread first: it uses the channel, which another exchange may get afterwards.
         self._worker.close()
-        if self._dropped is not None:
-            self._dropped.leave()
-        self.stop_correcting()
         self._give_back()
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,8 +211,8 @@ class GradwireState(ExchangeState):
             self._submit(buffer.device, opening)
             # A bucket that is exchanged in its place in spite of that must not open the step once more.
             opening = None
-        if bucket.is_last() and self._dropped is not None:
-            self._dropped.at_the_end_of_this_pass(kept=self._direct is None)
+        if bucket.is_last() and self.dropped is not None:
+            self.dropped.at_the_end_of_this_pass(kept=self._direct is None)
         if self._direct is not None:
             # It is started here and not on the thread, because after the last bucket DDP may start one more collective
             # on the same group, of which parameters were used.

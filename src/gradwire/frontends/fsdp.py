@@ -112,7 +112,7 @@ class FSDPState(ShardedState):
         def check() -> None:
             check_model(groups, sharded, grid, replicate, options)
             refuse_sparse(name for name, param in sharded.items() if id(param) in sparse_in(model))
-            weight_code(given)
+            self._weights = weight_code(given)
             self._check_training(sharded.values(), scaler, lr_correction, optimizer, variance_correction)
             if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
                 doubts.append(doubt)
@@ -146,7 +146,7 @@ class FSDPState(ShardedState):
 
         self.exchange = agreed_along(make, [*shards, *grid.part_groups], device)
         self.tensor_part, self.tensor_parts = grid.part, grid.parts
-        self._weights, self._timeout = weight_code(given), options.get("timeout")
+        self._timeout = options.get("timeout")
         if replicas is None:
             self.check_scatter()
             one_mesh = all(shard_group(group).size() == mesh.size() for _, group in groups)
@@ -157,7 +157,7 @@ class FSDPState(ShardedState):
             if self.exchange.controller is not None:
                 self.exchange.controller.advise_nothing()
             if not grid.native:
-                share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
+                share_start([cast(Any, param).to_local() for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
         compressed = {name: param for name, param in sharded.items() if name not in self.uncompressed}
@@ -251,7 +251,8 @@ class FSDPState(ShardedState):
         state = super().state_dict()
         if not self._differences:
             return state
-        ranks, rank = ranks_in(state, self.place), str(self.exchange.channel.rank)
+        own = state if "ranks" in state else state["parts"][str(self.place)]
+        ranks, rank = own["ranks"], str(self.exchange.channel.rank)
         parts = {name: part for gather in self._differences for name, part in gather.state_dict().items()}
         ranks[rank] = counted({**ranks[rank], "weights": parts})
         return state
@@ -370,12 +371,6 @@ class FSDPState(ShardedState):
                 group, self._timeout, self.exchange.device, self.exchange.channel.metrics
             )
         return self._channels.get(ranks)
-
-
-def ranks_in(state: dict[str, Any], place: int) -> dict[str, Any]:
-    """The entries by rank in this rank's own state."""
-    ranks: dict[str, Any] = state["ranks"] if "ranks" in state else state["parts"][str(place)]["ranks"]
-    return ranks
 
 
 class Between:
@@ -523,10 +518,6 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     if mesh.device_type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(mesh.device_type)
-
-
-def local_of(param: Any) -> Tensor:
-    return cast(Tensor, param.to_local())
 
 
 def managed(model: object) -> list[tuple[FSDPModule, Any]]:

@@ -47,9 +47,9 @@ class OptimizerState(BucketState):
         bucket_mb: float,
         options: dict[str, Any],
         group: dist.ProcessGroup | None,
-        scaler: Any = None,
-        lr_correction: bool = False,
-        variance_correction: bool = False,
+        scaler: Any,
+        lr_correction: bool,
+        variance_correction: bool,
     ) -> None:
         super().__init__()
         ours: set[int] = set()
@@ -108,7 +108,6 @@ class OptimizerState(BucketState):
     def close(self) -> None:
         """End the communication thread; the optimizer must not step again unless another state has taken over."""
         super().close()
-        self.stop_correcting()
         for hook in self._hooks:
             # The optimizer and its parameters may live on, and what they call would keep the state's tensors.
             hook.remove()

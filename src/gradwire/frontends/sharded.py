@@ -22,7 +22,6 @@ from gradwire.engine.part import nonfinite
 from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
 from gradwire.frontends._background import WAITING, Background
-from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends.optimizer_watch import follow_steps, parameters_of
 from gradwire.frontends.ownership import is_sharded
 from gradwire.frontends.resharding import of_shard, recut, repadded
@@ -56,7 +55,6 @@ class ShardedState(ExchangeState):
         self.awaited = False
         """True once the thread that computes had to wait for a reduction."""
         self.sizes: dict[str, int] = {}
-        self.dropped: DroppedGradients | None = None
         self.uncompressed: set[str] = set()
         """The names of parameters whose gradients no method takes; FSDP itself reduces these."""
 
@@ -155,9 +153,6 @@ class ShardedState(ExchangeState):
         self.closed = True
         # Before the exchange is released, which the thread may still use.
         self.background.close()
-        if self.dropped is not None:
-            self.dropped.leave()
-        self.stop_correcting()
         self._give_back()
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from gradwire.engine.policy import Schedule
 from gradwire.engine.settings import build_compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
+from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, trains
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
@@ -178,12 +179,14 @@ class Units:
 class ExchangeState(Summarised):
     """Base of the states of front ends; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
 
-    ``variance`` is set where an optimizer's learning rates follow the noise of the code.
+    ``variance`` is set where an optimizer's learning rates follow the noise of the code, ``dropped`` where gradients
+    are exchanged in the backward pass and may be dropped after it.
     """
 
     units: Units
     adaptive: AdaptiveWatch
     variance: VarianceCorrection | None = None
+    dropped: DroppedGradients | None = None
     sizes: Mapping[str, int]
     frozen: Mapping[str, int] = {}
     """Elements of parameters that are not trained now: their residuals are kept until they are."""
@@ -233,7 +236,11 @@ class ExchangeState(Summarised):
         self.exchange.rollback.follow_skips(units.scaler is not None)
 
     def _give_back(self) -> None:
-        """Give the parameters and the group back, which another exchange may have from now on."""
+        """Leave learning rates alone, and give the parameters and the group back, which another exchange may have."""
+        if self.dropped is not None:
+            self.dropped.leave()
+        if self.variance is not None:
+            self.variance.close()
         release(self.exchange)
         self.exchange.channel.close()
 
@@ -255,11 +262,6 @@ class ExchangeState(Summarised):
             # The state is never made, so nobody else would give the group back.
             self._give_back()
             raise
-
-    def stop_correcting(self) -> None:
-        """Leave learning rates alone from now on."""
-        if self.variance is not None:
-            self.variance.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
