@@ -27,6 +27,7 @@ from gradwire import kernels
 from gradwire._short_traceback import short_traceback
 from gradwire.auto.step_record import moment
 from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.exchange import USED, Exchange
 from gradwire.engine.part import nonfinite
 from gradwire.engine.plan import Named, bucket_text
 from gradwire.errors import ConfigError, Verbatim, require
@@ -34,7 +35,6 @@ from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends._model_copies import CopiedState, forget_copied, note_copies
 from gradwire.frontends._regroup import Regroup
 from gradwire.frontends._traced import Arrivals
-from gradwire.frontends._unused import exchange_used
 from gradwire.frontends.ownership import Caller, averaged_by_ddp, hooked, is_sharded
 from gradwire.frontends.setup import (
     frozen_in,
@@ -426,6 +426,30 @@ class GradwireState(ExchangeState):
             # On this stream, so that the future's event lies behind the job.
             future.set_result(job())
         return future
+
+
+@torch.no_grad()
+def exchange_used(
+    exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None
+) -> None:
+    """Exchange as ``Exchange.run`` does, but a parameter that no rank used sends nothing: neither its gradient nor what
+    is kept for it is written, because an optimizer that saw a gradient would decay the parameter.
+
+    Buckets of DDP with ``find_unused_parameters`` do not say whose gradient is there. One small all-reduce for each
+    bucket tells; a gradient that is zero in every element on every rank counts as unused, too.
+    """
+    views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
+    uses = torch.stack([view.any() for view in views]).to(torch.uint8).mul_(USED)
+    exchange.note_pending(uses, {i: params[i][0] for i in _doubtful(uses)})
+    # A rank cannot know alone that no other used the parameter.
+    exchange.any_rank(uses)
+    exchange.run(flat, params, itemsize, ready, uses={i: uses[i] for i in _doubtful(uses)})
+
+
+def _doubtful(uses: Tensor) -> list[int]:
+    """The places of parameters that are not known to be used: an accelerator is not asked, so there all of them."""
+    asked = uses.tolist() if uses.device.type == "cpu" else [0] * len(uses)
+    return [i for i, use in enumerate(asked) if use != USED]
 
 
 ITS_MODULE = Verbatim("its module")

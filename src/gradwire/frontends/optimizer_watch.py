@@ -16,7 +16,6 @@ from gradwire._once import once
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import (
-    TORCH,
     Remedies,
     is_adaptive,
     is_orthogonal,
@@ -75,10 +74,10 @@ class AdaptiveWatch:
         self,
         exchange: Exchange,
         params: Mapping[int, Named],
-        optimizer: Optimizer | str | None = None,
+        optimizer: Optimizer | str | None,
         *,
-        corrected: bool = False,
-        remedies: Remedies = TORCH,
+        corrected: bool,
+        remedies: Remedies,
     ) -> None:
         self._exchange, self._params, self._corrected, self._remedies = exchange, params, corrected, remedies
         self._said: set[bool] = set()
