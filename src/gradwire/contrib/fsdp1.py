@@ -16,8 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire._short_traceback import short_traceback
-from gradwire.engine.methods import Methods
-from gradwire.engine.owner_plan import check_methods
 from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
 from gradwire.frontends.ownership import Caller
@@ -101,11 +99,6 @@ class FSDP1State(ShardedState):
             name: ReduceScatter(self, partial(list, [cut]), own=own.get(name)) for name, cut in self.cuts.items()
         }
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
-
-    def check(self, methods: Methods) -> None:
-        """Refuse a choice that set-up would refuse."""
-        super().check(methods)
-        check_methods(methods)
 
 
 def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:

@@ -31,8 +31,6 @@ from gradwire.auto.step_record import Moment
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.engine.checkpoint import OnResize, counted
 from gradwire.engine.exchange import Exchange
-from gradwire.engine.methods import Methods
-from gradwire.engine.owner_plan import check_methods
 from gradwire.engine.part import nonfinite
 from gradwire.engine.plan import Named
 from gradwire.engine.residual_store import used_here
@@ -107,7 +105,7 @@ class FSDPState(ShardedState):
         mesh, replicas = grid.shard, grid.replicate
         self._groups = [group for _, group in groups]
         device, names = device_of(mesh), {id(param): name for name, param in sharded.items()}
-        self._scatters, doubts = replicas is None, list[str]()
+        doubts = list[str]()
 
         def check() -> None:
             check_model(groups, sharded, grid, replicate, options)
@@ -267,12 +265,6 @@ class FSDPState(ShardedState):
         for gather in self._differences:
             gather.load_state_dict(own.get("weights", {}))
 
-    def check(self, methods: Methods) -> None:
-        """Refuse a choice that set-up would refuse."""
-        super().check(methods)
-        if self._scatters:
-            check_methods(methods)
-
     def between_replicas(
         self, output: Tensor, named: Sequence[Named], scale: float, later: float, ready: Moment
     ) -> None:
@@ -308,7 +300,7 @@ class FSDPState(ShardedState):
         if (self._weights is not None or self._switch is not None) and shards.size() > 1 and taken:
             group._all_gather_comm = self._gather(group, cuts, shards)
         self.cuts |= {cut.name: cut for cut in cuts}
-        self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
+        self.sizes |= {cut.name: cut.chunk if self.shards else cut.padded for cut in cuts}
 
         together = ModuleGroupBackward(group) if len(group.modules) > 1 else None
 
@@ -319,7 +311,7 @@ class FSDPState(ShardedState):
             order = getattr(group, "_reduce_scatter_param_indices", range(len(params)))
             return [cuts[i] for i in order if params[i].sharded_param.requires_grad and params[i] in ready]
 
-        if self._scatters:
+        if not self.shards:
             # The module's own method refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
             own = InnerReduceScatter(DefaultReduceScatter())

@@ -17,6 +17,7 @@ from gradwire.auto.step_record import Moment, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.methods import Methods
 from gradwire.engine.owner_plan import OwnerPlan, check_method, check_methods, make_owner_plan, wanted_of
 from gradwire.engine.part import nonfinite
 from gradwire.engine.shards import Sharded
@@ -104,6 +105,11 @@ class ShardedState(ExchangeState):
             self.units.follow(self.exchange, *self.units.read())
         self._seen |= set(names)
         self._graph = torch._C._current_graph_task_id()
+
+    def check(self, methods: Methods) -> None:
+        super().check(methods)
+        if not self.shards:
+            check_methods(methods)
 
     def check_scatter(self) -> None:
         """Refuse methods that a reduce-scatter cannot carry, at set-up."""

@@ -374,7 +374,7 @@ class ExchangeState(Summarised):
 
     def check(self, methods: Methods) -> None:
         """Refuse a choice of methods that this integration cannot carry."""
-        if self.variance is not None:
+        if self.exchange.second_moment is not None:
             check_noise(methods)
 
 
