@@ -23,11 +23,10 @@ from gradwire.engine.shards import Sharded
 from gradwire.errors import require
 from gradwire.frontends._meshes import lines_of, ranks_of
 from gradwire.frontends.ownership import release
-from gradwire.frontends.setup import backend_of
+from gradwire.frontends.setup import agree_along, backend_of
 from gradwire.frontends.sharded import multiplier
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
-from gradwire.transport.handshake import agree
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -108,30 +107,20 @@ def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGrou
     Raises:
         Exception: whatever ``make`` raised here, or a GroupError for what it raised elsewhere.
     """
-    made: list[Exchange] = []
-
-    def describe() -> str:
-        if failure is not None:
-            raise failure
-        return made[0].describe([])
-
-    failure: Exception | None = None
+    made, failure = list[Exchange](), None
     try:
         made.append(make())
     except Exception as error:
-        # Not raised yet: ``describe`` raises it, so that the ranks of every group hear of it and do not wait.
+        # Not raised yet, so that the ranks of every group hear of it and do not wait.
         failure = error
-    for group in groups:
-        try:
-            agree(Channel(group, Metrics()), "set-up", describe, device)
-        except Exception as error:
-            # The first error is kept, and the other groups are compared in any case: their ranks wait for this one.
-            failure = failure or error
-    if failure is not None:
+    try:
+        channels = (Channel(group, Metrics()) for group in groups)
+        agree_along(channels, "set-up", lambda: made[0].describe([]), device, failure)
+    except Exception:
         for exchange in made:
             # It was made here, and the error is that of another line: nobody will use it.
             release(exchange)
-        raise failure
+        raise
     return made[0]
 
 

@@ -35,6 +35,7 @@ from gradwire.transport.pool import Lease, lease
 __all__ = [
     "AUTO",
     "Prepared",
+    "agree_along",
     "backend_of",
     "backends_of",
     "check_dtypes",
@@ -229,6 +230,35 @@ def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, 
     if dist.is_initialized():
         prepare_named(select, device_of(model), "none", {}, group, caller)
     raise error
+
+
+def agree_along(
+    channels: Iterable[Channel], what: str, describe: Callable[[], str], device: torch.device, failure: Exception | None
+) -> None:
+    """Compare over one channel after the other; an error of this rank, or over one of them, is raised on all.
+
+    Args:
+        channels: channels over ranks that did not compare with each other yet, in the same order on all ranks.
+        what: name of what is compared, for errors.
+        failure: error that this rank has already; None: there is none.
+
+    Raises:
+        Exception: ``failure``, or else the first error of a comparison.
+    """
+
+    def described() -> str:
+        if failure is not None:
+            raise failure
+        return describe()
+
+    for channel in channels:
+        try:
+            agree(channel, what, described, device)
+        except Exception as error:
+            # The first error is kept, and the others are compared in any case: their ranks wait for this one.
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def check_initialised() -> None:

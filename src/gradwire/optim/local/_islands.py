@@ -22,9 +22,8 @@ import torch.distributed as dist
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
 from gradwire.frontends.ownership import on_rank
-from gradwire.frontends.setup import kind_of, private_channel
+from gradwire.frontends.setup import agree_along, kind_of, private_channel
 from gradwire.optim.local._crew import ALONE, HOST, Crew
-from gradwire.transport.handshake import agree
 
 __all__ = ["MAIN", "THREAD", "Island"]
 
@@ -131,17 +130,15 @@ class Island:
             ConfigError: an error of ``make`` here.
             GroupError: an error on another rank of the island, or ranks of it differ.
         """
-        failed = list[Exception]()
+        failure: Exception | None = None
         try:
             make()
         except Exception as error:
             if self._mesh is None:
                 raise
-            failed.append(error)
+            failure = error
 
         def describe() -> str:
-            if failed:
-                raise failed[0]
             exchange = made()
             place = [exchange.channel.rank, exchange.channel.world]
             same = {**facts, "islands": {**self.facts, "shard": None}, "this island, of": place}
@@ -152,13 +149,7 @@ class Island:
         if wait is not None:
             # On the host: what they tell each other comes from the place.
             self.crew = self._crew(wait, HOST)
-        for line in self._crews[0].channels:
-            try:
-                agree(line, "set-up of an island", describe, self._device)
-            except Exception as error:
-                failed[:] = [*failed, error][:1]
-        if failed:
-            raise failed[0]
+        agree_along(self._crews[0].channels, "set-up of an island", describe, self._device, failure)
 
     def _crew(self, timeout: object, device: torch.device) -> Crew:
         at, ranks = self._mesh.get_coordinate(), self._mesh.mesh

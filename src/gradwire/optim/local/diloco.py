@@ -20,6 +20,7 @@ from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import named
 from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
 from gradwire.optim.local._islands import THREAD
+from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local._streamed_rounds import StreamedRounds
 from gradwire.optim.local.local_steps import LocalSteps, Weigh
 from gradwire.optim.local.meeting import Meeting
@@ -401,18 +402,10 @@ class DiLoCo(LocalSteps):
             self._meet_in(fragment, None)
         self.streams.clock = 0
 
-    @torch.no_grad()
-    def join(self) -> None:
-        """Join the meeting, as every optimizer with local steps does; a fragment of the loaded state that was under way
-        is applied.
-        """
+    def _join(self, rounds: Rounds) -> None:
         if self.streamed is None or self.streams is None:
-            super().join()
+            super()._join(rounds)
             return
-        self.crew.compare("state_dict", self._position())
-        self._locate()
-        if self.since == 0:
-            self._refresh()
         flights = [(each, self.streams.arrived(each)) for each in self.streams.under_way()]
         self._apply(self.streamed, self.streamed.come(self.kept(), flights[0] if flights else None))
 

@@ -153,23 +153,25 @@ class LocalSteps(Exchanged):
         """Join the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
 
         The parameters become those on which the others have agreed. Steps of a loaded round that is over by now count
-        as what was not sent yet. If the state is from before a round in which this worker counted, its residual was
-        sent and is dropped, with a warning.
+        as what was not sent yet, and a fragment that was under way is applied. If the state is from before a round in
+        which this worker counted, its residual was sent and is dropped, with a warning.
 
         Raises:
             ConfigError: this worker is configured differently from the others.
             GroupError: the others did not come in time, or the meeting place is gone.
         """
-        if self.rounds is None:
-            return
-        self.crew.compare("state_dict", self._position())
-        self._locate()
-        if self.since == 0:
-            self._refresh()
+        if self.rounds is not None:
+            self.crew.compare("state_dict", self._position())
+            self._locate()
+            if self.since == 0:
+                self._refresh()
+            self._join(self.rounds)
+
+    def _join(self, rounds: Rounds) -> None:
         self._gather_delta()
-        for mean in self.rounds.join(self.delta.data, self.kept()):
+        for mean in rounds.join(self.delta.data, self.kept()):
             self._go(mean)
-        if self.rounds.moved:
+        if rounds.moved:
             self._meet()
 
     def _position(self) -> dict[str, Any]:
