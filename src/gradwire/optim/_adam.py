@@ -154,6 +154,13 @@ class AdamLike(Exchanged):
         for group, (span, numbers) in zip(self.param_groups, self._spans, strict=True):
             yield group, span, numbers
 
+    def next_momentum(self) -> Tensor:
+        """Replace the gradient in ``scratch`` by the momentum updated with it, and return it: b1 m + (1 - b1) grad."""
+        for group, span, _ in self.spans():
+            beta1, m = group["betas"][0], self.flats["exp_avg"].data[span]
+            self.scratch.data[span].mul_(1 - beta1).add_(m, alpha=beta1)
+        return self.scratch.data
+
     def learn_variance(self, grad: Tensor) -> None:
         """Update v by the squared gradient: v = beta2 v + (1 - beta2) grad^2."""
         v = self.flats["exp_avg_sq"].data

@@ -173,15 +173,12 @@ class OneBitAdam(AdamLike):
 
     def _compressed(self) -> bool:
         """Make a compressed step; return whether every rank's momentum was finite, so that all have the mean."""
-        local, m = self.scratch.data, self.flats["exp_avg"].data
         self._add_decay()
-        for group, span, _ in self.spans():
-            beta1 = group["betas"][0]
-            local[span].mul_(1 - beta1).add_(m[span], alpha=beta1)
+        local = self.next_momentum()
         if not self.exchanged(local):
             return False
         # Only now: until the mean was known to be finite, m had to stay what it was.
-        m.copy_(local)
+        self.flats["exp_avg"].data.copy_(local)
         return True
 
     def _add_decay(self) -> None:

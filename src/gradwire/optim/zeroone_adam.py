@@ -186,7 +186,7 @@ class ZeroOneAdam(AdamLike):
         done = self.progress["updates"] = self.progress["updates"] + 1
         self.progress["next"] += 2 ** (done // self.schedule["var_update_scaler"]) - 1
         self.learn_variance(self.scratch.data)
-        m = self._momentum()
+        m = self.next_momentum()
         self.flats["exp_avg"].data.copy_(m)
         for (_, span, _), path in zip(self.spans(), self._paths(), strict=True):
             m[span].mul_(path)
@@ -201,7 +201,7 @@ class ZeroOneAdam(AdamLike):
 
     def _move_alone(self) -> None:
         m, u = self.flats["exp_avg"].data, self.flats["moved"].data
-        learned, before, after = self._momentum(), self.progress["paths"], self._paths()
+        learned, before, after = self.next_momentum(), self.progress["paths"], self._paths()
         for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
             if path > done:
                 m[span].copy_(learned[span])
@@ -213,7 +213,7 @@ class ZeroOneAdam(AdamLike):
                 self.params[i].addcdiv_(self.flats["exp_avg"].views[i], self.scratch.views[i], value=done - path)
 
     def _together(self) -> None:
-        u = self._momentum()
+        u = self.next_momentum()
         before, after = self.progress["paths"], self._paths()
         for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
             u[span].mul_(path - done)
@@ -226,13 +226,6 @@ class ZeroOneAdam(AdamLike):
             if path > 0:
                 torch.div(u[span], path, out=m[span])
         self._arrive(u)
-
-    def _momentum(self) -> torch.Tensor:
-        """Replace the gradient in ``scratch`` by the momentum updated with it."""
-        for group, span, _ in self.spans():
-            beta1, m = group["betas"][0], self.flats["exp_avg"].data[span]
-            self.scratch.data[span].mul_(1 - beta1).add_(m, alpha=beta1)
-        return self.scratch.data
 
     def _arrive(self, u: torch.Tensor) -> None:
         """Move the parameters of all ranks from the last agreed values by u / s, and agree on the result."""
