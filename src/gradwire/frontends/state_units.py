@@ -225,7 +225,7 @@ class ExchangeState(Summarised):
         Args:
             units: unit of the residuals.
             params: each parameter's id, with its name and shape in the exchange.
-            optimizer: optimizer that is known already, and, as the next two, an argument of ``AdaptiveWatch``.
+            optimizer, corrected, remedies: arguments of ``AdaptiveWatch``.
             model: model before whose forward passes the scale can be read; None: there is none.
         """
         self.units = units
