@@ -16,7 +16,7 @@ from torchft.coordination import LighthouseServer
 from torchft.process_group import ProcessGroupDummy
 
 import gradwire
-from gradwire.frontends.process_group import CompressingGroup
+from gradwire.frontends._compressing import CompressingGroup
 from tests.integrations.jobs import answers
 
 STEPS = 4

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.errors import ConfigError
-from gradwire.frontends.process_group import PRESETS, CompressingGroup
+from gradwire.frontends._compressing import PRESETS, CompressingGroup
 from gradwire.testing.processes import run_ranks
 from gradwire.vocabulary import ALIGNMENT, align
 from tests.integrations.wrapped_jobs import (

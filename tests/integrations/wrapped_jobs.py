@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import GroupError
-from gradwire.frontends.process_group import CompressingGroup
+from gradwire.frontends._compressing import CompressingGroup
 from tests.integrations.fsdp_factor_jobs import divide
 from tests.integrations.fsdp_rank_grid_jobs import Blocks, backward, gradients
 from tests.integrations.jobs import answers, batch, model_of

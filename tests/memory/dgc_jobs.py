@@ -14,7 +14,7 @@ from gradwire.engine.checkpoint import merge_states
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.engine.policy import Policy
-from gradwire.frontends._unused import exchange_used
+from gradwire.frontends.ddp import exchange_used
 from gradwire.memory.dgc import DGCMemory
 from tests.strategies.jobs import gradient
 

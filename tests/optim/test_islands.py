@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
+from gradwire.frontends.ownership import on_rank
 from gradwire.kernels.stored import read
 from gradwire.optim import DiLoCo, QsparseLocal
-from gradwire.optim.local._islands import on_rank
 from gradwire.testing.processes import run_ranks
 from tests.optim.jobs import digest, forward, model_of
 

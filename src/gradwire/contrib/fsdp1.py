@@ -16,17 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire._short_traceback import short_traceback
-from gradwire.engine.methods import Methods
-from gradwire.engine.owner_plan import check_methods
 from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
-from gradwire.frontends.ownership import Caller, is_sharded
+from gradwire.frontends.ownership import Caller
 from gradwire.frontends.setup import kind_of, prepare_named, refuse, uncompiled
-from gradwire.frontends.sharded import ReduceScatter, ShardedState
+from gradwire.frontends.sharded import ReduceScatter, ShardedState, not_sharded
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, tables_in
-from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
 
@@ -53,19 +49,15 @@ class FSDP1State(ShardedState):
         model = uncompiled(model)
         flats = flat_parameters(model)
         if not flats:
-            params = model.parameters() if isinstance(model, nn.Module) else iter(())
-            device = next((param.device for param in params), torch.device("cpu"))
-            refuse(not_wrapped(model, compressor), CALLER, None, device)
+            advice = "wrap it first", "give an object of it, wrapped", "after fully_shard use gradwire.compress_fsdp"
+            refuse(not_sharded(model, compressor, "a FullyShardedDataParallel module", *advice), CALLER, None, model)
         group = next(iter(handled(model).values())).process_group
         # Parameters that are offloaded wait on the CPU; their gradients do not.
         device = getattr(model, "compute_device", None) or torch.device("cpu")
 
         def select() -> dict[str, nn.Parameter]:
             check_modules(model, options)
-            Units.check(scaler, None)
-            check_optimizer(optimizer, model.parameters())
-            check_optimizer(variance_correction, model.parameters(), "variance_correction")
-            VarianceCorrection.check(variance_correction)
+            self._check_training(model.parameters(), scaler, None, optimizer, variance_correction)
             tables = {name: [info.module for info in cast(Any, flat)._param_infos] for name, flat in flats.items()}
             refuse_sparse(name for name, inside in tables.items() if any(map(tables_in, inside)))
             return flats
@@ -88,20 +80,17 @@ class FSDP1State(ShardedState):
         self.steer(one_mesh=True)
         self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
-        self.units = Units(scaler, None, {})
         named = {id(flat): (name, (numel_of(flat),)) for name, flat in prepared.compressed.items()}
         # With use_orig_params the optimizer has the parameters that the flat ones are made of.
         largest = max(named.values(), key=lambda each: each[1], default=("", (0,)))
         originals = {id(param): largest for param in model.parameters()}
-        self.adaptive = AdaptiveWatch(
-            self.exchange,
+        self._follow_training(
+            Units(scaler, None, {}),
             {**originals, **named},
             optimizer or variance_correction,
+            model,
             corrected=variance_correction is not None,
         )
-        follow_optimizers(self.exchange, self.adaptive)
-        self.units.read_ahead(model, self.exchange.device)
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self.follow_steps(model.parameters())
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
@@ -110,11 +99,6 @@ class FSDP1State(ShardedState):
             name: ReduceScatter(self, partial(list, [cut]), own=own.get(name)) for name, cut in self.cuts.items()
         }
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
-
-    def check(self, methods: Methods) -> None:
-        """Refuse a choice that set-up would refuse."""
-        super().check(methods)
-        check_methods(methods)
 
 
 def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
@@ -156,21 +140,6 @@ def edge_modules(model: nn.Module) -> list[str]:
                 matrices.append((order[id(info.module)], name))
     found += [each[1] for each in (min(matrices, default=None), max(matrices, default=None)) if each is not None]
     return sorted(set(found))
-
-
-def not_wrapped(model: object, compressor: object) -> ConfigError:
-    """Say what to do with an object that is no module under FSDP1."""
-    params = list(model.parameters()) if isinstance(model, nn.Module) else []
-    remedy = "wrap it first, or use gradwire.compress_ddp or compress_optimizer"
-    if isinstance(compressor, nn.Module):
-        remedy = "they are the other way round"
-    elif isinstance(model, type):
-        remedy = "give an object of it, wrapped"
-    elif any(map(is_sharded, params)):
-        remedy = "after fully_shard use gradwire.compress_fsdp"
-    elif isinstance(model, nn.parallel.DistributedDataParallel):
-        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
-    return ConfigError(f"model must be a FullyShardedDataParallel module, got {kind_of(model)}; {remedy}")
 
 
 def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:

@@ -25,13 +25,12 @@ from gradwire.engine.exchange import USED
 from gradwire.engine.part import nonfinite
 from gradwire.engine.plan import Named
 from gradwire.errors import ConfigError
-from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import Prepared, in_memory, memory_order
 from gradwire.frontends.state_units import ExchangeState
 from gradwire.modes import ordinary_modes
 from gradwire.transport.worker import Worker
 
-__all__ = ["Bucket", "BucketState", "buckets_of", "split"]
+__all__ = ["Bucket", "BucketState", "buckets_of"]
 
 
 class Bucket:
@@ -140,8 +139,7 @@ class BucketState(ExchangeState):
         """End the communication thread; nothing can be exchanged any more."""
         # The thread first: it uses the channel, which another exchange may get afterwards.
         self._worker.close()
-        release(self.exchange)
-        self.exchange.channel.close()
+        self._give_back()
 
     @ordinary_modes()
     def average(

@@ -14,6 +14,7 @@ Why:
 
 from __future__ import annotations
 
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ from gradwire.transport.channel import Channel
 from gradwire.transport.worker import Worker
 from gradwire.vocabulary import Key, State, tensor_id
 
-__all__ = ["PRESETS", "Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
+__all__ = ["Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
 
 PRESETS = {"bf16-fp32sum": "bf16", "fp8-two-phase": "fp8"}
 """Names of ways, each with its code: halves the bytes of float32, or quarters them; sums are float32 in both."""
@@ -131,7 +132,7 @@ class Carrier:
         world, n, own = self.channel.world, tensor.numel(), ordinary(tensor).view(-1)
         flat = self.scratch.float32(own)
         session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
-        self._count(2 * (world - 1) * tensor.nbytes // world)
+        self.channel.metrics.dense_bytes += 2 * (world - 1) * tensor.nbytes // world
         session.share, power = split(multiplier(op, world), world)
         session.run(flat, self._key(), self.nothing)
         # After decoding, and by a power of two, which changes no digit.
@@ -146,7 +147,7 @@ class Carrier:
         """Make ``output`` the reduction of this rank's part of ``given``, which stays as it is."""
         world, n = self.channel.world, output.numel()
         session: ScatterSession = self._session("scatter", n, lambda: ScatterSession(self._owners(n), self.site))
-        self._count((world - 1) * given.nbytes // world)
+        self.channel.metrics.dense_bytes += (world - 1) * given.nbytes // world
         own = ordinary(output).view(-1)
         out = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
         session.run(self.scratch.float32(ordinary(given).view(-1)), out, self._key(), multiplier(op, world))
@@ -159,7 +160,7 @@ class Carrier:
         """Put what all ranks give into ``output``; what this rank gave itself is decoded like the rest."""
         world, n = self.channel.world, given.numel()
         session: GatherSession = self._session("gather", n, lambda: self._gathering(n))
-        self._count((world - 1) * given.nbytes)
+        self.channel.metrics.dense_bytes += (world - 1) * given.nbytes
         session.send(self.scratch.float32(ordinary(given).view(-1)), self._key())
         session.receive(ordinary(output).view(world, -1).unbind(), self.scratch.float32)
         return [output]
@@ -188,9 +189,6 @@ class Carrier:
         self.step += 1
         self.channel.doing = f"collective {self.step}"
         return Key(seed=self.seed, step=self.step, rank=self.channel.rank)
-
-    def _count(self, dense: int) -> None:
-        self.channel.metrics.dense_bytes += dense
 
 
 class CompressingGroup(dist.ProcessGroup):
@@ -392,8 +390,6 @@ def travels_as_it_is(code: Compressor, world: int) -> torch.dtype | None:
 
 def described(code: Compressor, gathered: Compressor | None, min_numel: int, default: bool) -> str:
     """Describe the settings that must be the same on all ranks, as JSON."""
-    import json
-
     return json.dumps(
         {
             "compressor": code.to_config(),
@@ -405,11 +401,7 @@ def described(code: Compressor, gathered: Compressor | None, min_numel: int, def
 
 
 def code_of(given: Any, name: str) -> Compressor:
-    """Make the method, if it can be used without any memory.
-
-    Raises:
-        ConfigError
-    """
+    """Make the method, if it can be used without any memory."""
     code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
     TwoPhase().check(code)
     safe = right_on_average(code) and capabilities.advice(code) == 0

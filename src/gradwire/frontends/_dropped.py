@@ -27,7 +27,8 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from gradwire.engine.exchange import Exchange
-from gradwire.frontends.optimizer_watch import follow_steps
+from gradwire.frontends.optimizer_watch import follow_steps, parameters_of
+from gradwire.frontends.ownership import on_rank
 from gradwire.notices import log
 
 __all__ = ["DroppedGradients"]
@@ -64,8 +65,7 @@ class DroppedGradients:
         if self._over:
             return
         if optimizer not in self._of:
-            groups = getattr(optimizer, "param_groups", None) or ()
-            given = (param for group in groups for param in group["params"] if param.requires_grad)
+            given = (param for param in parameters_of(optimizer) if param.requires_grad)
             ours = {id(param): param for param in given if id(param) in self._ids}
             found = [each for each in self._watched if id(each.param) in ours]
             self._of[optimizer] = found or [self._watch(param) for param in list(ours.values())[-1:]]
@@ -157,7 +157,7 @@ class Watched:
             return
         self._left = written(self.param.grad), written(self.param)
         if not self._known:
-            self._values = local(self.param.detach()).clone(), local(self.param.grad).any()
+            self._values = on_rank(self.param.detach()).clone(), on_rank(self.param.grad).any()
 
     def look(self) -> None:
         """See whether the gradient of the last exchange is still there, or was used."""
@@ -166,9 +166,9 @@ class Watched:
         grad, (left, param) = self.param.grad, self._left
         if written(self.param)[1] != param[1]:
             self.used()
-        elif grad is None or (written(grad) != left and not local(grad).any()):
+        elif grad is None or (written(grad) != left and not on_rank(grad).any()):
             values, self._left = self._values, None
-            self.gone = values is None or (bool(values[1]) and torch.equal(values[0], local(self.param)))
+            self.gone = values is None or (bool(values[1]) and torch.equal(values[0], on_rank(self.param)))
 
 
 def before_gradient(watched: weakref.ref[Watched], _: Tensor) -> None:
@@ -182,8 +182,3 @@ def written(tensor: Tensor) -> tuple[int, int]:
     own = getattr(tensor, "_local_tensor", tensor)
     # What is done to a sharded tensor counts there, and what FSDP does to its part counts in the part.
     return own.data_ptr(), own._version + (0 if own is tensor else tensor._version)
-
-
-def local(tensor: Any) -> Tensor:
-    """This rank's part of a tensor that may be sharded."""
-    return cast(Tensor, getattr(tensor, "_local_tensor", tensor))

@@ -15,7 +15,6 @@ import re
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from gradwire.errors import ConfigError, require
@@ -24,7 +23,7 @@ from gradwire.frontends.setup import kind_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ANY_MESH", "check_mesh", "check_replicas", "line_of", "ranks_of", "replicas_left_out"]
+__all__ = ["ANY_MESH", "check_mesh", "check_replicas", "line_of", "lines_of", "ranks_of", "replicas_left_out"]
 
 DATA = {"data", "ddp", "dp", "fsdp", "hsdp", "replica", "replicas", "replicate", "shard"}
 """Parts of names of dimensions whose ranks train the same parameters on other data."""
@@ -37,6 +36,15 @@ ANY_MESH = "gradwire.wrap_group compresses what goes over the groups of any mesh
 def ranks_of(mesh: DeviceMesh) -> list[int]:
     """The global ranks of a mesh."""
     return mesh.mesh.flatten().tolist()
+
+
+def lines_of(mesh: DeviceMesh) -> list[list[int]]:
+    """The global ranks along each dimension of a mesh, on the lines on which this rank is; none if it is on none."""
+    here = (mesh.mesh == dist.get_rank()).nonzero()
+    if len(here) != 1:
+        return []
+    at = here[0].tolist()
+    return [mesh.mesh[(*at[:dim], slice(None), *at[dim + 1 :])].tolist() for dim in range(mesh.ndim)]
 
 
 def line_of(replicate: Any) -> bool:
@@ -141,17 +149,8 @@ def root_of(mesh: DeviceMesh) -> DeviceMesh:
 
 def uncovered(root: DeviceMesh, ours: Container[int]) -> list[str]:
     """The names of the dimensions along which there are other ranks than those of this mesh."""
-    here = (root.mesh == dist.get_rank()).nonzero()
-    if not root.mesh_dim_names or len(here) != 1:
-        return []
-    found = []
-    for dim, name in enumerate(root.mesh_dim_names):
-        at: list[Any] = here[0].tolist()
-        at[dim] = slice(None)
-        line: torch.Tensor = root.mesh[tuple(at)]
-        if any(rank not in ours for rank in line.tolist()):
-            found.append(name)
-    return found
+    lines = zip(root.mesh_dim_names or (), lines_of(root), strict=False)
+    return [name for name, line in lines if any(rank not in ours for rank in line)]
 
 
 def words(name: str) -> set[str]:

@@ -21,17 +21,17 @@ from gradwire.auto.step_record import Moment, moment
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.shards import Sharded
 from gradwire.errors import require
-from gradwire.frontends._meshes import ranks_of
+from gradwire.frontends._meshes import lines_of, ranks_of
 from gradwire.frontends.ownership import release
-from gradwire.frontends.setup import backend_of
+from gradwire.frontends.setup import agree_along, backend_of
+from gradwire.frontends.sharded import multiplier
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
-from gradwire.transport.handshake import agree
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of", "one_line"]
+__all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of"]
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,10 @@ def grid_of(
     ours = set(ranks_of(mesh)) | (set(ranks_of(outer)) if outer is not None and hasattr(outer, "mesh") else set())
     whole = max((param.device_mesh for param in sharded.values()), key=lambda each: each.ndim)
     beside, part, parts = list[dist.ProcessGroup](), 0, 1
-    here = (whole.mesh == dist.get_rank()).nonzero()
-    for dim in range(whole.ndim) if len(here) == 1 else ():
-        at: list[Any] = here[0].tolist()
-        own, at[dim] = at[dim], slice(None)
-        if not ours.issuperset(whole.mesh[tuple(at)].tolist()):
+    for dim, line in enumerate(lines_of(whole)):
+        if not ours.issuperset(line):
             beside.append(whole.get_group(dim))
-            part, parts = part * whole.size(dim) + own, parts * whole.size(dim)
+            part, parts = part * len(line) + line.index(dist.get_rank()), parts * len(line)
     return RankGrid(shard, outer, native, beside, part, parts)
 
 
@@ -110,30 +107,20 @@ def agreed_along(make: Callable[[], Exchange], groups: Iterable[dist.ProcessGrou
     Raises:
         Exception: whatever ``make`` raised here, or a GroupError for what it raised elsewhere.
     """
-    made: list[Exchange] = []
-
-    def describe() -> str:
-        if failure is not None:
-            raise failure
-        return made[0].describe([])
-
-    failure: Exception | None = None
+    made, failure = list[Exchange](), None
     try:
         made.append(make())
     except Exception as error:
-        # Not raised yet: ``describe`` raises it, so that the ranks of every group hear of it and do not wait.
+        # Not raised yet, so that the ranks of every group hear of it and do not wait.
         failure = error
-    for group in groups:
-        try:
-            agree(Channel(group, Metrics()), "set-up", describe, device)
-        except Exception as error:
-            # The first error is kept, and the other groups are compared in any case: their ranks wait for this one.
-            failure = failure or error
-    if failure is not None:
+    try:
+        channels = (Channel(group, Metrics()) for group in groups)
+        agree_along(channels, "set-up", lambda: made[0].describe([]), device, failure)
+    except Exception:
         for exchange in made:
             # It was made here, and the error is that of another line: nobody will use it.
             release(exchange)
-        raise failure
+        raise
     return made[0]
 
 
@@ -152,28 +139,20 @@ class InnerReduceScatter:
     """
 
     def __init__(self, theirs: Any, timed: Callable[[], bool] = lambda: False) -> None:
-        self.theirs, self._timed = theirs, timed
+        # FSDP asks for the memory of its gradients here.
+        self.theirs, self.allocate, self._timed = theirs, theirs.allocate, timed
         self.done: Moment = None
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for FSDP's gradients."""
-        return cast(Tensor, self.theirs.allocate(size, dtype=dtype, device=device))
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
         """Reduce as FSDP's own function would."""
-        made = self._reduce(output_tensor, input_tensor, group, op, async_op=async_op)
+        if op == dist.ReduceOp.PREMUL_SUM and backend_of(group, input_tensor.device) == "gloo":
+            require(not async_op, "async_op of FSDP's reduce-scatter", "False on Gloo with a divide factor", async_op)
+            self.theirs(output_tensor, input_tensor, group, dist.ReduceOp.SUM)
+            output_tensor.mul_(multiplier(op, group.size()))
+            made = None
+        else:
+            made = self.theirs(output_tensor, input_tensor, group, op, async_op)
         self.done = moment(input_tensor.device) if input_tensor.is_cuda and self._timed() else None
         return made
-
-    def _reduce(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, *, async_op: bool
-    ) -> Any:
-        missing = op == dist.ReduceOp.PREMUL_SUM and backend_of(group, input_tensor.device) == "gloo"
-        if not missing:
-            return self.theirs(output_tensor, input_tensor, group, op, async_op)
-        require(not async_op, "async_op of FSDP's reduce-scatter", "False on Gloo with a divide factor", async_op)
-        self.theirs(output_tensor, input_tensor, group, dist.ReduceOp.SUM)
-        output_tensor.mul_(float(op.__getstate__()[1]))
-        return None

@@ -29,7 +29,7 @@ from gradwire.transport.replica_channel import ReplicaChannel
 with needs("torchft"):
     from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper
 
-__all__ = ["CompressingReplicas", "wrap_replicas"]
+__all__ = ["wrap_replicas"]
 
 
 CPU = torch.device("cpu")

@@ -26,8 +26,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gradwire._once import once
 from gradwire.errors import ConfigError
 from gradwire.frontends._buckets import Bucket, BucketState, buckets_of
+from gradwire.frontends.optimizer_watch import parameters_of
 from gradwire.frontends.setup import Prepared
-from gradwire.frontends.state_units import Units, parameters_of
+from gradwire.frontends.state_units import Units
 from gradwire.transport.worker import Worker
 
 __all__ = ["Arrivals"]

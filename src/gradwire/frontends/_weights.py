@@ -36,12 +36,11 @@ from gradwire.engine.strategies.gather import GatherSession
 from gradwire.engine.strategies.two_phase import TwoPhase
 from gradwire.errors import require
 from gradwire.frontends._background import Started
-from gradwire.frontends.setup import private_group
+from gradwire.frontends.setup import private_channel
 from gradwire.frontends.state_units import Scratch
 from gradwire.memory.none import NoMemory
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary, ordinary_modes
-from gradwire.transport.channel import Channel
 from gradwire.transport.worker import Worker
 from gradwire.vocabulary import Key
 
@@ -165,9 +164,7 @@ class WeightWire:
     ) -> None:
         self.switch = switch
         self.code, self.policy, self.device = code, dataclasses.replace(policy, overrides={}), device
-        lent = private_group(group, timeout, device)
-        self.channel = Channel(lent.group, metrics)
-        lent.hold(self.channel)
+        self.channel = private_channel(group, timeout, device, metrics)
         self.scratch, self.worker = Scratch(), Worker()
         self._room = torch.empty(0, dtype=torch.uint8, device=device)
 
@@ -221,11 +218,8 @@ class WeightGather:
         self._parts: dict[tuple[torch.dtype, Compressor], Part] = {}
         self._session: GatherSession | None = None
         self.code = wire.chosen
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for FSDP's weights as the gather does that was there before, which may need its own."""
-        allocated: Tensor = self.theirs.allocate(size, dtype=dtype, device=device)
-        return allocated
+        # FSDP asks for the memory of its weights here, and the gather that was there before may need its own.
+        self.allocate = theirs.allocate
 
     @torch.no_grad()
     def __call__(

@@ -27,6 +27,7 @@ from gradwire import kernels
 from gradwire._short_traceback import short_traceback
 from gradwire.auto.step_record import moment
 from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.exchange import USED, Exchange
 from gradwire.engine.part import nonfinite
 from gradwire.engine.plan import Named, bucket_text
 from gradwire.errors import ConfigError, Verbatim, require
@@ -34,9 +35,7 @@ from gradwire.frontends._dropped import DroppedGradients
 from gradwire.frontends._model_copies import CopiedState, forget_copied, note_copies
 from gradwire.frontends._regroup import Regroup
 from gradwire.frontends._traced import Arrivals
-from gradwire.frontends._unused import exchange_used
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
-from gradwire.frontends.ownership import Caller, averaged_by_ddp, hooked, is_sharded, release
+from gradwire.frontends.ownership import Caller, averaged_by_ddp, hooked, is_sharded
 from gradwire.frontends.setup import (
     frozen_in,
     in_memory,
@@ -49,7 +48,6 @@ from gradwire.frontends.setup import (
 )
 from gradwire.frontends.state_units import ExchangeState, Reading, Scratch, Units
 from gradwire.frontends.uncompressed import reduced_by_ddp
-from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
 from gradwire.transport.channel import divided
 from gradwire.transport.handshake import BUCKETS_BEFORE
@@ -76,18 +74,8 @@ class GradwireState(ExchangeState):
 
     Args:
         model: the DDP model, compiled or not, or the module inside it.
-        compressor: "auto", a registered name, a compressor, or a recipe of ``from_params``.
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
-        scaler: scaler of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is
-            fixed.
-        lr_correction: the optimizer, so that residuals are applied with the rate that they were meant for; None: with
-            the rate of the step in which they are sent.
-        optimizer: optimizer that trains the model: a warning says at once, and not at its first step, if the method
-            harms it.
-        variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
-            the noise of a code that is right on average; None: they stay as they are.
-        options: fields of ``gradwire.engine.settings.Settings``, and parameters of a compressor that is given by
-            name.
+        compressor, scaler, lr_correction, optimizer, variance_correction, options: arguments of ``compress_ddp``.
 
     Raises:
         ConfigError: a wrong option.
@@ -117,10 +105,7 @@ class GradwireState(ExchangeState):
 
         # Called inside the comparison of the ranks: what it raises on one of them is raised on all.
         def check() -> None:
-            Units.check(scaler, lr_correction, module.parameters())
-            check_optimizer(optimizer, module.parameters())
-            check_optimizer(variance_correction, module.parameters(), "variance_correction")
-            VarianceCorrection.check(variance_correction)
+            self._check_training(module.parameters(), scaler, lr_correction, optimizer, variance_correction)
             python = bool(reduced.sparse) and getattr(model, "_use_python_reducer", False)
             allowed = "False under optimize_ddp='python_reducer', which reduces no sparse gradients"
             require(not python, "sparse of an embedding", allowed, python)
@@ -147,12 +132,8 @@ class GradwireState(ExchangeState):
         )
         self.exchange, params = prepared.exchange, prepared.params
         self.correct(variance_correction)
-        self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
-        self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(module)
-        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._frozen_params = [
             (name, param)
             for name, param in module.named_parameters()
@@ -162,13 +143,13 @@ class GradwireState(ExchangeState):
         self._wrapped = isinstance(model, DistributedDataParallel)
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
         compressed = prepared.compressed
-        self.adaptive = AdaptiveWatch(
-            self.exchange,
+        self._follow_training(
+            Units(scaler, lr_correction, {id(param): name for name, param in params.items()}),
             {id(param): self._names[id(param)] for param in compressed.values()},
             optimizer or variance_correction or lr_correction,
+            model,
             corrected=variance_correction is not None,
         )
-        follow_optimizers(self.exchange, self.adaptive)
         self._worker = Worker()
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -183,12 +164,11 @@ class GradwireState(ExchangeState):
         self._uncompressed = prepared.uncompressed  # A bucket of DDP's has gradients of one kind.
         self._dtypes = {param.dtype for param in compressed.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
-        self._dropped: DroppedGradients | None = None
         if self.traced:
             Arrivals(model, prepared, self.units, self._worker)
         else:
             watched = {id(param): param for param in compressed.values()}
-            self._dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
+            self.dropped = DroppedGradients(self.exchange, watched, DROPPED, hooks=True)
             if self._wrapped:
                 model.register_forward_pre_hook(refuse_late_steps)
         note_copies(model, repr(self.exchange.methods.compressor))
@@ -205,11 +185,7 @@ class GradwireState(ExchangeState):
         self.between_steps("close")
         # The thread first: it uses the channel, which another exchange may get afterwards.
         self._worker.close()
-        if self._dropped is not None:
-            self._dropped.leave()
-        self.stop_correcting()
-        release(self.exchange)
-        self.exchange.channel.close()
+        self._give_back()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that every integration saves, and the parameters of each bucket of the next step."""
@@ -235,8 +211,8 @@ class GradwireState(ExchangeState):
             self._submit(buffer.device, opening)
             # A bucket that is exchanged in its place in spite of that must not open the step once more.
             opening = None
-        if bucket.is_last() and self._dropped is not None:
-            self._dropped.at_the_end_of_this_pass(kept=self._direct is None)
+        if bucket.is_last() and self.dropped is not None:
+            self.dropped.at_the_end_of_this_pass(kept=self._direct is None)
         if self._direct is not None:
             # It is started here and not on the thread, because after the last bucket DDP may start one more collective
             # on the same group, of which parameters were used.
@@ -384,7 +360,7 @@ class GradwireState(ExchangeState):
 
     def _add_up(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         """Reduce as DDP does without a hook, and look whether gradients are finite."""
-        return self._begin_sum(buffer, nothing)
+        return self._begin_sum(buffer, lambda _: None)
 
     def _begin_sum(self, buffer: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
         """Start to average a bucket on DDP's own group; ``arrived`` is called with the mean.
@@ -452,8 +428,28 @@ class GradwireState(ExchangeState):
         return future
 
 
-def nothing(_: Tensor) -> None:
-    """Do nothing when a mean is there."""
+@torch.no_grad()
+def exchange_used(
+    exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None
+) -> None:
+    """Exchange as ``Exchange.run`` does, but a parameter that no rank used sends nothing: neither its gradient nor what
+    is kept for it is written, because an optimizer that saw a gradient would decay the parameter.
+
+    Buckets of DDP with ``find_unused_parameters`` do not say whose gradient is there. One small all-reduce for each
+    bucket tells; a gradient that is zero in every element on every rank counts as unused, too.
+    """
+    views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
+    uses = torch.stack([view.any() for view in views]).to(torch.uint8).mul_(USED)
+    exchange.note_pending(uses, {i: params[i][0] for i in _doubtful(uses)})
+    # A rank cannot know alone that no other used the parameter.
+    exchange.any_rank(uses)
+    exchange.run(flat, params, itemsize, ready, uses={i: uses[i] for i in _doubtful(uses)})
+
+
+def _doubtful(uses: Tensor) -> list[int]:
+    """The places of parameters that are not known to be used: an accelerator is not asked, so there all of them."""
+    asked = uses.tolist() if uses.device.type == "cpu" else [0] * len(uses)
+    return [i for i, use in enumerate(asked) if use != USED]
 
 
 ITS_MODULE = Verbatim("its module")
@@ -473,11 +469,7 @@ def gradwire_hook(
 
 
 def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:
-    """Refuse a DDP model that would not run the hook, or runs over other ranks.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a DDP model that would not run the hook, or runs over other ranks."""
     require(
         model.mixed_precision is None,
         "mixed_precision of DistributedDataParallel",
@@ -506,11 +498,7 @@ def refuse_late_steps(model: nn.Module, _: object) -> None:
 
 
 def check_ranks(model: DistributedDataParallel, group: dist.ProcessGroup | None, remedy: str) -> None:
-    """Refuse a group of other ranks than those over which a DDP model averages.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a group of other ranks than those over which a DDP model averages."""
     ranks, given = dist.get_process_group_ranks(model.process_group), ranks_in(group)
     allowed = f"of the DDP model's own ranks {ranks}, {remedy}"
     require(set(given) == set(ranks), "process_group", allowed, Verbatim(f"one of ranks {given}"))
@@ -571,10 +559,8 @@ def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> 
     """
     wrapped = uncompiled(model)
     if not isinstance(wrapped, DistributedDataParallel):
-        params = model.parameters() if isinstance(model, nn.Module) else iter(())
-        device = next((param.device for param in params), torch.device("cpu"))
         # The other ranks are in the set-up and wait for this one: they are given its error.
-        refuse(not_wrapped(model), CALLER, options.get("process_group"), device)
+        refuse(not_wrapped(model), CALLER, options.get("process_group"), model)
     state = GradwireState(wrapped, compressor, **options)
     wrapped.register_comm_hook(state, gradwire_hook)
     return state

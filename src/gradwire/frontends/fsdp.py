@@ -31,8 +31,6 @@ from gradwire.auto.step_record import Moment
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.engine.checkpoint import OnResize, counted
 from gradwire.engine.exchange import Exchange
-from gradwire.engine.methods import Methods
-from gradwire.engine.owner_plan import check_methods
 from gradwire.engine.part import nonfinite
 from gradwire.engine.plan import Named
 from gradwire.engine.residual_store import used_here
@@ -44,13 +42,11 @@ from gradwire.frontends._meshes import ANY_MESH, check_mesh, check_replicas, lin
 from gradwire.frontends._module_group import ModuleGroupBackward
 from gradwire.frontends._rank_grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.frontends._weights import DifferenceGather, WeightGather, WeightSwitch, WeightWire, weight_code
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, follow_optimizers
-from gradwire.frontends.ownership import Caller, is_sharded
-from gradwire.frontends.setup import AUTO, kind_of, prepare, private_group, refuse, share_start, uncompiled
-from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size
+from gradwire.frontends.ownership import Caller
+from gradwire.frontends.setup import AUTO, kind_of, prepare, private_channel, refuse, share_start, uncompiled
+from gradwire.frontends.sharded import ReduceScatter, ShardedState, check_size, not_sharded
 from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import refuse_sparse, sparse_in
-from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.metrics import Metrics
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
@@ -92,7 +88,6 @@ class FSDPState(ShardedState):
     ) -> None:
         super().__init__()
         self._hooks: list[Between] = []
-        self._gathered: list[Any] = []
         self._differences: list[DifferenceGather] = []
         self._gathers, self._switch = Metrics(), cast("WeightSwitch | None", None)
         decides = isinstance(weights, str) and weights == AUTO
@@ -103,24 +98,20 @@ class FSDPState(ShardedState):
         groups, model = managed(model), uncompiled(model)
         sharded = sharded_in(model)
         if not sharded:
-            params = model.parameters() if isinstance(model, nn.Module) else iter(())
-            device = next((param.device for param in params), torch.device("cpu"))
-            refuse(not_sharded(model, compressor), CALLER, None, device)
+            advice = "call fully_shard on it first", "give an object of it"
+            other = "for FullyShardedDataParallel use gradwire.compress_fsdp1"
+            refuse(not_sharded(model, compressor, "a module after fully_shard", *advice, other), CALLER, None, model)
         grid = grid_of([info_of(group) for _, group in groups], sharded, replicate)
         mesh, replicas = grid.shard, grid.replicate
         self._groups = [group for _, group in groups]
         device, names = device_of(mesh), {id(param): name for name, param in sharded.items()}
-        self._scatters, doubts = replicas is None, list[str]()
+        doubts = list[str]()
 
         def check() -> None:
             check_model(groups, sharded, grid, replicate, options)
             refuse_sparse(name for name, param in sharded.items() if id(param) in sparse_in(model))
-            weight_code(given)
-            Units.check(scaler, lr_correction)
-            check_optimizer(optimizer, sharded.values())
-            check_optimizer(variance_correction, sharded.values(), "variance_correction")
-            VarianceCorrection.check(variance_correction)
-            self.units = Units(scaler, lr_correction, names)
+            self._weights = weight_code(given)
+            self._check_training(sharded.values(), scaler, lr_correction, optimizer, variance_correction)
             if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
                 doubts.append(doubt)
 
@@ -153,7 +144,7 @@ class FSDPState(ShardedState):
 
         self.exchange = agreed_along(make, [*shards, *grid.part_groups], device)
         self.tensor_part, self.tensor_parts = grid.part, grid.parts
-        self._weights, self._timeout = weight_code(given), options.get("timeout")
+        self._timeout = options.get("timeout")
         if replicas is None:
             self.check_scatter()
             one_mesh = all(shard_group(group).size() == mesh.size() for _, group in groups)
@@ -164,22 +155,19 @@ class FSDPState(ShardedState):
             if self.exchange.controller is not None:
                 self.exchange.controller.advise_nothing()
             if not grid.native:
-                share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
+                share_start([cast(Any, param).to_local() for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
-        self.units.read_ahead(model, device)
         compressed = {name: param for name, param in sharded.items() if name not in self.uncompressed}
         shapes = {id(param): (name, tuple(param.shape)) for name, param in compressed.items()}
         self.correct(variance_correction)
-        self.adaptive = AdaptiveWatch(
-            self.exchange,
+        self._follow_training(
+            Units(scaler, lr_correction, names),
             shapes,
             optimizer or variance_correction or lr_correction,
+            model,
             corrected=variance_correction is not None,
         )
-        follow_optimizers(self.exchange, self.adaptive)
-        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._gather_waits = GatherWaits(
             device,
             lambda: (controller := self.exchange.controller) is not None and controller.timed,
@@ -226,7 +214,7 @@ class FSDPState(ShardedState):
             wire.worker.close()
         for hook in self._hooks:
             hook.leave()
-        for group in self._gathered:
+        for group in self._groups:
             give_back_gather(group)
         self._differences.clear()
         for channel in (*self._channels.values(), *(wire.channel for wire in self._wires.values())):
@@ -261,7 +249,8 @@ class FSDPState(ShardedState):
         state = super().state_dict()
         if not self._differences:
             return state
-        ranks, rank = ranks_in(state, self.place), str(self.exchange.channel.rank)
+        own = state if "ranks" in state else state["parts"][str(self.place)]
+        ranks, rank = own["ranks"], str(self.exchange.channel.rank)
         parts = {name: part for gather in self._differences for name, part in gather.state_dict().items()}
         ranks[rank] = counted({**ranks[rank], "weights": parts})
         return state
@@ -275,12 +264,6 @@ class FSDPState(ShardedState):
         own = fitted["ranks"].get(str(channel.rank), {}) if fitted["world"] == channel.world else {}
         for gather in self._differences:
             gather.load_state_dict(own.get("weights", {}))
-
-    def check(self, methods: Methods) -> None:
-        """Refuse a choice that set-up would refuse."""
-        super().check(methods)
-        if self._scatters:
-            check_methods(methods)
 
     def between_replicas(
         self, output: Tensor, named: Sequence[Named], scale: float, later: float, ready: Moment
@@ -316,9 +299,8 @@ class FSDPState(ShardedState):
         taken = self.uncompressed.isdisjoint(cut.name for cut in cuts)
         if (self._weights is not None or self._switch is not None) and shards.size() > 1 and taken:
             group._all_gather_comm = self._gather(group, cuts, shards)
-            self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
-        self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
+        self.sizes |= {cut.name: cut.chunk if self.shards else cut.padded for cut in cuts}
 
         together = ModuleGroupBackward(group) if len(group.modules) > 1 else None
 
@@ -329,7 +311,7 @@ class FSDPState(ShardedState):
             order = getattr(group, "_reduce_scatter_param_indices", range(len(params)))
             return [cuts[i] for i in order if params[i].sharded_param.requires_grad and params[i] in ready]
 
-        if self._scatters:
+        if not self.shards:
             # The module's own method refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
             own = InnerReduceScatter(DefaultReduceScatter())
@@ -377,16 +359,10 @@ class FSDPState(ShardedState):
         self.several = True
         if ranks not in self._channels and len(ranks) > 1:
             # A channel of their own, because ranks that do not have the module take no part.
-            lent = private_group(group, self._timeout, self.exchange.device)
-            self._channels[ranks] = channel = Channel(lent.group, self.exchange.channel.metrics)
-            lent.hold(channel)
+            self._channels[ranks] = private_channel(
+                group, self._timeout, self.exchange.device, self.exchange.channel.metrics
+            )
         return self._channels.get(ranks)
-
-
-def ranks_in(state: dict[str, Any], place: int) -> dict[str, Any]:
-    """The entries by rank in this rank's own state."""
-    ranks: dict[str, Any] = state["ranks"] if "ranks" in state else state["parts"][str(place)]["ranks"]
-    return ranks
 
 
 class Between:
@@ -522,21 +498,6 @@ def read_at_the_end(group: Any, dtype: torch.dtype) -> bool:
     return fresh and own and divided_later(group, dtype) == 1.0
 
 
-def not_sharded(model: object, compressor: object) -> ConfigError:
-    """Say what to do with a module that ``fully_shard`` was not applied to."""
-    params = list(model.parameters()) if isinstance(model, nn.Module) else []
-    remedy = "call fully_shard on it first, or use gradwire.compress_ddp or compress_optimizer"
-    if isinstance(compressor, nn.Module):
-        remedy = "they are the other way round"
-    elif isinstance(model, type):
-        remedy = "give an object of it"
-    elif any(map(is_sharded, params)):
-        remedy = "for FullyShardedDataParallel use gradwire.compress_fsdp1"
-    elif isinstance(model, nn.parallel.DistributedDataParallel):
-        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
-    return ConfigError(f"model must be a module after fully_shard, got {kind_of(model)}; {remedy}")
-
-
 def sharded_in(model: object) -> dict[str, nn.Parameter]:
     """Parameters after ``fully_shard``, frozen ones included, by name."""
     if not isinstance(model, nn.Module):
@@ -549,10 +510,6 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     if mesh.device_type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(mesh.device_type)
-
-
-def local_of(param: Any) -> Tensor:
-    return cast(Tensor, param.to_local())
 
 
 def managed(model: object) -> list[tuple[FSDPModule, Any]]:
@@ -596,11 +553,7 @@ def check_model(
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse parameters that would not be compressed, or not in the way they lie.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse parameters that would not be compressed, or not in the way they lie."""
     names = {id(param): name for name, param in sharded.items()}
     lies = {
         names.get(id(each.sharded_param), "model"): (each.sharded_param, info_of(group))
@@ -642,11 +595,7 @@ def check_model(
 
 
 def check_hooks(comm: object, hook: object) -> None:
-    """Refuse a module whose gradients another hook reduces, or an exchange of ours that was not closed.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a module whose gradients another hook reduces, or an exchange of ours that was not closed."""
     ours = [each.state.closed for each in (comm, hook) if isinstance(each, ReduceScatter | Between)]
     if ours:
         remedy = (

@@ -18,10 +18,10 @@ from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.frontends._buckets import Bucket, BucketState, buckets_of
 from gradwire.frontends._model_copies import note_copies_of_optimizer
-from gradwire.frontends.optimizer_watch import AdaptiveWatch, follow_optimizers
+from gradwire.frontends.optimizer_watch import parameters_of
 from gradwire.frontends.ownership import Caller, owners_of
 from gradwire.frontends.setup import frozen_in, kind_of, prepare, share_start, uncompiled, warn_of_statistics
-from gradwire.frontends.state_units import Units, parameters_of
+from gradwire.frontends.state_units import Units
 from gradwire.frontends.uncompressed import sparse_in
 from gradwire.frontends.variance_correction import VarianceCorrection
 from gradwire.modes import ordinary_modes
@@ -47,9 +47,9 @@ class OptimizerState(BucketState):
         bucket_mb: float,
         options: dict[str, Any],
         group: dist.ProcessGroup | None,
-        scaler: Any = None,
-        lr_correction: bool = False,
-        variance_correction: bool = False,
+        scaler: Any,
+        lr_correction: bool,
+        variance_correction: bool,
     ) -> None:
         super().__init__()
         ours: set[int] = set()
@@ -81,16 +81,13 @@ class OptimizerState(BucketState):
             self.check_correction()  # Before anything hangs on the optimizer or on its parameters.
         self.buckets = buckets_of(prepared, bucket_mb)
         names = {id(param): name for name, param in params.items()}
-        self.units = Units(scaler, optimizer if lr_correction else None, names)
+        units = Units(scaler, optimizer if lr_correction else None, names)
         shapes = {id(param): (name, tuple(param.shape)) for name, param in prepared.compressed.items()}
-        self.adaptive = AdaptiveWatch(self.exchange, shapes, optimizer, corrected=variance_correction)
-        follow_optimizers(self.exchange, self.adaptive)
+        self._follow_training(units, shapes, optimizer, corrected=variance_correction)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(model)
         if self.exchange.channel.rank == 0 and self.exchange.channel.world > 1:
             warn_of_statistics("compress_optimizer", model.modules())
-        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
         self._known = {id(param): param for param in params.values()}
         self._done = False
         self._seen: dict[int, tuple[int, int]] = {}
@@ -111,7 +108,6 @@ class OptimizerState(BucketState):
     def close(self) -> None:
         """End the communication thread; the optimizer must not step again unless another state has taken over."""
         super().close()
-        self.stop_correcting()
         for hook in self._hooks:
             # The optimizer and its parameters may live on, and what they call would keep the state's tensors.
             hook.remove()
@@ -235,11 +231,7 @@ class OptimizerState(BucketState):
 
 
 def refuse_step(params: Sequence[weakref.ref[Tensor]], *_: object) -> None:
-    """Refuse the step of an optimizer whose state was closed, if nobody else exchanges its gradients.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse the step of an optimizer whose state was closed, if nobody else exchanges its gradients."""
     require(
         any(owners_of(param) for each in params if (param := each()) is not None),
         "state of the optimizer",
@@ -281,7 +273,7 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
             f"{kind_of(optimizer)} and {kind_of(model)}{remedy}"
         )
     require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)  # type: ignore[operator]
-    Units.check(scaler, None)
+    Units.check(scaler)
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
     require(others == 0, "optimizer", "over the model's own parameters", Verbatim(f"one that has {others} others"))

@@ -16,7 +16,6 @@ from gradwire._once import once
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import (
-    TORCH,
     Remedies,
     is_adaptive,
     is_orthogonal,
@@ -32,7 +31,18 @@ from gradwire.errors import ConfigError, Verbatim, require
 from gradwire.memory.base import Memory
 from gradwire.memory.preconditioned import Preconditioned
 
-__all__ = ["AdaptiveWatch", "check_optimizer", "follow_optimizers", "follow_steps"]
+__all__ = ["AdaptiveWatch", "check_optimizer", "follow_steps", "parameters_of", "trains"]
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """List the parameters of an optimizer, group by group; one that is not torch's may have no groups."""
+    return [param for group in getattr(optimizer, "param_groups", None) or () for param in group["params"]]
+
+
+def trains(optimizer: Any, params: Iterable[Tensor]) -> bool:
+    """Return whether an optimizer has any of these parameters."""
+    ids = {id(param) for param in params}
+    return any(id(param) in ids for param in parameters_of(optimizer))
 
 
 def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optimizer") -> None:
@@ -40,19 +50,17 @@ def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optim
 
     Args:
         name: name of the option.
-
-    Raises:
-        ConfigError
     """
     if optimizer is not None:
         require(isinstance(optimizer, Optimizer), name, "a torch.optim.Optimizer or None", optimizer)
-        ids = {id(param) for param in params}
-        ours = any(id(param) in ids for group in optimizer.param_groups for param in group["params"])
+        ours = trains(optimizer, params)
         require(ours, name, "the one that trains this model's parameters", Verbatim("one of others"))
 
 
 class AdaptiveWatch:
     """A watch that looks at each optimizer of an exchange's parameters once, at its first step.
+
+    The controller of the exchange, if it has one, asks it which errors these optimizers tolerate.
 
     Args:
         exchange: exchange whose methods are meant.
@@ -66,10 +74,10 @@ class AdaptiveWatch:
         self,
         exchange: Exchange,
         params: Mapping[int, Named],
-        optimizer: Optimizer | str | None = None,
+        optimizer: Optimizer | str | None,
         *,
-        corrected: bool = False,
-        remedies: Remedies = TORCH,
+        corrected: bool,
+        remedies: Remedies,
     ) -> None:
         self._exchange, self._params, self._corrected, self._remedies = exchange, params, corrected, remedies
         self._said: set[bool] = set()
@@ -89,6 +97,10 @@ class AdaptiveWatch:
             if optimizer is not None and (is_adaptive(optimizer) or is_orthogonal(optimizer)):
                 self.stepped(optimizer)
         self.check()
+        if exchange.controller is not None:
+            # Weakly, because the watch holds the exchange, which holds the controller.
+            known = weakref.ref(self)
+            exchange.controller.follow_optimizers(lambda: (found := known()) is not None and found.bears())
 
     def check(self) -> None:
         """Warn on rank 0 of the group, once of a method that harms such an optimizer, and once of one that adds much
@@ -149,8 +161,7 @@ class AdaptiveWatch:
                 self._check_zeros()
             return
         self._seen.add(optimizer)
-        groups = getattr(optimizer, "param_groups", None) or ()
-        ours = [self._params[id(param)] for group in groups for param in group["params"] if id(param) in self._params]
+        ours = [self._params[id(param)] for param in parameters_of(optimizer) if id(param) in self._params]
         self._plain = self._plain or bool(ours)
         if ours and is_orthogonal(optimizer):
             self._orthogonal.add(type(optimizer).__name__)
@@ -164,14 +175,6 @@ class AdaptiveWatch:
         most, and to have steps as long as gradients are.
         """
         return self._plain and not self._adaptive and not self._others
-
-
-def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
-    """Tell the controller of an exchange, if it has one, which errors its optimizers tolerate."""
-    if exchange.controller is not None:
-        # Weakly, because the watch holds the exchange, which holds the controller.
-        known = weakref.ref(watch)
-        exchange.controller.follow_optimizers(lambda: (found := known()) is not None and found.bears())
 
 
 class Follower(Protocol):

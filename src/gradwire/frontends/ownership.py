@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -35,6 +35,7 @@ __all__ = [
     "conflict_with_ddp",
     "hooked",
     "is_sharded",
+    "on_rank",
     "own",
     "owners_of",
     "refuse_owned",
@@ -157,6 +158,12 @@ def owners_of(param: Tensor) -> list[Owner]:
 def is_sharded(param: Tensor) -> bool:
     """Return whether either form of FSDP has the parameter: a DTensor, or one that was flattened."""
     return hasattr(param, "device_mesh") or getattr(param, "_fsdp_flattened", False)
+
+
+def on_rank(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that this rank holds, in the memory of the tensor itself."""
+    # Asked for anew each time: FSDP gives a parameter other memory, as at its first forward pass.
+    return cast(Tensor, getattr(tensor, "_local_tensor", tensor))
 
 
 def overlap(one: Ranks, other: Ranks) -> bool:

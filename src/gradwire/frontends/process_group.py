@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from gradwire._short_traceback import short_traceback
 from gradwire.engine.settings import valid_timeout
-from gradwire.errors import ConfigError, require
-from gradwire.frontends._compressing import PRESETS, Carrier, CompressingGroup, codes_of, described, travels_as_it_is
-from gradwire.frontends.setup import backend_of, backends_of, kind_of, private_group
+from gradwire.errors import require
+from gradwire.frontends._compressing import Carrier, CompressingGroup, codes_of, described, travels_as_it_is
+from gradwire.frontends.setup import backend_of, backends_of, check_initialised, kind_of, private_group
 from gradwire.metrics import Metrics
 from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 
-__all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
+__all__ = ["wrap_group"]
 
 _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]] = weakref.WeakKeyDictionary()
 """The number of the next group around each one. It is not kept by names: in a process that lives on while others start
@@ -80,12 +80,11 @@ def wrap_group(
     """
     if hasattr(group, "configure"):
         # Replicas of torchft need no default group.
-        return cast(CompressingGroup, between_replicas(group, compressor, all_gather, min_numel, timeout, default))
-    if not dist.is_initialized():
-        raise ConfigError(
-            "torch.distributed must be initialised: start the script with torchrun and call "
-            "torch.distributed.init_process_group() first"
-        )
+        from gradwire.frontends._torchft import wrap_replicas
+
+        codes = codes_of(compressor, all_gather, min_numel)
+        return cast(CompressingGroup, wrap_replicas(group, *codes, min_numel, timeout, default))
+    check_initialised()
     inner = group if group is not None else dist.group.WORLD
     require(isinstance(inner, dist.ProcessGroup), "group", "a process group of which this rank is one", kind_of(inner))
     inner = cast(dist.ProcessGroup, inner)
@@ -119,15 +118,6 @@ def wrap_group(
     if default:
         dist.distributed_c10d._update_default_pg(ours)
     return ours
-
-
-def between_replicas(
-    group: Any, compressor: Any, all_gather: Any, min_numel: int, timeout: float | None, default: bool
-) -> Any:
-    """Wrap a group of torchft's."""
-    from gradwire.frontends._torchft import wrap_replicas
-
-    return wrap_replicas(group, *codes_of(compressor, all_gather, min_numel), min_numel, timeout, default)
 
 
 def register(ours: CompressingGroup, inner: dist.ProcessGroup, name: str) -> None:

@@ -35,9 +35,11 @@ from gradwire.transport.pool import Lease, lease
 __all__ = [
     "AUTO",
     "Prepared",
+    "agree_along",
     "backend_of",
     "backends_of",
     "check_dtypes",
+    "check_initialised",
     "frozen_in",
     "in_memory",
     "is_auto",
@@ -46,12 +48,12 @@ __all__ = [
     "prepare",
     "prepare_alone",
     "prepare_named",
+    "private_channel",
     "private_group",
     "ranks_in",
     "refuse",
     "refuse_steps_in_backward",
     "share_start",
-    "trainable",
     "uncompiled",
     "warn_of_statistics",
 ]
@@ -187,9 +189,6 @@ def prepare(
         ConfigError: a wrong option, the same on every rank.
         GroupError: ranks were given different options or models; every rank raises the same text.
     """
-    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    place = device or next((param.device for param in parameters), torch.device("cpu"))
-
     left: list[str] = []
 
     def select() -> dict[str, nn.Parameter]:
@@ -202,19 +201,73 @@ def prepare(
 
     embeddings = partial(embeddings_of, model)
     return prepare_named(
-        select, place, compressor, options, group, caller, carrier, embeddings, sparse=sparse, left=left, **facts
+        select,
+        device or device_of(model),
+        compressor,
+        options,
+        group,
+        caller,
+        carrier,
+        embeddings,
+        sparse=sparse,
+        left=left,
+        **facts,
     )
 
 
-def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
+def device_of(model: object) -> torch.device:
+    """The device of a model's parameters; the CPU where it has none, or is no model."""
+    params = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((param.device for param in params), torch.device("cpu"))
+
+
+def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, model: object) -> NoReturn:
     """Raise this rank's error about its arguments, on the other ranks too, which wait in ``prepare``."""
 
     def select() -> dict[str, nn.Parameter]:
         raise error
 
     if dist.is_initialized():
-        prepare_named(select, device, "none", {}, group, caller)
+        prepare_named(select, device_of(model), "none", {}, group, caller)
     raise error
+
+
+def agree_along(
+    channels: Iterable[Channel], what: str, describe: Callable[[], str], device: torch.device, failure: Exception | None
+) -> None:
+    """Compare over one channel after the other; an error of this rank, or over one of them, is raised on all.
+
+    Args:
+        channels: channels over ranks that did not compare with each other yet, in the same order on all ranks.
+        what: name of what is compared, for errors.
+        failure: error that this rank has already; None: there is none.
+
+    Raises:
+        Exception: ``failure``, or else the first error of a comparison.
+    """
+
+    def described() -> str:
+        if failure is not None:
+            raise failure
+        return describe()
+
+    for channel in channels:
+        try:
+            agree(channel, what, described, device)
+        except Exception as error:
+            # The first error is kept, and the others are compared in any case: their ranks wait for this one.
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def check_initialised() -> None:
+    """Refuse to begin without a default process group."""
+    if not dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed must be initialised: start the script with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
 
 
 def kind_of(value: object) -> str:
@@ -253,10 +306,7 @@ def prepare_named(
     """
     if not dist.is_initialized():
         select()
-        raise ConfigError(
-            "torch.distributed must be initialised: start the script with torchrun and call "
-            "torch.distributed.init_process_group() first"
-        )
+        check_initialised()
     settings, rest = Settings.split(options)
     # Before anything is checked, because only over a group the others can be given an error of this rank.
     lent = private_group(group, settings.timeout, device)
@@ -419,6 +469,16 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
             # Asked only now, when the store knows who has not come in all this time.
             absent = named(missing())
             raise GroupError(f"{absent} did not set up gradwire: {error}" if absent else str(error)) from None
+
+
+def private_channel(
+    group: dist.ProcessGroup | None, timeout: object, device: torch.device, metrics: Metrics | None = None
+) -> Channel:
+    """Make a channel on a ``private_group``, which is free for others when the channel is closed."""
+    lent = private_group(group, timeout, device)
+    channel = Channel(lent.group, metrics or Metrics())
+    lent.hold(channel)
+    return channel
 
 
 def new_group(members: list[int], backend: str, seconds: float, name: str) -> dist.ProcessGroup:

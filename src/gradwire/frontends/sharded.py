@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.auto.shared_link import NO_GATHERS, Gathers, WeightControl
@@ -17,22 +17,22 @@ from gradwire.auto.step_record import Moment, moment
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.engine.checkpoint import OnResize
+from gradwire.engine.methods import Methods
 from gradwire.engine.owner_plan import OwnerPlan, check_method, check_methods, make_owner_plan, wanted_of
 from gradwire.engine.part import nonfinite
 from gradwire.engine.shards import Sharded
 from gradwire.errors import ConfigError, require
 from gradwire.frontends._background import WAITING, Background
-from gradwire.frontends._dropped import DroppedGradients
-from gradwire.frontends.optimizer_watch import follow_steps
-from gradwire.frontends.ownership import release
+from gradwire.frontends.optimizer_watch import follow_steps, parameters_of
+from gradwire.frontends.ownership import is_sharded
 from gradwire.frontends.resharding import of_shard, recut, repadded
-from gradwire.frontends.setup import backend_of
+from gradwire.frontends.setup import backend_of, kind_of
 from gradwire.frontends.state_units import ExchangeState, Scratch
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
 from gradwire.transport.channel import Channel
 
-__all__ = ["ReduceScatter", "ShardedState", "check_size", "multiplier"]
+__all__ = ["ReduceScatter", "ShardedState", "check_size", "multiplier", "not_sharded"]
 
 
 class ShardedState(ExchangeState):
@@ -56,7 +56,6 @@ class ShardedState(ExchangeState):
         self.awaited = False
         """True once the thread that computes had to wait for a reduction."""
         self.sizes: dict[str, int] = {}
-        self.dropped: DroppedGradients | None = None
         self.uncompressed: set[str] = set()
         """The names of parameters whose gradients no method takes; FSDP itself reduces these."""
 
@@ -68,8 +67,7 @@ class ShardedState(ExchangeState):
     def stepped(self, optimizer: Optimizer) -> None:
         """Note that an optimizer, which may be of these parameters, has made a step."""
         if optimizer not in self._ours:
-            groups = getattr(optimizer, "param_groups", None) or ()
-            if not any(id(param) in self._ids for group in groups for param in group["params"]):
+            if self._ids.isdisjoint(map(id, parameters_of(optimizer))):
                 return  # Not noted: it may get parameters of this model later.
             self._ours.add(optimizer)
         self._used = True
@@ -108,12 +106,13 @@ class ShardedState(ExchangeState):
         self._seen |= set(names)
         self._graph = torch._C._current_graph_task_id()
 
-    def check_scatter(self) -> None:
-        """Refuse methods that a reduce-scatter cannot carry, at set-up.
+    def check(self, methods: Methods) -> None:
+        super().check(methods)
+        if not self.shards:
+            check_methods(methods)
 
-        Raises:
-            ConfigError
-        """
+    def check_scatter(self) -> None:
+        """Refuse methods that a reduce-scatter cannot carry, at set-up."""
         try:
             check_methods(self.exchange.methods)
         except ConfigError:
@@ -160,15 +159,7 @@ class ShardedState(ExchangeState):
         self.closed = True
         # Before the exchange is released, which the thread may still use.
         self.background.close()
-        if self.dropped is not None:
-            self.dropped.leave()
-        self.stop_correcting()
         self._give_back()
-
-    def _give_back(self) -> None:
-        """Give the parameters and the group back, which another exchange may have from now on."""
-        release(self.exchange)
-        self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same state as DDP's; between replicas each rank's is that of its own shard."""
@@ -205,10 +196,10 @@ class ShardedState(ExchangeState):
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """The part of a state of other shards that concerns this rank's shard."""
-        if self.shards:
-            return recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
-        if self.tensor_parts > 1:
+        if self.shards or self.tensor_parts > 1:
             state = recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
+        if self.shards:
+            return state
         require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
         if on_resize == "error" or state.get("world") == self.exchange.channel.world or "ranks" not in state:
             return state
@@ -416,6 +407,28 @@ class ReduceScatter:
         return self._plans[names][1]
 
 
+def not_sharded(model: object, compressor: object, allowed: str, first: str, given: str, other: str) -> ConfigError:
+    """Say what to do with an object that is not sharded in the way that a call takes.
+
+    Args:
+        allowed: kind of module that the call takes.
+        first: advice for a module that is not sharded at all.
+        given: advice for a class.
+        other: advice for a module that the other FSDP has sharded.
+    """
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    remedy = f"{first}, or use gradwire.compress_ddp or compress_optimizer"
+    if isinstance(compressor, nn.Module):
+        remedy = "they are the other way round"
+    elif isinstance(model, type):
+        remedy = given
+    elif any(map(is_sharded, params)):
+        remedy = other
+    elif isinstance(model, nn.parallel.DistributedDataParallel):
+        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
+    return ConfigError(f"model must be {allowed}, got {kind_of(model)}; {remedy}")
+
+
 def multiplier(op: Any, world: int) -> float:
     """The factor by which a reduction multiplies the sum over the ranks.
 
@@ -433,11 +446,7 @@ def multiplier(op: Any, world: int) -> float:
 
 
 def check_size(tensor: Tensor, numel: int) -> None:
-    """Refuse the gradients of only some of a module's parameters, because it is not known of which.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse the gradients of only some of a module's parameters, because it is not known of which."""
     if tensor.numel() != numel:
         raise ConfigError(
             f"gradients of a module must have {numel} elements, got {tensor.numel()}: parameters were unused; call "

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,23 +18,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire._short_traceback import ShortTracebacks
+from gradwire.engine.adaptive import TORCH, Remedies
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.methods import Methods
+from gradwire.engine.plan import Named
 from gradwire.engine.policy import Schedule
 from gradwire.engine.settings import build_compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, Verbatim, require
-from gradwire.frontends.optimizer_watch import AdaptiveWatch
+from gradwire.frontends._dropped import DroppedGradients
+from gradwire.frontends.optimizer_watch import AdaptiveWatch, check_optimizer, trains
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
-from gradwire.frontends.summary import summary
+from gradwire.frontends.summary import Summarised
 from gradwire.frontends.variance_correction import VarianceCorrection, check_noise
 from gradwire.memory.base import Memory
 from gradwire.transport.handshake import agree
 
-__all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]
+__all__ = ["ExchangeState", "Reading", "Scratch", "Units"]
 
 Reading = tuple[float | None, dict[str, float]]
 """The loss scale, if one is followed, and the learning rate of each parameter."""
@@ -47,16 +49,11 @@ class Units:
         scaler: scaler of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer whose rates residuals follow; None: they are sent as they are.
         names: names of the parameters, by id.
-
-    Raises:
-        ConfigError: the optimizer has none of these parameters.
     """
 
     def __init__(self, scaler: Any, lr_correction: Optimizer | None, names: Mapping[int, str]) -> None:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.optimizer, self.names = lr_correction, names
-        ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
-        require(ours, "lr_correction", "the optimizer of this model's parameters", Verbatim("one of other parameters"))
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
         self.divisors: dict[str, float] = {}
@@ -75,23 +72,14 @@ class Units:
         return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
 
     @staticmethod
-    def check(scaler: Any, lr_correction: Any, params: Iterable[Tensor] | None = None) -> None:
-        """Refuse an object that is not a scaler or not an optimizer.
-
-        Args:
-            params: parameters of the model; None: the optimizer's are not compared with them.
-
-        Raises:
-            ConfigError
-        """
+    def check(scaler: Any, lr_correction: Any = None, params: Iterable[Tensor] = ()) -> None:
+        """Refuse an object that is not a scaler, or not an optimizer of these parameters."""
         scales = scaler is None or (hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled"))
         require(scales, "scaler", "a torch.amp.GradScaler or None", scaler)
         optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
         require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
-        if lr_correction is not None and params is not None:
-            known = {id(param) for param in params}
-            ours = any(id(param) in known for param in parameters_of(lr_correction))
-            require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
+        ours = lr_correction is None or trains(lr_correction, params)
+        require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
 
     def read_ahead(self, model: nn.Module, device: torch.device) -> None:
         """Read the scale before each forward pass on a GPU, because reading it in the middle of a backward pass would
@@ -188,16 +176,17 @@ class Units:
         self.divisors = dict(state.get("divisors", {}))
 
 
-class ExchangeState(ShortTracebacks):
+class ExchangeState(Summarised):
     """Base of the states of front ends; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
 
-    ``variance`` is set where an optimizer's learning rates follow the noise of the code.
+    ``variance`` is set where an optimizer's learning rates follow the noise of the code, ``dropped`` where gradients
+    are exchanged in the backward pass and may be dropped after it.
     """
 
-    exchange: Exchange
     units: Units
     adaptive: AdaptiveWatch
     variance: VarianceCorrection | None = None
+    dropped: DroppedGradients | None = None
     sizes: Mapping[str, int]
     frozen: Mapping[str, int] = {}
     """Elements of parameters that are not trained now: their residuals are kept until they are."""
@@ -205,14 +194,55 @@ class ExchangeState(ShortTracebacks):
     """True where gradients are exchanged while a backward pass goes on."""
 
     def between_steps(self, call: str) -> None:
-        """Refuse a call inside a backward pass, as from a hook of a tensor: some of its gradients were exchanged.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a call inside a backward pass, as from a hook of a tensor: some of its gradients were exchanged."""
         inside = self.in_backward and torch._C._current_graph_task_id() != -1
         allowed = "called between steps: in a backward pass some gradients were exchanged, and others were not"
         require(not inside, f"{call}()", allowed, Verbatim("a call inside a backward pass"))
+
+    @staticmethod
+    def _check_training(
+        params: Iterable[Tensor], scaler: Any, lr_correction: Any, optimizer: Any, variance_correction: Any
+    ) -> None:
+        """Refuse what does not train these parameters, or not in the way that the option wants."""
+        params = list(params)
+        Units.check(scaler, lr_correction, params)
+        check_optimizer(optimizer, params)
+        check_optimizer(variance_correction, params, "variance_correction")
+        VarianceCorrection.check(variance_correction)
+
+    def _follow_training(
+        self,
+        units: Units,
+        params: Mapping[int, Named],
+        optimizer: Optimizer | str | None,
+        model: nn.Module | None = None,
+        *,
+        corrected: bool,
+        remedies: Remedies = TORCH,
+    ) -> None:
+        """Follow the loss scale and the optimizers of the parameters that are compressed.
+
+        Args:
+            units: unit of the residuals.
+            params: each parameter's id, with its name and shape in the exchange.
+            optimizer, corrected, remedies: arguments of ``AdaptiveWatch``.
+            model: model before whose forward passes the scale can be read; None: there is none.
+        """
+        self.units = units
+        self.adaptive = AdaptiveWatch(self.exchange, params, optimizer, corrected=corrected, remedies=remedies)
+        if model is not None:
+            units.read_ahead(model, self.exchange.device)
+        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
+        self.exchange.rollback.follow_skips(units.scaler is not None)
+
+    def _give_back(self) -> None:
+        """Leave learning rates alone, and give the parameters and the group back, which another exchange may have."""
+        if self.dropped is not None:
+            self.dropped.leave()
+        if self.variance is not None:
+            self.variance.close()
+        release(self.exchange)
+        self.exchange.channel.close()
 
     def correct(self, optimizer: Optimizer | None) -> None:
         """Make the learning rates of an optimizer follow the noise of the code from now on; None stops that.
@@ -225,40 +255,13 @@ class ExchangeState(ShortTracebacks):
             self.variance = VarianceCorrection(self.exchange, optimizer)
 
     def check_correction(self) -> None:
-        """Refuse, at set-up, a method whose error is not noise.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse, at set-up, a method whose error is not noise."""
         try:
             check_noise(self.exchange.methods)
         except ConfigError:
-            release(self.exchange)
             # The state is never made, so nobody else would give the group back.
-            self.exchange.channel.close()
+            self._give_back()
             raise
-
-    def stop_correcting(self) -> None:
-        """Leave learning rates alone from now on."""
-        if self.variance is not None:
-            self.variance.close()
-
-    def metrics(self) -> dict[str, Any]:
-        """Return bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals.
-
-        "ratio" is that of the last 32 to 64 steps, "total_ratio" that since the start.
-        """
-        return self.exchange.metrics()
-
-    def decisions(self) -> dict[str, Any]:
-        """Return what "auto" has chosen and why, with the names of parameters; empty with another method.
-
-        Another run is given it as ``decisions=``, to make the same decisions again in the same steps.
-        """
-        return self.exchange.decisions()
-
-    def __str__(self) -> str:
-        return summary(type(self).__name__, self.exchange, self.metrics())
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
@@ -339,58 +342,40 @@ class ExchangeState(ShortTracebacks):
             GroupError: ranks were given different arguments.
         """
         self.between_steps("change")
-        change(self.exchange, compressor, params, memory, strategy, drop, force, schedule, self.check)
+        exchange, made = self.exchange, list[Methods]()
+        exchange.end_step()
+
+        def describe() -> str:
+            require(isinstance(force, bool | None), "force", "True, False or None", force)
+            allowed = "a method: 'auto' decides only in a state that was made with it"
+            require(not is_auto(compressor), "compressor", allowed, compressor)
+            mapping = schedule is None or isinstance(schedule, Mapping)
+            require(mapping, "schedule", "a mapping from parameters to functions of the step, or None", schedule)
+            # A value that is given here must not be overwritten by a schedule that was meant for another method.
+            policy = dataclasses.replace(exchange.methods.policy, schedule=dict(schedule or {}))
+            code = build_compressor(compressor, params)
+            after = exchange.methods.changed(code, memory, strategy, force=force, policy=policy)
+            # The patterns are those of set-up, which has compared them with the names.
+            after.policy.check_schedule(after.compressor, after.world)
+            self.check(after)
+            refuse_loss(exchange, after, drop)
+            made.append(after)
+            return after.describe([], seed=exchange.seed, step=exchange.step)
+
+        # Before anything changes: if one rank refuses the method, all of them raise and go on with the old one.
+        agree(exchange.channel, "change", describe, exchange.device)
+        made[0].meet(exchange.channel, exchange.device)
+        if exchange.controller is not None:
+            # Before ``change``, which removes the controller: a rank may have noted what it has not told the others
+            # yet.
+            exchange.controller.leave()
+        exchange.change(made[0])
         self.adaptive.check()
 
     def check(self, methods: Methods) -> None:
-        """Refuse a choice of methods that this integration cannot carry.
-
-        Raises:
-            ConfigError
-        """
-        if self.variance is not None:
+        """Refuse a choice of methods that this integration cannot carry."""
+        if self.exchange.second_moment is not None:
             check_noise(methods)
-
-
-def change(
-    exchange: Exchange,
-    compressor: Any,
-    params: Mapping[str, Any],
-    memory: Memory | str | None,
-    strategy: Strategy | str | None,
-    drop: bool,
-    force: bool | None,
-    schedule: Mapping[str, Schedule] | None,
-    check: Callable[[Methods], None],
-) -> None:
-    """Give an exchange another compressor. All ranks must call it, between steps."""
-    made: list[Methods] = []
-    exchange.end_step()
-
-    def describe() -> str:
-        require(isinstance(force, bool | None), "force", "True, False or None", force)
-        allowed = "a method: 'auto' decides only in a state that was made with it"
-        require(not is_auto(compressor), "compressor", allowed, compressor)
-        mapping = schedule is None or isinstance(schedule, Mapping)
-        require(mapping, "schedule", "a mapping from parameters to functions of the step, or None", schedule)
-        # A value that is given here must not be overwritten by a schedule that was meant for another method.
-        policy = dataclasses.replace(exchange.methods.policy, schedule=dict(schedule or {}))
-        code = build_compressor(compressor, params)
-        after = exchange.methods.changed(code, memory, strategy, force=force, policy=policy)
-        # The patterns are those of set-up, which has compared them with the names.
-        after.policy.check_schedule(after.compressor, after.world)
-        check(after)
-        refuse_loss(exchange, after, drop)
-        made.append(after)
-        return after.describe([], seed=exchange.seed, step=exchange.step)
-
-    # Before anything changes: if one rank refuses the method, all of them raise and go on with the old one.
-    agree(exchange.channel, "change", describe, exchange.device)
-    made[0].meet(exchange.channel, exchange.device)
-    if exchange.controller is not None:
-        # Before ``change``, which removes the controller: a rank may have noted what it has not told the others yet.
-        exchange.controller.leave()
-    exchange.change(made[0])
 
 
 def refuse_loss(exchange: Exchange, after: Methods, drop: bool) -> None:
@@ -405,11 +390,6 @@ def refuse_loss(exchange: Exchange, after: Methods, drop: bool) -> None:
             f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "
             "use memory='residual', or say drop=True"
         )
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """List the parameters of an optimizer, group by group."""
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 class Scratch:

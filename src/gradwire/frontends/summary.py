@@ -1,26 +1,39 @@
-"""Summary of an exchange in a few lines of plain words, which ``print(state)`` shows."""
+"""Figures of an exchange, and a summary in a few lines of plain words, which ``print(state)`` shows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.exchange import Exchange
 
-__all__ = ["in_words", "summary"]
+__all__ = ["Summarised", "in_words"]
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def summary(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> str:
-    """Describe an exchange in at most ten lines.
+class Summarised(ShortTracebacks):
+    """Base of states and optimizers, which hold an exchange."""
 
-    Args:
-        what: name of the object that exchanges.
-        exchange: its exchange.
-        figures: result of ``metrics()`` of the object.
-    """
-    return "\n".join(_lines(what, exchange, figures))
+    exchange: Exchange
+
+    def metrics(self) -> dict[str, Any]:
+        """Return bytes, ratio, times, steps with values that are not finite, and the norm of this rank's residuals.
+
+        "ratio" is that of the last 32 to 64 exchanges, "total_ratio" that since the start.
+        """
+        return self.exchange.metrics()
+
+    def decisions(self) -> dict[str, Any]:
+        """Return what "auto" has chosen and why, with the names of parameters; empty with another method.
+
+        Another run is given it as ``decisions=``, to make the same decisions again in the same steps.
+        """
+        return self.exchange.decisions()
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(type(self).__name__, self.exchange, self.metrics()))
 
 
 def _lines(what: str, exchange: Exchange, figures: Mapping[str, Any]) -> Iterator[str]:

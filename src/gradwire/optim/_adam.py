@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import ConfigError
-from gradwire.optim._flat import FlatParameters
+from gradwire.errors import ConfigError, is_number, require
+from gradwire.optim._flat import FlatParameters, spans_of
 from gradwire.optim.exchanged import Closure, Exchanged
 
 __all__ = ["AdamLike"]
@@ -25,15 +26,36 @@ class AdamLike(Exchanged):
     """Base with flat float32 tensors named by ``kept``; ``state[param][name]`` are views of them.
 
     Args:
-        arguments: arguments of ``Exchanged``.
+        params, compressor, options, group: arguments of ``Exchanged``.
+        defaults: ``lr``, ``betas``, ``eps`` and ``weight_decay``.
+        own: parameters of its own, in ``ranges``.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, float32=True)
+    dense_first: ClassVar[str] = ""
+    """Reason why ``start_after`` is left out; empty: it may be given."""
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        own: Mapping[str, Any],
+        compressor: Any,
+        options: Mapping[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+
+        def check() -> None:
+            check_adam(type(self).__name__, **defaults)
+            self.check_parameters(own)
+            alone = not self.dense_first or "start_after" not in options
+            require(alone, "start_after", f"left out, because {self.dense_first}", options.get("start_after"))
+
+        facts = {**own, "defaults": defaults}
+        super().__init__(params, defaults, compressor, options, group, facts, check, float32=True)
         self.scratch = FlatParameters(self.params)
-        self._spans = list(spans_of(self.param_groups, {id(param) for param in self.params}))
+        self._spans = spans_of(self.param_groups, self.params)
         self.flats = {name: FlatParameters(self.params) for name in self.kept}
         self.progress: dict[str, Any] = {"step": 0}
         self._show()
@@ -132,6 +154,13 @@ class AdamLike(Exchanged):
         for group, (span, numbers) in zip(self.param_groups, self._spans, strict=True):
             yield group, span, numbers
 
+    def next_momentum(self) -> Tensor:
+        """Replace the gradient in ``scratch`` by the momentum updated with it, and return it: b1 m + (1 - b1) grad."""
+        for group, span, _ in self.spans():
+            beta1, m = group["betas"][0], self.flats["exp_avg"].data[span]
+            self.scratch.data[span].mul_(1 - beta1).add_(m, alpha=beta1)
+        return self.scratch.data
+
     def learn_variance(self, grad: Tensor) -> None:
         """Update v by the squared gradient: v = beta2 v + (1 - beta2) grad^2."""
         v = self.flats["exp_avg_sq"].data
@@ -153,15 +182,17 @@ class AdamLike(Exchanged):
                 self.state[param][name] = view
 
 
+def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Refuse arguments with which Adam cannot work."""
+    require(is_number(lr) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
+    pair = isinstance(betas, tuple | list) and len(betas) == 2
+    inside = pair and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
+    require(inside, f"{name}.betas", "two numbers in [0, 1)", betas)
+    require(is_number(eps) and 0 < eps < 1, f"{name}.eps", "in (0, 1)", eps)
+    decay = is_number(weight_decay) and 0 <= weight_decay < float("inf")
+    require(decay, f"{name}.weight_decay", "a finite number >= 0", weight_decay)
+
+
 def _plain(value: Any) -> Any:
     """A number, or several, as JSON has them: schedulers also set tensors, and numbers of NumPy."""
     return list(map(float, value)) if isinstance(value, tuple | list) else float(value)
-
-
-def spans_of(groups: Iterable[dict[str, Any]], known: Container[int]) -> Iterator[tuple[slice, range]]:
-    lo = first = 0
-    for group in groups:
-        sizes = [param.numel() for param in group["params"] if id(param) in known]
-        hi, last = lo + sum(sizes), first + len(sizes)
-        yield slice(lo, hi), range(first, last)
-        lo, first = hi, last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from gradwire.engine.part import nonfinite
 from gradwire.errors import ConfigError
 
-__all__ = ["FlatParameters", "any_nonfinite"]
+__all__ = ["FlatParameters", "any_nonfinite", "spans_of"]
 
 
 class FlatParameters:
@@ -50,6 +51,23 @@ class FlatParameters:
         """Copy each slot into its tensor."""
         for view, tensor in zip(self.views, tensors, strict=True):
             tensor.copy_(view)
+
+
+def spans_of(groups: Iterable[dict[str, Any]], params: Iterable[Tensor]) -> list[tuple[slice, range]]:
+    """The elements of each parameter group in a flat tensor, and the numbers of its parameters.
+
+    Args:
+        groups: parameter groups of an optimizer.
+        params: those of their parameters that are in the tensor, in the order of the groups.
+    """
+    known, found = {id(param) for param in params}, list[tuple[slice, range]]()
+    lo = first = 0
+    for group in groups:
+        sizes = [param.numel() for param in group["params"] if id(param) in known]
+        hi, last = lo + sum(sizes), first + len(sizes)
+        found.append((slice(lo, hi), range(first, last)))
+        lo, first = hi, last
+    return found
 
 
 def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from gradwire._short_traceback import ShortTracebacks
 from gradwire.engine.checkpoint import OnResize
 from gradwire.engine.plan import Named
 from gradwire.engine.settings import Settings, refuse_unknown
-from gradwire.errors import ConfigError, Verbatim, is_int, is_number, require
+from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.frontends.ownership import Caller, Ranks, classes_of, conflict_with_ddp
 from gradwire.frontends.setup import (
     check_dtypes,
@@ -34,11 +33,11 @@ from gradwire.frontends.setup import (
     share_start,
     warn_of_statistics,
 )
-from gradwire.frontends.summary import summary
+from gradwire.frontends.summary import Summarised
 from gradwire.notices import log
 from gradwire.optim._flat import any_nonfinite
 
-__all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
+__all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "named"]
 
 
 Closure = Callable[[], Any]
@@ -50,7 +49,7 @@ COUNT: Range = (lambda value: is_int(value, 1), "an integer >= 1")
 FLAG: Range = (lambda value: isinstance(value, bool), "True or False")
 
 
-class Exchanged(ShortTracebacks, Optimizer):
+class Exchanged(Summarised, Optimizer):
     """An optimizer that holds an ``Exchange`` over its parameters.
 
     Args:
@@ -106,9 +105,8 @@ class Exchanged(ShortTracebacks, Optimizer):
             return found
 
         # Without any parameter ``select`` says so.
-        devices = [param.device for group in self.param_groups for param in group["params"]]
-        device = devices[0] if devices else torch.device("cpu")
-        self.frozen = frozen_of(self.param_groups)
+        device = next((param.device for _, param in pairs_of(self.param_groups)), torch.device("cpu"))
+        self.frozen = {name: param for name, param in pairs_of(self.param_groups) if not param.requires_grad}
         facts = {"optimizer": type(self).__name__, **facts}
         if self.frozen:
             # They are sent, so all must have the same.
@@ -157,7 +155,7 @@ class Exchanged(ShortTracebacks, Optimizer):
                 require(fits(given[name]), f"{cls.__name__}.{name}", allowed, given[name])
 
     def exchanged(
-        self, flat: Tensor, params: Sequence[Named] | None = None, everywhere: Callable[[bool], bool] | None = None
+        self, flat: Tensor, params: Sequence[Named] | None = None, everywhere: Callable[[bool], bool] = bool
     ) -> bool:
         """Replace ``flat`` by its mean over the ranks; return whether that is finite. If not, all kept tensors are as
         before.
@@ -169,10 +167,8 @@ class Exchanged(ShortTracebacks, Optimizer):
                 must be undone then (``Rollback.follow_skips``).
         """
         self.exchange.run(flat, self.named if params is None else params)
-        finite = not any_nonfinite([flat])
-        if everywhere is not None:
-            # Before the step ends, because what another shard spoils must be undone here as well.
-            finite = everywhere(finite)
+        # Before the step ends, because what another shard spoils must be undone here as well.
+        finite = everywhere(not any_nonfinite([flat]))
         if not finite:
             # The flags of the messages say nothing of a mean that overflowed where it was made.
             self.exchange.rollback.note([torch.ones((), dtype=torch.bool, device=flat.device)])
@@ -180,25 +176,11 @@ class Exchanged(ShortTracebacks, Optimizer):
         self.exchange.end_step()
         return finite
 
-    def metrics(self) -> dict[str, Any]:
-        """Return bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals.
-
-        "ratio" is that of the last 32 to 64 exchanges, "total_ratio" that since the start.
-        """
-        return self.exchange.metrics()
-
-    def decisions(self) -> dict[str, Any]:
-        """Return what "auto" has chosen and why, with the names of parameters; empty with another method."""
-        return self.exchange.decisions()
-
-    def __str__(self) -> str:
-        return summary(type(self).__name__, self.exchange, self.metrics())
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a new group after construction, because ranks compare their parameters once.
 
         Raises:
-            ConfigError
+            ConfigError: the optimizer was made already.
         """
         require(
             not hasattr(self, "exchange"),
@@ -230,9 +212,6 @@ class Exchanged(ShortTracebacks, Optimizer):
 
         Args:
             apart: ranks have parameters of their own in this state, so no rank can go on from another's.
-
-        Raises:
-            ConfigError
         """
 
         def fit(exchange: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -298,26 +277,18 @@ def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
     Raises:
         ConfigError: none is trainable, or two have one name.
     """
-    pairs = [
-        (name, param)
-        for i, group in enumerate(groups)
-        for name, param in zip(names_of(i, group), group["params"], strict=True)
-        if param.requires_grad
-    ]
+    pairs = [(name, param) for name, param in pairs_of(groups) if param.requires_grad]
     require(bool(pairs), "params", "at least one trainable parameter", Verbatim("none"))
     found = dict(pairs)
     require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
     return found
 
 
-def frozen_of(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
-    """The parameters of the groups that are not trained, in order, by name."""
-    return {
-        name: param
-        for i, group in enumerate(groups)
-        for name, param in zip(names_of(i, group), group["params"], strict=True)
-        if not param.requires_grad
-    }
+def pairs_of(groups: list[dict[str, Any]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters of the groups, in order, each with its name."""
+    for index, group in enumerate(groups):
+        names = group.get("param_names") or [f"{index}.{place}" for place in range(len(group["params"]))]
+        yield from zip(names, group["params"], strict=True)
 
 
 def modules_of(params: Iterable[Tensor]) -> Iterator[nn.Module]:
@@ -326,22 +297,3 @@ def modules_of(params: Iterable[Tensor]) -> Iterator[nn.Module]:
     for each in gc.get_referrers(*classes_of(_NormBase)):
         if issubclass(type(each), _NormBase) and any(id(param) in ids for param in each.parameters(recurse=False)):
             yield each
-
-
-def names_of(index: int, group: dict[str, Any]) -> list[str]:
-    return group.get("param_names") or [f"{index}.{j}" for j in range(len(group["params"]))]
-
-
-def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """Refuse arguments with which Adam cannot work.
-
-    Raises:
-        ConfigError: a parameter is out of range; the message names it.
-    """
-    require(is_number(lr) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
-    pair = isinstance(betas, tuple | list) and len(betas) == 2
-    inside = pair and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
-    require(inside, f"{name}.betas", "two numbers in [0, 1)", betas)
-    require(is_number(eps) and 0 < eps < 1, f"{name}.eps", "in (0, 1)", eps)
-    decay = is_number(weight_decay) and 0 <= weight_decay < float("inf")
-    require(decay, f"{name}.weight_decay", "a finite number >= 0", weight_decay)

@@ -16,7 +16,7 @@ from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import FlatParameters
-from gradwire.optim.exchanged import COUNT, Closure, check_adam
+from gradwire.optim.exchanged import COUNT, Closure
 
 __all__ = ["MicroAdam"]
 
@@ -100,16 +100,10 @@ class MicroAdam(AdamLike):
         process_group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
-
-        def check() -> None:
-            check_adam("MicroAdam", lr, betas, eps, weight_decay)
-            self.check_parameters({"window": window})
-
         if not isinstance(options.get("memory"), Memory):  # Which says itself how it is kept.
             options.setdefault("residual_dtype", "int4")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        facts = {"window": window, "defaults": defaults}
-        super().__init__(params, defaults, compressor, options, process_group, facts, check)
+        super().__init__(params, defaults, {"window": window}, compressor, options, process_group)
         self.window = window
         self.rows: list[WindowRow] = []
         self._squares = FlatParameters(self.params)
@@ -130,15 +124,6 @@ class MicroAdam(AdamLike):
         return {**super().state_dict(), "window": [{"places": row.places, "values": row.values} for row in self.rows]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
-
-        Args:
-            on_resize: treatment of another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an
-                "exchange" that ``gradwire.merge_states`` made of all ranks'. The rest is the same on all.
-
-        Raises:
-            ConfigError: the state is of another optimizer, or of another number of ranks.
-        """
         if "window" not in state_dict:
             raise ConfigError(f"state_dict must be one of MicroAdam, got {sorted(state_dict)}")
         super().load_state_dict(state_dict, on_resize)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 
-from gradwire.errors import is_int, require
+from gradwire.errors import is_int
 from gradwire.modes import ordinary_modes
 from gradwire.notices import log
 from gradwire.optim._adam import AdamLike
-from gradwire.optim.exchanged import FLAG, Closure, check_adam
+from gradwire.optim.exchanged import FLAG, Closure
 
 __all__ = ["OneBitAdam"]
 
@@ -82,6 +82,8 @@ class OneBitAdam(AdamLike):
         "freeze_step": (lambda value: value == "auto" or is_int(value, 1), "an integer >= 1 or 'auto'"),
     }
 
+    dense_first = "freeze_step says how many steps are dense"
+
     @ordinary_modes()
     def __init__(
         self,
@@ -97,21 +99,9 @@ class OneBitAdam(AdamLike):
         process_group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
-
-        def check() -> None:
-            check_adam("OneBitAdam", lr, betas, eps, weight_decay)
-            self.check_parameters({"decoupled": decoupled, "freeze_step": freeze_step})
-            require(
-                "start_after" not in options,
-                "start_after",
-                "left out, because freeze_step says how many steps are dense",
-                options.get("start_after"),
-            )
-
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        settings = {"strategy": "two_phase", **options}
-        facts = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
+        own, settings = {"freeze_step": freeze_step, "decoupled": decoupled}, {"strategy": "two_phase", **options}
+        super().__init__(params, defaults, own, compressor, settings, process_group)
         self.freeze_step, self.decoupled = freeze_step, decoupled
         if freeze_step == "auto":
             self.progress |= {"frozen_at": None, "norms": [], "rates": [], "rose": 0}
@@ -183,15 +173,12 @@ class OneBitAdam(AdamLike):
 
     def _compressed(self) -> bool:
         """Make a compressed step; return whether every rank's momentum was finite, so that all have the mean."""
-        local, m = self.scratch.data, self.flats["exp_avg"].data
         self._add_decay()
-        for group, span, _ in self.spans():
-            beta1 = group["betas"][0]
-            local[span].mul_(1 - beta1).add_(m[span], alpha=beta1)
+        local = self.next_momentum()
         if not self.exchanged(local):
             return False
         # Only now: until the mean was known to be finite, m had to stay what it was.
-        m.copy_(local)
+        self.flats["exp_avg"].data.copy_(local)
         return True
 
     def _add_decay(self) -> None:

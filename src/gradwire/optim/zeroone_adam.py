@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire.engine.checkpoint import OnResize
-from gradwire.errors import require
 from gradwire.modes import ordinary_modes
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
-from gradwire.optim.exchanged import COUNT, Closure, check_adam
+from gradwire.optim.exchanged import COUNT, Closure
 from gradwire.transport.handshake import DECAY_BEFORE, RATES_BEFORE
 
 __all__ = ["ZeroOneAdam"]
@@ -76,6 +75,8 @@ class ZeroOneAdam(AdamLike):
     kept = ("exp_avg", "exp_avg_sq", "moved", "agreed")
     ranges = dict.fromkeys(("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"), COUNT)
 
+    dense_first = "the variance is exact from the first step on"
+
     @ordinary_modes()
     def __init__(
         self,
@@ -99,20 +100,9 @@ class ZeroOneAdam(AdamLike):
             "local_step_scaler": local_step_scaler,
             "local_step_clipper": local_step_clipper,
         }
-
-        def check() -> None:
-            check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
-            self.check_parameters(schedule)
-            require(
-                "start_after" not in options,
-                "start_after",
-                "left out, because the variance is exact from the first step on",
-                options.get("start_after"),
-            )
-
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        settings, facts = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
-        super().__init__(params, defaults, compressor, settings, process_group, facts, check)
+        settings = {"strategy": "two_phase", **options}
+        super().__init__(params, defaults, schedule, compressor, settings, process_group)
         self.schedule = schedule
         groups = len(self.param_groups)
         self.progress |= {"updates": 0, "next": 1, "since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}
@@ -196,7 +186,7 @@ class ZeroOneAdam(AdamLike):
         done = self.progress["updates"] = self.progress["updates"] + 1
         self.progress["next"] += 2 ** (done // self.schedule["var_update_scaler"]) - 1
         self.learn_variance(self.scratch.data)
-        m = self._momentum()
+        m = self.next_momentum()
         self.flats["exp_avg"].data.copy_(m)
         for (_, span, _), path in zip(self.spans(), self._paths(), strict=True):
             m[span].mul_(path)
@@ -211,7 +201,7 @@ class ZeroOneAdam(AdamLike):
 
     def _move_alone(self) -> None:
         m, u = self.flats["exp_avg"].data, self.flats["moved"].data
-        learned, before, after = self._momentum(), self.progress["paths"], self._paths()
+        learned, before, after = self.next_momentum(), self.progress["paths"], self._paths()
         for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
             if path > done:
                 m[span].copy_(learned[span])
@@ -223,7 +213,7 @@ class ZeroOneAdam(AdamLike):
                 self.params[i].addcdiv_(self.flats["exp_avg"].views[i], self.scratch.views[i], value=done - path)
 
     def _together(self) -> None:
-        u = self._momentum()
+        u = self.next_momentum()
         before, after = self.progress["paths"], self._paths()
         for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
             u[span].mul_(path - done)
@@ -236,13 +226,6 @@ class ZeroOneAdam(AdamLike):
             if path > 0:
                 torch.div(u[span], path, out=m[span])
         self._arrive(u)
-
-    def _momentum(self) -> torch.Tensor:
-        """Replace the gradient in ``scratch`` by the momentum updated with it."""
-        for group, span, _ in self.spans():
-            beta1, m = group["betas"][0], self.flats["exp_avg"].data[span]
-            self.scratch.data[span].mul_(1 - beta1).add_(m, alpha=beta1)
-        return self.scratch.data
 
     def _arrive(self, u: torch.Tensor) -> None:
         """Move the parameters of all ranks from the last agreed values by u / s, and agree on the result."""

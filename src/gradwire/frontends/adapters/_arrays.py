@@ -18,14 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.engine.adaptive import KERAS
-from gradwire.engine.methods import Methods
 from gradwire.errors import ConfigError, Verbatim, is_float32, require
 from gradwire.frontends._buckets import BucketState, buckets_of
-from gradwire.frontends.optimizer_watch import AdaptiveWatch
 from gradwire.frontends.ownership import Caller
 from gradwire.frontends.setup import prepare_named, share_start
 from gradwire.frontends.state_units import Units
-from gradwire.frontends.variance_correction import check_noise
 
 __all__ = ["ArrayState", "Spec", "share_arrays"]
 
@@ -95,12 +92,9 @@ class ArrayState(BucketState):
         if corrected:
             self.measure_noise()
         self.buckets = buckets_of(prepared, bucket_mb)
-        self.units = Units(scaler, None, {})
         shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
         known = shapes if adaptive else {}
-        self.adaptive = AdaptiveWatch(self.exchange, known, adaptive, corrected=corrected, remedies=KERAS)
-        # A scaler skips the optimizer's step after the exchange, which must then be undone as a whole.
-        self.exchange.rollback.follow_skips(self.units.scaler is not None)
+        self._follow_training(Units(scaler, None, {}), known, adaptive, corrected=corrected, remedies=KERAS)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)
 
@@ -127,12 +121,6 @@ class ArrayState(BucketState):
         self.exchange.measure_noise()
         # It sends a sample of its own, for which all ranks must wait.
         self.exchange.protocol.compare(variance_correction=True)
-
-    def check(self, methods: Methods) -> None:
-        """Refuse a choice that set-up would refuse."""
-        super().check(methods)
-        if self.exchange.second_moment is not None:
-            check_noise(methods)
 
     def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Average each gradient over the ranks; all ranks must call it.

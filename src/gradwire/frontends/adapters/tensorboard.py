@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 from gradwire.frontends.adapters._figures import Measured, MetricsWriter
 
 __all__ = ["TensorBoardWriter"]
-
-
-class ScalarWriter(Protocol):
-    """The part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
 
 
 class TensorBoardWriter(MetricsWriter):
@@ -31,7 +25,7 @@ class TensorBoardWriter(MetricsWriter):
         ConfigError: ``every`` is out of range.
     """
 
-    def __init__(self, state: Measured, writer: ScalarWriter, every: int = 100) -> None:
+    def __init__(self, state: Measured, writer: Any, every: int = 100) -> None:
         super().__init__(state, every)
         self.writer = writer
 

@@ -242,11 +242,7 @@ class Fragments:
             self._flights[fragment.place] = flight
 
     def check(self, state: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Refuse a state whose exchanges under way are those of other fragments, or of another period or delay.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a state whose exchanges under way are those of other fragments, or of another period or delay."""
         for index, saved in state.get("flights", {}).items():
             known = state.get("period") == self.period
             if not known or set(saved["own"]) != set(names[self.all[int(index)].numbers]):

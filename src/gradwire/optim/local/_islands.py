@@ -14,30 +14,21 @@ Failure modes:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from gradwire.engine.exchange import Exchange
 from gradwire.errors import ConfigError, GroupError, Verbatim, require
-from gradwire.frontends.setup import kind_of, private_group
-from gradwire.metrics import Metrics
+from gradwire.frontends.ownership import on_rank
+from gradwire.frontends.setup import agree_along, kind_of, private_channel
 from gradwire.optim.local._crew import ALONE, HOST, Crew
-from gradwire.transport.channel import Channel
-from gradwire.transport.handshake import agree
 
-__all__ = ["THREAD", "Island", "on_rank"]
+__all__ = ["MAIN", "THREAD", "Island"]
 
 MAIN, THREAD = 0, 1
 """Threads that send messages inside the island: the caller's and that of the exchange, each on its own channel."""
-
-
-def on_rank(tensor: Tensor) -> Tensor:
-    """The elements of a tensor that this rank holds, in the memory of the tensor itself."""
-    # Asked for anew each time: FSDP gives a parameter other memory, as at its first forward pass.
-    return cast(Tensor, getattr(tensor, "_local_tensor", tensor))
 
 
 class Island:
@@ -123,7 +114,7 @@ class Island:
         facts: Mapping[str, Any],
         timeout: object,
         threads: int,
-        wait: float | None = None,
+        wait: float | None,
     ) -> None:
         """Set up the exchange with the peers; an error there is raised on the whole island, and so on all islands.
 
@@ -139,17 +130,15 @@ class Island:
             ConfigError: an error of ``make`` here.
             GroupError: an error on another rank of the island, or ranks of it differ.
         """
-        failed = list[Exception]()
+        failure: Exception | None = None
         try:
             make()
         except Exception as error:
             if self._mesh is None:
                 raise
-            failed.append(error)
+            failure = error
 
         def describe() -> str:
-            if failed:
-                raise failed[0]
             exchange = made()
             place = [exchange.channel.rank, exchange.channel.world]
             same = {**facts, "islands": {**self.facts, "shard": None}, "this island, of": place}
@@ -160,25 +149,14 @@ class Island:
         if wait is not None:
             # On the host: what they tell each other comes from the place.
             self.crew = self._crew(wait, HOST)
-        for line in self._crews[0].channels:
-            try:
-                agree(line, "set-up of an island", describe, self._device)
-            except Exception as error:
-                failed[:] = [*failed, error][:1]
-        if failed:
-            raise failed[0]
+        agree_along(self._crews[0].channels, "set-up of an island", describe, self._device, failure)
 
     def _crew(self, timeout: object, device: torch.device) -> Crew:
         at, ranks = self._mesh.get_coordinate(), self._mesh.mesh
         # The first rank along each dimension of the mesh, from the place of this one.
         firsts = [int(ranks[(*at[:dim], 0, *at[dim + 1 :])]) for dim in range(ranks.dim())]
-        return Crew([(self._line(dim, timeout, device), first) for dim, first in enumerate(firsts)], at, device)
-
-    def _line(self, dim: int, timeout: object, device: torch.device) -> Channel:
-        lent = private_group(self._mesh.get_group(dim), timeout, device)
-        channel = Channel(lent.group, Metrics())
-        lent.hold(channel)
-        return channel
+        lines = [private_channel(self._mesh.get_group(dim), timeout, device) for dim in range(ranks.dim())]
+        return Crew(zip(lines, firsts, strict=True), at, device)
 
     def largest(self, number: int, thread: int = MAIN) -> int:
         """The largest of the numbers that the ranks of the island give.

@@ -41,7 +41,7 @@ from torch import Tensor
 from gradwire.engine.exchange import Exchange
 from gradwire.notices import tell
 
-__all__ = ["EVERY", "FIRST", "MOST", "LocalNoise"]
+__all__ = ["LocalNoise"]
 
 
 FIRST, EVERY = 16, 8
@@ -63,11 +63,11 @@ class LocalNoise:
 
     Args:
         exchange: exchange of the ranks.
-        groups: places of each parameter group in a flat tensor: first element, and the one behind the last.
+        groups: elements of each parameter group in a flat tensor.
         optimizer: name of the local optimizer, for the log.
     """
 
-    def __init__(self, exchange: Exchange, groups: Sequence[Sequence[tuple[int, int]]], optimizer: str) -> None:
+    def __init__(self, exchange: Exchange, groups: Sequence[slice], optimizer: str) -> None:
         self._exchange, self._groups, self._optimizer = exchange, groups, optimizer
         self._shares: list[float | None] = [None] * len(groups)
         self._since = 0
@@ -91,7 +91,7 @@ class LocalNoise:
             delta: this rank's pseudo-gradient, flat, float32.
         """
         world = self._exchange.channel.world
-        samples = [self._sample(delta, spans) for spans in self._groups]
+        samples = [self._sample(delta[span]) for span in self._groups]
         squares = torch.stack([sample.square().sum() for sample in samples])
         # A rank that left out its steps, because its gradients were not finite, has gone nowhere.
         absent = 1 - delta.any().float()
@@ -110,22 +110,16 @@ class LocalNoise:
                 self._shares[group] = now if before is None else (now + before) / 2
         self._say()
 
-    def _sample(self, delta: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    def _sample(self, group: Tensor) -> Tensor:
         """Return elements of a group drawn at random, the same on all ranks, or all of a small group."""
-        sizes = [hi - lo for lo, hi in spans]
-        numel = sum(sizes)
+        numel = group.numel()
         wanted = min(max(numel // SHARE, LEAST), MOST_SAMPLED)
         if numel <= wanted:
-            return torch.cat([delta[lo:hi] for lo, hi in spans] or [delta[:0]])
+            return group
         # A regular choice would see one column of a matrix, or rows of one kind.
-        drawn = torch.randint(
-            numel, (wanted,), generator=torch.Generator().manual_seed(self._exchange.step), device="cpu"
-        )
-        ends = torch.tensor(sizes, device="cpu").cumsum(0)
-        # What is at the end of a span in the group is at the end of it in the flat tensor, too.
-        shifts = torch.tensor([hi for _, hi in spans], device="cpu") - ends
-        places = drawn + shifts[torch.searchsorted(ends, drawn, right=True)]
-        return delta[places.to(delta.device)]
+        generator = torch.Generator().manual_seed(self._exchange.step)
+        drawn = torch.randint(numel, (wanted,), generator=generator, device="cpu")
+        return group[drawn.to(group.device)]
 
     def _say(self) -> None:
         largest = max(self.factors)

@@ -30,11 +30,11 @@ from gradwire.engine.part import Message, Part, Piece, Unit
 from gradwire.engine.plan import Named, grouped
 from gradwire.engine.strategies.base import Site, bare_pieces
 from gradwire.errors import ConfigError, GroupError, Verbatim, WireError, require
+from gradwire.frontends.ownership import on_rank
 from gradwire.memory import facts
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.local._crew import ALONE, Crew
-from gradwire.optim.local._islands import on_rank
 from gradwire.optim.local.attendance import KEPT, Attendance
 from gradwire.optim.local.closed import Closed
 from gradwire.optim.local.meeting import Meeting
@@ -223,11 +223,7 @@ class Rounds:
         self.made += number
 
     def check_late(self, late: Tensor | None) -> None:
-        """Refuse payloads that were late and that there is no room for, as fragments keep them in the parameters.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse payloads that were late and that there is no room for, as fragments keep them in the parameters."""
         fits = late is None or late.shape == self.late.shape or not late.any()
         allowed = "saved when all had counted in a round, to go on with fragments, without, or with another model"
         require(fits, "state_dict", allowed, Verbatim("one with a change that was late"))
@@ -482,11 +478,7 @@ def nbytes_of(state: Mapping[str, FlatParameters]) -> int:
 
 
 def check_methods(exchange: Exchange) -> None:
-    """Refuse methods that cannot work in messages to workers that are not known beforehand.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse methods that cannot work in messages to workers that are not known beforehand."""
     require(exchange.methods.strategy is None, "strategy", "left out with a meeting", exchange.methods.strategy)
     for each in (exchange.methods.compressor, *exchange.methods.policy.overrides.values()):
         alone = not capabilities.in_rounds(each)

@@ -37,11 +37,8 @@ class StreamedRounds(Rounds):
     """One worker's exchange of fragments over a meeting; the exchange's step is the number of the round.
 
     Args:
-        exchange: exchange of a group of one.
+        exchange, meeting, facts, frozen: arguments of ``Rounds``.
         named: the parameters, in the order of their fragments.
-        meeting: meeting in which the worker takes part, with its name.
-        facts: other values that must be the same on all workers.
-        frozen: parameters that nobody trains.
         fragments: the fragments.
         gather: writes the change of a fragment into its part of ``delta``.
         put: sets the parameters of a fragment to the agreed ones without ``delta``.

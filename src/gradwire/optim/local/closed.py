@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gradwire.errors import WireError
 
-__all__ = ["Closed", "Handed", "in_order", "order"]
+__all__ = ["Closed", "Handed", "in_order"]
 
 
 class Handed(NamedTuple):

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -36,13 +35,13 @@ from torch.optim import Optimizer
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.engine.adaptive import is_adaptive, is_adaptive_class, mostly_zero, warn_of_sparse_steps
 from gradwire.engine.checkpoint import OnResize
-from gradwire.engine.dense import joined
 from gradwire.errors import ConfigError, Verbatim, is_int, require
 from gradwire.frontends.ownership import release
 from gradwire.frontends.setup import is_auto
 from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.modes import ordinary_modes
+from gradwire.optim._flat import spans_of
 from gradwire.optim.exchanged import FLAG
 from gradwire.optim.local._flight import Flight
 from gradwire.optim.local._local_noise import LocalNoise
@@ -217,25 +216,15 @@ class CompressedStep(LocalSteps):
         self._moments = None if moments == "apart" else AveragedMoments(self.params)
         self._flight = Flight(self.params) if late else None
         self.keep, self.reset, self._apart = keep, reset, False
-        numbers = {id(param): number for number, param in enumerate(self.params)}
-        self._members = [
-            [numbers[id(param)] for param in group["params"] if id(param) in numbers] for group in self.param_groups
-        ]
+        spans = spans_of(self.param_groups, self.params)
+        self._members = [numbers for _, numbers in spans]
         self._shrunk_by = [1.0] * len(self._members)
         self._looked = False
-        self._noise = LocalNoise(self.exchange, self._spans(), type(inner).__name__) if corrects else None
-
-    def _spans(self) -> list[list[tuple[int, int]]]:
-        """The places in a flat tensor of all parameters of those of each group."""
-        ends = list(accumulate(param.numel() for param in self.params))
-        return [joined([(ends[n] - self.params[n].numel(), ends[n]) for n in numbers]) for numbers in self._members]
+        groups = [span for span, _ in spans]
+        self._noise = LocalNoise(self.exchange, groups, type(inner).__name__) if corrects else None
 
     def _check_kept(self, memory: Memory) -> None:
-        """Refuse a memory in which there is nothing that a rank could go on with.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a memory in which there is nothing that a rank could go on with."""
         # What an autotuner decides may have a residual, too.
         waits = self.exchange.controller is not None or "residual" in self.exchange.methods.buffers("buffers")
         if not waits:
@@ -326,11 +315,9 @@ class CompressedStep(LocalSteps):
         return {**state, "apart": True} if self._apart else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank, as every optimizer with local steps does.
 
-        Args:
-            on_resize: treatment of another number of ranks, as for every optimizer of this kind; with ``late`` or
-                ``keep`` save after ``synchronize()`` for another number of ranks.
+        With ``late`` or ``keep`` save after ``synchronize()`` for another number of ranks.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
@@ -557,11 +544,7 @@ def facts_of_correction(inner: Optimizer, given: bool | None, corrects: bool) ->
 
 
 def check_correction(inner: Optimizer) -> None:
-    """Refuse to correct steps that noise does not shorten.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse to correct steps that noise does not shorten."""
     name = "CompressedStep.variance_correction"
     divides = is_adaptive_class(type(inner)) or not type(inner).__module__.startswith("torch.optim")
     allowed = "False or None with an optimizer that does not divide by a mean of squares, as Adam does"
@@ -569,11 +552,7 @@ def check_correction(inner: Optimizer) -> None:
 
 
 def check_outer(inner: Optimizer) -> None:
-    """Refuse to take the decay out of a step that does not contain it, or in which it goes through the gradient.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse to take the decay out of a step that does not contain it, or in which it goes through the gradient."""
     known = all("weight_decay" in group for group in inner.param_groups)
     shrinking = [getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)]
     foreign = not type(inner).__module__.startswith("torch.optim")

@@ -20,6 +20,7 @@ from gradwire.optim._flat import FlatParameters
 from gradwire.optim.exchanged import named
 from gradwire.optim.local._fragments import Deal, Fragment, Fragments, deal
 from gradwire.optim.local._islands import THREAD
+from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local._streamed_rounds import StreamedRounds
 from gradwire.optim.local.local_steps import LocalSteps, Weigh
 from gradwire.optim.local.meeting import Meeting
@@ -333,11 +334,9 @@ class DiLoCo(LocalSteps):
         return {**super().state_dict(), **sent, "streams": self.streams.state_dict([name for name, _ in self.named])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """Continue bit for bit from a ``state_dict`` of this rank.
+        """Continue bit for bit from a ``state_dict`` of this rank, as every optimizer with local steps does.
 
-        Args:
-            on_resize: treatment of another number of ranks, as for every optimizer of this kind; save after
-                ``synchronize()`` for another number of ranks or other fragments.
+        Save after ``synchronize()`` for another number of ranks or other fragments.
 
         Raises:
             ConfigError: the state is of another optimizer, of another number of ranks, or has other fragments under
@@ -354,11 +353,7 @@ class DiLoCo(LocalSteps):
             self.streamed.sent = bool(state_dict.get("sent"))
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse a state with other fragments under way, or of another shard.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a state with other fragments under way, or of another shard."""
         super().check_state(state_dict)
         saved = state_dict.get("streams", {})
         if self.streams is not None:
@@ -407,18 +402,10 @@ class DiLoCo(LocalSteps):
             self._meet_in(fragment, None)
         self.streams.clock = 0
 
-    @torch.no_grad()
-    def join(self) -> None:
-        """Join the meeting, as every optimizer with local steps does; a fragment of the loaded state that was under way
-        is applied.
-        """
+    def _join(self, rounds: Rounds) -> None:
         if self.streamed is None or self.streams is None:
-            super().join()
+            super()._join(rounds)
             return
-        self.crew.compare("state_dict", self._position())
-        self._locate()
-        if self.since == 0:
-            self._refresh()
         flights = [(each, self.streams.arrived(each)) for each in self.streams.under_way()]
         self._apply(self.streamed, self.streamed.come(self.kept(), flights[0] if flights else None))
 
@@ -528,13 +515,13 @@ class DiLoCo(LocalSteps):
 
         params = self.named[fragment.numbers]
 
-        def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
+        def exchange(everywhere: Callable[[bool], bool]) -> bool:
             self._compare_steps(clock)
             self.exchange.begin_step()
             self.exchange.open(check, [name for name, _ in params])
             return self.exchanged(flat, params, everywhere)
 
-        return exchange() if self.island is None else self.island.all_shards(exchange, THREAD)
+        return self._on_all_shards(exchange, THREAD)
 
     def _land(self, fragment: Fragment, mix: float | None) -> bool:
         """Apply the exchange of a fragment that is due; return whether the ranks have the same parameters in it, if
@@ -553,13 +540,13 @@ class DiLoCo(LocalSteps):
             return False
         else:
             trained.zero_()
-        for number in range(fragment.numbers.start, fragment.numbers.stop):
-            param = self.params[number]
-            agreed = self.agreed.views[number].to(param.device)
-            if mix and mean is not None:
-                param.copy_(torch.lerp(agreed, param.float(), mix))
-            else:
-                param.copy_(agreed if mix is not None else agreed - self.delta.views[number])
+        if mix and mean is not None:
+            for param, agreed in zip(self.params[fragment.numbers], self.agreed.views[fragment.numbers], strict=True):
+                param.copy_(torch.lerp(agreed.to(param.device), param.float(), mix))
+        else:
+            if mix is not None:
+                trained.zero_()
+            self._put(fragment)
         return mean is not None and not mix
 
     def _gather_deltas(self, fragment: Fragment) -> None:

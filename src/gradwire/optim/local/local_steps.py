@@ -23,11 +23,12 @@ from torch.optim import Optimizer
 
 from gradwire.engine.checkpoint import OnResize
 from gradwire.errors import ConfigError, Verbatim, is_number, require
+from gradwire.frontends.ownership import on_rank
 from gradwire.frontends.summary import in_words
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim.exchanged import COUNT, FLAG, Closure, Exchanged, named
 from gradwire.optim.local._crew import ALONE
-from gradwire.optim.local._islands import Island, on_rank
+from gradwire.optim.local._islands import MAIN, Island
 from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local.meeting import Meeting
 
@@ -43,20 +44,9 @@ class LocalSteps(Exchanged):
     of the two.
 
     Args:
-        inner: takes the local steps.
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        every: steps from one exchange to the next.
-        options: further arguments, as for ``compress_ddp``.
-        group: the ranks; None is the default group.
-        meeting: meeting of workers that come and go; None: they are the ranks of the group.
-        facts: other values that must be the same on all ranks.
-        check: function that checks what else may be wrong with this rank's arguments.
-        islands: mesh or group of the ranks that hold the same shard of a sharded model; None: it is not sharded, or all
-            its ranks are one worker of a meeting.
-        offload: true: tensors that are kept from round to round are in the host's memory.
+        inner, every, meeting, islands, offload, weigh: arguments of ``DiLoCo``.
+        compressor, options, group, facts, check: arguments of ``Exchanged``.
         threads: number of threads that exchange beside each other inside an island.
-        weigh: "workers": at a meeting the changes of all workers count alike; "steps": each by the inner steps in it;
-            "tokens": each by what ``add_tokens`` was told.
     """
 
     ranges: ClassVar = {"every": COUNT, "offload": FLAG, "weigh": (WEIGHS.__contains__, f"one of {', '.join(WEIGHS)}")}
@@ -163,23 +153,25 @@ class LocalSteps(Exchanged):
         """Join the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
 
         The parameters become those on which the others have agreed. Steps of a loaded round that is over by now count
-        as what was not sent yet. If the state is from before a round in which this worker counted, its residual was
-        sent and is dropped, with a warning.
+        as what was not sent yet, and a fragment that was under way is applied. If the state is from before a round in
+        which this worker counted, its residual was sent and is dropped, with a warning.
 
         Raises:
             ConfigError: this worker is configured differently from the others.
             GroupError: the others did not come in time, or the meeting place is gone.
         """
-        if self.rounds is None:
-            return
-        self.crew.compare("state_dict", self._position())
-        self._locate()
-        if self.since == 0:
-            self._refresh()
+        if self.rounds is not None:
+            self.crew.compare("state_dict", self._position())
+            self._locate()
+            if self.since == 0:
+                self._refresh()
+            self._join(self.rounds)
+
+    def _join(self, rounds: Rounds) -> None:
         self._gather_delta()
-        for mean in self.rounds.join(self.delta.data, self.kept()):
+        for mean in rounds.join(self.delta.data, self.kept()):
             self._go(mean)
-        if self.rounds.moved:
+        if rounds.moved:
             self._meet()
 
     def _position(self) -> dict[str, Any]:
@@ -357,12 +349,16 @@ class LocalSteps(Exchanged):
             yield from self.rounds.means(self.delta.data, self.kept())
             return
 
-        def exchange(everywhere: Callable[[bool], bool] | None = None) -> bool:
+        def exchange(everywhere: Callable[[bool], bool]) -> bool:
             self._begin_exchange()
             return self.exchanged(self.delta.data, everywhere=everywhere)
 
-        if exchange() if self.island is None else self.island.all_shards(exchange):
+        if self._on_all_shards(exchange):
             yield self.delta.data
+
+    def _on_all_shards(self, exchange: Callable[[Callable[[bool], bool]], bool], thread: int = MAIN) -> bool:
+        """Exchange as ``Island.all_shards`` does, if this rank is one of an island; else alone."""
+        return exchange(bool) if self.island is None else self.island.all_shards(exchange, thread)
 
     def _note_nonfinite(self, delta: Tensor, bad: bool = False) -> bool:
         """Spoil the change of this shard if that of another shard of the island is not finite; return whether it is.
@@ -449,16 +445,13 @@ class LocalSteps(Exchanged):
         since = state_dict["since"]
         apart = since > 0 or bool(state_dict.get("apart")) or bool(state_dict.get("flight"))
 
-        def load(everywhere: Callable[[bool], bool] = bool) -> bool:
+        def load(everywhere: Callable[[bool], bool]) -> bool:
             self.load_exchange(state_dict, on_resize, apart=apart)
             return everywhere(True)
 
         # First, because an error of one rank is raised on all that exchange with it, before any of them has taken over
         # anything; the other shards of an island raise too, and have taken over their exchange alone.
-        if self.island is None:
-            load()
-        else:
-            self.island.all_shards(load)
+        self._on_all_shards(load)
         self.inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.param_groups = self.inner.param_groups
         for key, flat in self.kept().items():
@@ -477,11 +470,7 @@ class LocalSteps(Exchanged):
             self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""), weights)
 
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse the state of another shard, of another model, or one from within a round of other ranks.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse the state of another shard, of another model, or one from within a round of other ranks."""
         ours = None if self.island is None else self.island.shard
         theirs = state_dict.get("shard")
         require(theirs == ours, "state_dict", f"that of shard {ours}, None where nothing is sharded", theirs)
