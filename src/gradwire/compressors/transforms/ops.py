@@ -15,8 +15,8 @@ from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
-from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.levels import TINY, pack_levels, unpack_levels
+from gradwire.kernels.sums import lane_sums
 from gradwire.kernels.units import exponent_of, power_of_two
 
 __all__ = [
@@ -72,9 +72,6 @@ def eden_encode(
         bits: bits of a code, 1 to 4, or 8 for groups; more mean less noise and more bytes.
         sent: coordinates of a whole block, a multiple of 16 and of the group; fewer mean fewer bytes and more noise.
         group: coordinates that share a code: 1, or 16, 32 or 64.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
     >>> eden_encode(torch.zeros(3), torch.ones(1, dtype=torch.int32), scales, codes, block=64, bits=1, sent=64)
@@ -155,9 +152,6 @@ def eden_add_decoded(
         sent: coordinates of a whole block, as encoded.
         scale: 1 to decode, -1 to subtract; rounded to float32.
         group: coordinates that share a code, as encoded.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> seed, scales, out = torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, 1), torch.ones(3)
     >>> eden_add_decoded(seed, scales, torch.ones(1, 8, dtype=torch.uint8), out, block=64, bits=1, sent=64, scale=1.0)
