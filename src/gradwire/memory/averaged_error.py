@@ -60,7 +60,7 @@ class AveragedError(OneRoundMemory):
     def __post_init__(self) -> None:
         require(is_float32(self.beta) and 0 < self.beta <= 1, "AveragedError.beta", "in (0, 1]", self.beta)
         require(is_int(self.reset, 0), "AveragedError.reset", "an integer >= 0", self.reset)
-        whole = is_int(self.block, 16, 1024) and self.block % 16 == 0
+        whole = is_int(self.block, 16, 1024, of=16)
         require(whole, "AveragedError.block", "a multiple of 16 in [16, 1024]", self.block)
 
     @property

@@ -193,9 +193,9 @@ def scaled_sign_encode_feedback(
 
 
 @triton.jit
-def _add_scaled(
-    scales,
-    scales_stride,
+def _add_levels(
+    numbers,
+    numbers_stride,
     codes,
     codes_stride,
     ranks,
@@ -203,31 +203,44 @@ def _add_scaled(
     n,
     size,
     scale: tl.float32,
+    TWO: tl.constexpr,
     FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
     program=None,
 ):
+    """Add the level of each sign in its block: one number, or its negative; or the second and the first of ``TWO``."""
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
     total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
-        level = tl.load(scales + block, mask=byte < size, other=0.0) * scale
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
-        # Not plus a negated level: Triton negates by subtracting from 0, which loses the sign of a zero.
-        total = tl.where(positive, total + level[:, None], total - level[:, None])
-        scales += scales_stride
+        if TWO:
+            low = tl.load(numbers + 2 * block, mask=byte < size, other=0.0) * scale
+            high = tl.load(numbers + 2 * block + 1, mask=byte < size, other=0.0) * scale
+            total += tl.where(positive, high[:, None], low[:, None])
+        else:
+            level = tl.load(numbers + block, mask=byte < size, other=0.0) * scale
+            # Not plus a negated level: Triton negates by subtracting from 0, which loses the sign of a zero.
+            total = tl.where(positive, total + level[:, None], total - level[:, None])
+        numbers += numbers_stride
         codes += codes_stride
     tl.store(out + i, total, mask=i < n)
+
+
+def _add_numbers(
+    numbers: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool, *, two: bool
+) -> None:
+    ranks, size = codes.shape
+    rows = numbers, numbers.stride(0), codes, codes.stride(0), ranks
+    form = {"TWO": two, "FRESH": fresh, "SIZE": block, "BYTES": BYTES}
+    launch(_add_levels, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
 
 
 def scaled_sign_add_decoded(
     scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
 ) -> None:
-    ranks, size = codes.shape
-    rows = scales, scales.stride(0), codes, codes.stride(0), ranks
-    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
-    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
+    _add_numbers(scales, codes, out, block, scale, fresh, two=False)
 
 
 @triton.jit
@@ -293,42 +306,10 @@ def two_means_encode_feedback(
     launch(_two_means, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
 
 
-@triton.jit
-def _add_two_means(
-    means,
-    means_stride,
-    codes,
-    codes_stride,
-    ranks,
-    out,
-    n,
-    size,
-    scale: tl.float32,
-    FRESH: tl.constexpr,
-    SIZE: tl.constexpr,
-    BYTES: tl.constexpr,
-    program=None,
-):
-    byte, i = places(BYTES, 1, program)
-    block = byte // (SIZE // 8)
-    total = begin_sum_at(out, i, n, FRESH)
-    for _ in range(ranks):
-        mu0 = tl.load(means + 2 * block, mask=byte < size, other=0.0) * scale
-        mu1 = tl.load(means + 2 * block + 1, mask=byte < size, other=0.0) * scale
-        positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
-        total += tl.where(positive, mu1[:, None], mu0[:, None])
-        means += means_stride
-        codes += codes_stride
-    tl.store(out + i, total, mask=i < n)
-
-
 def two_means_add_decoded(
     means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
 ) -> None:
-    ranks, size = codes.shape
-    rows = means, means.stride(0), codes, codes.stride(0), ranks
-    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
-    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
+    _add_numbers(means, codes, out, block, scale, fresh, two=True)
 
 
 @triton.jit

@@ -85,7 +85,7 @@ def eden_encode(
         return
     blocks = _eden.parts(x.numel(), block, sent, group)
     padded = torch.nn.functional.pad(x, (0, blocks[-1].begin + blocks[-1].rows * blocks[-1].size - x.numel()))
-    signs = _eden.flip(torch.ones_like(padded), seed, 0), _eden.flip(torch.ones_like(padded), seed, 1)
+    signs = _eden.signs_of(padded.numel(), seed)
     for part in blocks:
         here = slice(part.begin, part.begin + part.rows * part.size)
         rows, count = padded[here].view(-1, part.size), _eden.kept(part.size, block, sent, group)
@@ -173,8 +173,7 @@ def _decoded(
     """Decode the n > 0 elements of a rank."""
     decoded = []
     blocks = _eden.parts(n, block, sent, group)
-    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, dtype=torch.float32, device=codes.device)
-    first, second = _eden.flip(signs, seed, 0), _eden.flip(signs, seed, 1)
+    first, second = _eden.signs_of(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, seed)
     for part in blocks:
         count, first_byte = _eden.kept(part.size, block, sent, group), part.code // group * bits // 8
         read = codes[first_byte : first_byte + part.rows * count // group * bits // 8]

@@ -15,7 +15,7 @@ from gradwire.errors import require
 from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
+from gradwire.kernels.hadamard import LONGEST, flip, hadamard  # noqa: F401 (annotations name it)
 from gradwire.kernels.levels import norms_of, uniform
 
 __all__ = [
@@ -136,7 +136,7 @@ def thc_encode(
     """
     if x.numel() == 0:
         return
-    flipped = _thc.flip(torch.nn.functional.pad(x, (0, coordinates(x.numel(), block) - x.numel())), seed)
+    flipped = flip(torch.nn.functional.pad(x, (0, coordinates(x.numel(), block) - x.numel())), *seed)
     shifts, written = uniform(flipped.numel(), key, step, x.device), []
     factor = float32(0.5 * levels / float32(clip))
     for rows, size in _thc.parts(x, block):
@@ -196,7 +196,7 @@ def thc_add_decoded(
         unit = norms[rows].unsqueeze(1) * float32(float32(clip) * _thc.inverse_root(size))
         turned = hadamard((sums[here].view(-1, size) * step - 1.0) * unit)
         decoded.append(turned.view(-1) * float32(float32(scale) * _thc.inverse_root(size)))
-    out += _thc.flip(torch.cat(decoded), seed)[: out.numel()]
+    out += flip(torch.cat(decoded), *seed)[: out.numel()]
 
 
 def _check_tiles(op: str, n: int, named: int, a: int, b: int, down: int, across: int, pitch: int) -> None:
