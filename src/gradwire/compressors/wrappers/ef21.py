@@ -34,6 +34,7 @@ class EF21(Wrapper):
             their mean into signs.
 
     Example:
+        >>> import torch
         >>> code = EF21(inner=registry.build("compressors", "topk", {"ratio": 0.4}))
         >>> code.decompress(code.compress(torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0])), (5,)).tolist()
         [0.0, -5.0, 0.0, 0.0, 4.0]
