@@ -1,4 +1,4 @@
-"""What methods with another method inside share: its declared properties, and groups of ranks decoded together."""
+"""Parts that methods around another one share: its declared properties, and groups of ranks decoded together."""
 
 from __future__ import annotations
 
