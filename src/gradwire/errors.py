@@ -114,6 +114,7 @@ def is_float32(value: Any) -> bool:
         return False
 
 
-def is_int(value: Any, low: int, high: float = math.inf) -> bool:
-    """Return whether ``value`` is an integer (numpy's too) in [low, high] and not a bool."""
-    return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high
+def is_int(value: Any, low: int, high: float = math.inf, of: int = 1) -> bool:
+    """Return whether ``value`` is an integer (numpy's too) in [low, high], a multiple of ``of``, and not a bool."""
+    whole = not isinstance(value, bool) and isinstance(value, Integral)
+    return whole and low <= int(value) <= high and int(value) % of == 0

@@ -115,7 +115,7 @@ def test_a_bad_step_is_told_and_taken_back(bad: float, nesterov: bool) -> None:
 
 
 def test_a_method_of_several_rounds_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memory 'dgc' masks what one payload says was sent"):
+    with pytest.raises(ConfigError, match="memory 'dgc' serves methods of one round"):
         DGCMemory().compensate(torch.zeros(2), kept_for(2))
     assert capabilities.rounds_needed(PowerSGD()) > 1
 

@@ -113,7 +113,7 @@ def test_a_bad_step_is_told_and_taken_back(bad: float) -> None:
 
 
 def test_a_method_of_several_rounds_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memory 'variance' resets what one payload says was sent"):
+    with pytest.raises(ConfigError, match="memory 'variance' serves methods of one round"):
         VarianceMemory().compensate(torch.zeros(2), kept_for(2))
 
 

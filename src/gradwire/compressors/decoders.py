@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
-from gradwire.kernels.trits import check_trits, room_for, unpack_trits
+from gradwire.kernels.trits import check_trits, pack_trits, room_for, unpack_trits
 from gradwire.vocabulary import Payload
 
 __all__ = ["FreshDecoder", "ManyDecoder", "TritDecoder", "rows_of"]
@@ -49,6 +49,11 @@ class TritDecoder(FreshDecoder):
     """A method whose payload is norms and codes, which travel as they are, or five ternary digits to a byte."""
 
     packing: str
+
+    def pack(self, codes: Tensor, packed: Tensor) -> None:
+        """Write the 2-bit codes, which lie in ``packed`` already if they travel as they are."""
+        if codes is not packed:
+            pack_trits(codes, packed)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         norms, packed = payload

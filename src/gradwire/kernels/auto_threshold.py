@@ -57,9 +57,6 @@ def auto_threshold(
         target: the share, in (0, 0.5].
         residual: float32, n elements, or None.
 
-    Raises:
-        ConfigError: a tensor is not of this form, a target out of range.
-
     >>> threshold, level, advice, turn = torch.empty(1), torch.empty(1), torch.zeros(2), torch.zeros(1).long()
     >>> auto_threshold(torch.tensor([8.0, 1.0, 2.0, 3.0]), threshold, level, advice, torch.zeros(2), turn, 0.25)
     >>> [round(value.item(), 4) for value in (threshold, level, *advice, turn)]

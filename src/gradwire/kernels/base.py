@@ -17,6 +17,7 @@
 import functools
 import importlib
 import importlib.util
+import inspect
 import operator
 import struct
 from collections.abc import Callable, MutableMapping
@@ -40,6 +41,8 @@ T = TypeVar("T")
 
 OPERATIONS: dict[str, "Op[Any]"] = {}
 """Every operation that was made, by its name under ``torch.ops.gradwire``."""
+
+_RAISES = "Raises:\n    ConfigError: an argument is not as its annotation says, or does not fit the others."
 
 _library: Any = torch.library.Library("gradwire", "DEF")  # type: ignore[no-untyped-call]
 
@@ -70,6 +73,8 @@ class Op(Generic[P]):
         self._checked = declaration.checked if problem is None else _refused
         self.kernel_of_many: Callable[..., None] | None = None
         functools.update_wrapper(self, reference)
+        # The same of every operation, so that no docstring says it.
+        self.__doc__ = f"{inspect.getdoc(reference)}\n\n{_RAISES}"
         _library.define(declaration.schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._checked(reference), "CompositeExplicitAutograd")
         _library.impl(self.name, self._on_meta, "Meta")

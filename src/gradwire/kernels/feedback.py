@@ -1,9 +1,11 @@
-"""First step of error feedback, shared by the references of the fused operations."""
+"""First step of fused operations, shared by their references: a gradient is taken into what is kept."""
 
 import torch
 from torch import Tensor
 
-__all__ = ["compensate"]
+from gradwire.kernels.float32 import float32
+
+__all__ = ["advance", "compensate"]
 
 
 def compensate(grad: Tensor, residual: Tensor, status: Tensor | None) -> Tensor:
@@ -11,8 +13,18 @@ def compensate(grad: Tensor, residual: Tensor, status: Tensor | None) -> Tensor:
 
     With a status, the old residual goes to ``grad`` and bit 0 of the status is set where the sum is not finite.
     """
-    x = residual + grad
+    return _undoable(grad, residual, residual + grad, status)
+
+
+def advance(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None) -> None:
+    """Mix ``grad`` into ``momentum``, a running mean; a status is used as in ``compensate``."""
+    now = momentum * float32(beta) + grad * float32(1 - beta)
+    momentum.copy_(_undoable(grad, momentum, now, status))
+
+
+def _undoable(grad: Tensor, before: Tensor, now: Tensor, status: Tensor | None) -> Tensor:
+    """Return what is kept from ``now`` on; with a status ``before`` goes to ``grad``."""
     if status is not None:
-        grad.copy_(residual)
-        status |= ~torch.isfinite(x).all()
-    return x
+        grad.copy_(before)
+        status |= ~torch.isfinite(now).all()
+    return now

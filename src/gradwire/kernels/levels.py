@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.bits import pack, unpack
-from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.philox4x32 import philox_words
+from gradwire.kernels.sums import lane_sums
 from gradwire.kernels.units import exponent_of, power_of_two
 
 __all__ = ["TINY", "in_blocks", "norms_of", "pack_levels", "spread", "uniform", "unpack_levels"]

@@ -43,9 +43,6 @@ def rice_encode(indices: GivenIndices, counts: GivenCounts, stream: Stream, n: i
         stream: uint8, ceil(k b / 8) + ceil((k + ((n - k) >> b)) / 8): enough for any k places; the rest is 0.
         n: elements that the places are among.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> indices, counts = torch.tensor([1, 4], dtype=torch.int16), torch.tensor([2], dtype=torch.int32)
     >>> stream = torch.empty(1, dtype=torch.uint8)
     >>> rice_encode(indices, counts, stream, n=5)
@@ -72,9 +69,6 @@ def rice_decode(stream: GivenStream, indices: Indices, counts: Counts, n: int) -
         counts: int32, ceil(n / 65536): how many of them lie in each segment of 65536.
         n: elements that the places are among.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> indices, counts = torch.empty(2, dtype=torch.int16), torch.empty(1, dtype=torch.int32)
     >>> rice_decode(torch.tensor([0b10010], dtype=torch.uint8), indices, counts, n=5)
     >>> indices.tolist(), counts.tolist()
@@ -97,9 +91,6 @@ def bitmap_encode(indices: GivenIndices, counts: GivenCounts, bitmap: Bitmap, n:
         bitmap: uint8, ceil(n / 8).
         n: elements that the places are among.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> indices, counts = torch.tensor([1, 4], dtype=torch.int16), torch.tensor([2], dtype=torch.int32)
     >>> bitmap = torch.empty(1, dtype=torch.uint8)
     >>> bitmap_encode(indices, counts, bitmap, n=5)
@@ -120,9 +111,6 @@ def bitmap_decode(bitmap: GivenBitmap, indices: Indices, counts: Counts, n: int)
         indices: int16, k elements: the low 16 bits of the places; those that are missing become 0.
         counts: int32, ceil(n / 65536): how many of them lie in each segment of 65536.
         n: elements that the places are among.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> indices, counts = torch.empty(2, dtype=torch.int16), torch.empty(1, dtype=torch.int32)
     >>> bitmap_decode(torch.tensor([0b10010], dtype=torch.uint8), indices, counts, n=5)

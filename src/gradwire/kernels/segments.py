@@ -67,8 +67,7 @@ def check_places(name: str, counts: Tensor, low: Tensor, n: int) -> None:
     """
     if bool((counts < 0).any()) or int(counts.sum()) != low.numel():
         raise WireError(f"{name} counts must be >= 0 and sum to {low.numel()}, got {few(counts)}")
-    index = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts) * SEGMENT
-    index += low_bits(low)
+    index = read_places(low, counts)
     if bool((index.diff() <= 0).any()) or bool((index[-1:] >= n).any()):
         raise WireError(f"{name} indices must increase and stay below {n}, got {few(index)}")
 

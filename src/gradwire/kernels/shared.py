@@ -11,9 +11,8 @@ from torch import Tensor
 
 from gradwire.kernels.arguments import Flat, Floats, Status, Where, Written
 from gradwire.kernels.base import declared
-from gradwire.kernels.feedback import compensate
+from gradwire.kernels.feedback import advance, compensate
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.momentum import advance
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.stored import keep_unless, row_bytes, write
 from gradwire.kernels.sums import SUM_BLOCK, block_sums, mean_of_sums, sum_of_sums
@@ -66,9 +65,6 @@ def accumulate(grad: Written, residual: Written, status: Status = None) -> None:
         status: int32, 1 element, or None: bit 0 is set where the sum is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> grad, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -2.0])
     >>> accumulate(grad, residual, torch.zeros(1, dtype=torch.int32))
     >>> grad.tolist(), residual.tolist()
@@ -86,9 +82,6 @@ def add_scaled(x: Written, y: Floats, factor: float, status: Status = None) -> N
         y: float32, n elements, not overlapping ``x``.
         factor: any number; it is rounded to float32.
         status: int32, 1 element, or None: bit 0 is set where the sum is not finite.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> add_scaled(x, torch.tensor([4.0, -2.0]), 0.5)
@@ -117,9 +110,6 @@ def accumulate_momentum(
         nesterov: look ahead.
         status: int32, 1 element, or None: bit 0 is set where what ``grad`` becomes is not finite.
 
-    Raises:
-        ConfigError: a tensor is not of this form, or beta is outside its range.
-
     >>> grad, momentum, undo = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 0.0]), torch.empty(2)
     >>> accumulate_momentum(grad, momentum, undo, 0.5, nesterov=False)
     >>> grad.tolist(), momentum.tolist(), undo.tolist()
@@ -146,9 +136,6 @@ def mask_momentum(velocity: Written, momentum: Written, sent: Floats) -> None:
         momentum: float32, n elements: u.
         sent: float32, n elements: s, as the receivers decode it.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> velocity, momentum = torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0])
     >>> mask_momentum(velocity, momentum, torch.tensor([3.0, 0.0]))
     >>> velocity.tolist(), momentum.tolist()
@@ -174,9 +161,6 @@ def copy_where(source: Floats, target: Written, when: When = None) -> None:
         target: float32, n elements, not overlapping ``source``.
         when: bool, 1 element; None: always.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> source, target = torch.ones(2), torch.zeros(2)
     >>> copy_where(source, target, torch.tensor([False]))
     >>> target.tolist()
@@ -193,9 +177,6 @@ def fill_where(out: Written, value: float, when: When = None) -> None:
         out: float32, n elements.
         value: any number; it is rounded to float32.
         when: bool, 1 element; None: always.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out = torch.ones(2)
     >>> fill_where(out, 0.5, torch.tensor([True]))
@@ -219,9 +200,6 @@ def begin_sum(out: Written, residual: Kept, bad: Annotated[Tensor, Flat(torch.bo
         residual: float32, n elements; or None.
         bad: bool, 1 element.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> out, residual = torch.ones(2), torch.zeros(2)
     >>> begin_sum(out, residual, torch.tensor([True]))
     >>> out.tolist(), residual.tolist()
@@ -242,9 +220,6 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
         beta: weight of the old momentum, in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer memory.
         status: int32, 1 element, or None: bit 0 is set where the new momentum is not finite. Copying ``grad`` back to
             ``momentum`` then undoes the step.
-
-    Raises:
-        ConfigError: a tensor is not of this form, or beta is outside its range.
 
     >>> grad, momentum = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0])
     >>> momentum_update(grad, momentum, 0.75)
@@ -268,9 +243,6 @@ def nonfinite(
         status: int32, 1 element; never cleared.
         factor: number with which numbers of 32 bits are multiplied before they are looked at; it is rounded to float32.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> status = torch.zeros(1, dtype=torch.int32)
     >>> nonfinite(torch.tensor([1.0, float("inf")]), status)
     >>> status
@@ -288,9 +260,6 @@ def philox(out: Words, key: int, step: int, offset: int = 0) -> None:
         key: number of the stream, a signed 64-bit integer.
         step: step of the stream, a signed 64-bit integer: the upper half of the counter.
         offset: the first counter, so that a stream can be entered at word 4 * offset.
-
-    Raises:
-        ConfigError: ``out`` is not of this form.
 
     >>> words = torch.empty(4, dtype=torch.int32)
     >>> philox(words, key=0, step=0)
@@ -327,9 +296,6 @@ def precondition(grad: Written, scale: Floats, status: Status = None) -> None:
         scale: float32, n elements, >= 0.
         status: int32, 1 element, or None: bit 0 is set where a quotient is not finite.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> grad = torch.tensor([1.0, -2.0])
     >>> precondition(grad, torch.tensor([4.0, 0.0]))
     >>> grad.tolist()
@@ -365,9 +331,6 @@ def precondition_update(
             memory.
         floor: least scale over their root mean square, in [0, 1].
 
-    Raises:
-        ConfigError: a tensor is not of this form, or a number is outside its range.
-
     >>> out, scale = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 7.0])
     >>> precondition_update(out, scale, torch.tensor([False]), 0.0, 1.0)
     >>> out.tolist(), scale.tolist()
@@ -401,9 +364,6 @@ def scale(x: Written, factor: float, status: Status = None) -> None:
         factor: any number; it is rounded to float32.
         status: int32, 1 element, or None: bit 0 is set where the product is not finite.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> x, status = torch.tensor([1.0, float("inf")]), torch.zeros(1, dtype=torch.int32)
     >>> scale(x, 0.5, status)
     >>> x.tolist(), status.tolist()
@@ -421,9 +381,6 @@ def swap(a: Written, b: Written) -> None:
     Args:
         a: float32, n elements.
         b: float32, n elements, not overlapping a.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> a, b = torch.zeros(2), torch.ones(2)
     >>> swap(a, b)
@@ -453,9 +410,6 @@ def write_codes(values: Floats, stored: Codes, block: CodeBlock, when: When = No
         stored: uint8, ceil(n / block) * (block + 4); what fills the last block becomes zeros.
         block: elements that share a scale, a multiple of 16 from 16 to 1024.
         when: bool, 1 element; None: always.
-
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
 
     >>> stored = torch.zeros(20, dtype=torch.uint8)
     >>> write_codes(torch.tensor([127.0, -3.2]), stored, 16)

@@ -1,23 +1,25 @@
-"""Sums over blocks of elements, in one order everywhere: in 32 lanes, element by element, then the lanes as a tree."""
+"""Sums over blocks of elements, in one order everywhere: in lanes, element by element, then the lanes as a tree."""
 
 import torch
 from torch import Tensor
 
-__all__ = ["SUM_BLOCK", "block_sums", "mean_of_sums", "sum_of_sums", "tree_of"]
+__all__ = ["SUM_BLOCK", "block_sums", "lane_sums", "mean_of_sums", "sum_of_sums", "tree_of"]
 
 SUM_BLOCK = 4096
 """Elements of one partial sum, where the whole tensor is summed."""
 
-_LANES = 32
+
+def lane_sums(blocks: Tensor, lanes: int = 16) -> Tensor:
+    """Compute the sum of each row, whose length is a multiple of ``lanes``."""
+    total = blocks.new_zeros(blocks.size(0), lanes)
+    for part in blocks.view(blocks.size(0), blocks.size(1) // lanes, lanes).unbind(1):
+        total += part
+    return tree_of(total)
 
 
 def block_sums(x: Tensor, block: int) -> Tensor:
-    """Compute the sum of each block of ``x``; the last one may be short."""
-    blocks = torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block // _LANES, _LANES)
-    lanes = x.new_zeros(blocks.size(0), _LANES)
-    for part in blocks.unbind(1):
-        lanes += part
-    return tree_of(lanes)
+    """Compute the sum of each block of ``x``, in 32 lanes; the last one may be short."""
+    return lane_sums(torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block), 32)
 
 
 def mean_of_sums(sums: Tensor, n: int) -> Tensor:
@@ -33,7 +35,7 @@ def sum_of_sums(sums: Tensor) -> Tensor:
 
 def tree_of(values: Tensor) -> Tensor:
     """Compute the sum of each row, a power of two long: halves are added to each other until one element is left."""
-    while values.size(1) > 1:
-        half = values.size(1) // 2
-        values = values[:, :half] + values[:, half:]
-    return values.squeeze(1)
+    while values.size(-1) > 1:
+        half = values.size(-1) // 2
+        values = values[..., :half] + values[..., half:]
+    return values.squeeze(-1)

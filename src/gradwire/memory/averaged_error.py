@@ -13,14 +13,14 @@ from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kernels.stored import StoredForm
-from gradwire.memory.base import Memory
+from gradwire.memory.base import OneRoundMemory
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["AveragedError"]
 
 
 @dataclass(frozen=True)
-class AveragedError(Memory):
+class AveragedError(OneRoundMemory):
     """Compensate with a running mean of what was not sent, in codes of 8 bits: 1 byte an element and a scale a block.
 
     phi: x = g + e;  psi: e = (1 - beta) e + beta (x - D(Q(x))), and e = 0 before every ``reset``-th step.
@@ -56,12 +56,11 @@ class AveragedError(Memory):
     name = "averaged_error"
     late = True
     buffers = ("residual",)
-    one_round = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.beta) and 0 < self.beta <= 1, "AveragedError.beta", "in (0, 1]", self.beta)
         require(is_int(self.reset, 0), "AveragedError.reset", "an integer >= 0", self.reset)
-        whole = is_int(self.block, 16, 1024) and self.block % 16 == 0
+        whole = is_int(self.block, 16, 1024, of=16)
         require(whole, "AveragedError.block", "a multiple of 16 in [16, 1024]", self.block)
 
     @property
@@ -98,17 +97,6 @@ class AveragedError(Memory):
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         # Codes of the numbers that ``encode`` left in the gradient have the same bytes as before.
         kernels.write_codes(grad.view(-1), kept["residual"].view(-1), self.block, when)
-
-    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse, because the time to forget errors follows from the step's key, which is not known here.
-
-        Raises:
-            ConfigError: every call raises it.
-        """
-        raise ConfigError("memory 'averaged_error' serves methods of one round: use memory='residual'")
-
-    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        self.compensate(unsent, kept)
 
 
 def sends_few(code: Compressor) -> bool:

@@ -29,7 +29,7 @@ from gradwire.kernels.stored import FLOAT32, StoredForm
 from gradwire.memory import facts
 from gradwire.vocabulary import Configuration, Key, Payload, State
 
-__all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
+__all__ = ["Memory", "OneRoundMemory", "check_memory", "check_rounds", "default_memory"]
 
 
 def default_memory(compressor: Compressor) -> str:
@@ -129,6 +129,26 @@ class Memory(Configuration, ABC):
     def to_config(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
         return registry.to_config(self)
+
+
+class OneRoundMemory(Memory):
+    """Base of the memories that read from one payload what was sent, so that they serve methods of one round alone."""
+
+    one_round = True
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Refuse, because nobody has the payload of several rounds before it is averaged.
+
+        Raises:
+            ConfigError: every call raises it.
+        """
+        raise ConfigError(
+            f"memory {self.name!r} serves methods of one round, because it reads from one payload what was sent: use "
+            "memory='residual'"
+        )
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        self.compensate(unsent, kept)
 
 
 def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None:

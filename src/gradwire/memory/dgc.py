@@ -20,16 +20,16 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, require
+from gradwire.errors import is_float32, require
 from gradwire.kernels.float32 import float32
-from gradwire.memory.base import Memory
+from gradwire.memory.base import Memory, OneRoundMemory
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["DGCMemory"]
 
 
 @dataclass(frozen=True)
-class DGCMemory(Memory):
+class DGCMemory(OneRoundMemory):
     """Accumulate a momentum u into a velocity v, send v: 8 bytes an element, and 8 of work space.
 
     g = g min(1, clip / |g|);  u = momentum u + g;  v = v + u;  then v = v - D(Q(v)), and u = 0 where D(Q(v)) is not 0.
@@ -67,7 +67,6 @@ class DGCMemory(Memory):
     residual_is_momentum = True
     buffers = ("residual", "momentum", "undo", "sent")
     transient = ("undo", "sent")
-    one_round = True
 
     def __post_init__(self) -> None:
         fades = is_float32(self.momentum) and 0 <= float32(self.momentum) < 1
@@ -131,17 +130,6 @@ class DGCMemory(Memory):
             # The velocity grew by u + g, and u is momentum (u before + g).
             momentum_now.add_(momentum).mul_(self.momentum / (1 + self.momentum))
         kept["momentum"].view(-1)[places] = momentum_now
-
-    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse, because ``compensate`` alone does not tell which elements were sent.
-
-        Raises:
-            ConfigError: every call raises it.
-        """
-        raise ConfigError("memory 'dgc' masks what one payload says was sent: a method of several rounds has none")
-
-    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        self.compensate(unsent, kept)
 
 
 @dataclass(frozen=True)

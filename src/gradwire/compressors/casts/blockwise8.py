@@ -49,8 +49,7 @@ class Blockwise8(EightBit):
 
     def __post_init__(self) -> None:
         require(self.kind in ("linear", "dynamic"), "Blockwise8.kind", "'linear' or 'dynamic'", self.kind)
-        whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
-        require(whole, "Blockwise8.block", "a multiple of 16 in [16, 65536]", self.block)
+        require(is_int(self.block, 16, 65536, of=16), "Blockwise8.block", "a multiple of 16 in [16, 65536]", self.block)
 
     @property
     def codebook(self) -> str:

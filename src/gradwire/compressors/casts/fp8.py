@@ -52,8 +52,7 @@ class FP8(EightBit):
 
     def __post_init__(self) -> None:
         require(self.format in ("e4m3", "e5m2"), "FP8.format", "'e4m3' or 'e5m2'", self.format)
-        whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
-        require(whole, "FP8.block", "a multiple of 16 in [16, 65536]", self.block)
+        require(is_int(self.block, 16, 65536, of=16), "FP8.block", "a multiple of 16 in [16, 65536]", self.block)
 
     @property
     def codebook(self) -> str:

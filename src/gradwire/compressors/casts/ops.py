@@ -1,4 +1,4 @@
-"""Operations on elements that are rounded each by itself: casts, codes of 8 bits with a scale, tagged codes.
+"""Operations on elements that are rounded each by itself: casts, and codes of 8 bits with a scale.
 
 Eight bits an element: blocks that share a scale, and four codebooks of 256 values for what is inside. With N the
 largest magnitude of a block and F the largest value of the codebook: y = x * (1 / N), the code is that of the value
@@ -9,16 +9,6 @@ one that is not finite makes the whole block decode to NaN.
     dynamic    F = 1       seven decades of 1, 2, 4, ... 64 equal steps each, sorted: code 127 is 0, code 255 is 1
     e4m3       F = 448     OCP 8-bit floats, 3 bits of fraction
     e5m2       F = 57344   OCP 8-bit floats, 2 bits of fraction
-
-INCEPTIONN's tagged codes: 0, 8, 16 or 32 bits for each element, by its magnitude.
-
-    tag 0: |x| < 2**-bound                nothing, decoded as 0
-    tag 1: |x| < 2**(7 - bound), and < 1  sign << 7 | q, q = min(round(|x| 2**bound), 127), decoded as q 2**-bound
-    tag 2: |x| < 1                        sign << 15 | q, q = min(round(|x| 2**15), 32767), decoded as q 2**-15
-    tag 3: all others, and NaN            the float32
-
-A stream is one byte of form; in form 1 the float32 of all elements follow, in form 0 the tags, element i in the bits
-2 (i % 4) of byte i // 4, and then the codes of all elements, one after the other, little-endian.
 """
 
 import functools
@@ -61,9 +51,6 @@ def cast_encode(x: Floats, out: Cast, scale: float) -> None:
         out: float16, bfloat16 or float32, n elements. float16 overflows to infinity from 65520 on.
         scale: factor before rounding, rounded to float32 itself; 1 is exact.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> out = torch.empty(2, dtype=torch.bfloat16)
     >>> cast_encode(torch.tensor([1.0, 3.0]), out, 0.5)
     >>> out
@@ -83,9 +70,6 @@ def cast_encode_feedback(grad: Written, residual: Written, out: Cast, status: St
         out: float16, bfloat16 or float32, n elements.
         status: int32 of one element, or None. Its bit 0 is set where an element of x or of its code is not finite;
             nothing clears it here.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> grad, residual = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.001953125])
     >>> out = torch.empty(2, dtype=torch.bfloat16)
@@ -113,9 +97,6 @@ def cast_add_decoded(
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out = torch.zeros(2)
     >>> cast_add_decoded(torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float16), out, 0.5)
@@ -276,9 +257,6 @@ def eightbit_encode(x: Floats, scales: Scales, codes: Codes, kind: Kind, block: 
             span several.
         block: elements that share a scale, a multiple of 16 from 16 to 65536; 0: all of them.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> scales, codes = torch.empty(1), torch.empty(3, dtype=torch.uint8)
     >>> eightbit_encode(torch.tensor([2.0, -1.0, 0.0]), scales, codes, "e4m3", block=16)
     >>> scales.item(), bytes(codes.tolist()).hex()
@@ -307,9 +285,6 @@ def eightbit_encode_feedback(
         block: a multiple of 16 from 16 to 65536, or 0.
         status: int32 of one element, or None. Its bit 0 is set when an element of x is not finite; nothing clears it
             here.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> grad, residual = torch.tensor([2.0, -1.0, 0.0]), torch.tensor([0.0, 0.01, 0.0])
     >>> scales, codes = torch.empty(1), torch.empty(3, dtype=torch.uint8)
@@ -344,9 +319,6 @@ def eightbit_add_decoded(
         block: a multiple of 16 from 16 to 65536, or 0, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> out, codes = torch.zeros(3), torch.tensor([[0x7E, 0xF6, 0x00]], dtype=torch.uint8)
     >>> eightbit_add_decoded(torch.tensor([[2.0]]), codes, out, "e4m3", 16, 0.5)

@@ -1,7 +1,5 @@
-"""Casts and 8-bit codes on a GPU; 8-bit codes use the tiles of ``_qsgd``, and their values are looked up in the
-codebook.
-
-Of tagged codes only what is done before and after them: where a code lies depends on those before it.
+"""Casts and 8-bit codes on a GPU; 8-bit codes are in the tiles of ``gradwire.kernels.triton.levels``, and their
+values are looked up in the codebook.
 """
 
 import torch
@@ -15,7 +13,7 @@ from gradwire.kernels.triton.kernel_launch import BLOCK, ScratchMemory, launch, 
 from gradwire.kernels.triton.levels import elements as elements_of
 from gradwire.kernels.triton.levels import groups, largest, load, norm_of, store, tile, with_residual
 from gradwire.kernels.triton.status import flag_nonfinite
-from gradwire.kernels.triton.tile import blocks, elements, number
+from gradwire.kernels.triton.tile import begin_sum_at, blocks, elements, number
 
 __all__ = [
     "cast_add_decoded",
@@ -101,9 +99,7 @@ def _cast_sum(
 ):
     i = elements(BLOCK, program)
     inside = i < n
-    total = tl.zeros((BLOCK,), tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=inside)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         value = tl.load(payload + i, mask=inside)
         if BFLOAT:
@@ -323,9 +319,7 @@ def _eightbit_sum(
 ):
     block = blocks(ROWS, program)
     i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
-    total = tl.zeros_like(i).to(tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=i < n)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         step = _step_of(tl.load(scales + block, mask=block < count, other=0.0), KIND) * scale
         code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
@@ -352,9 +346,7 @@ def _add_with_one_scale(
     program=None,
 ):
     i = elements(BLOCK, program)
-    total = tl.zeros_like(i).to(tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=i < n)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         step = _step_of(tl.load(scales + tl.arange(0, 1)), KIND) * scale
         code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)

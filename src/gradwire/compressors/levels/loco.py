@@ -66,8 +66,7 @@ class LoCo(FreshDecoder):
     feedback = "required"
 
     def __post_init__(self) -> None:
-        whole = is_int(self.block, 16, 1024) and self.block % 16 == 0
-        require(whole, "LoCo.block", "a multiple of 16 in [16, 1024]", self.block)
+        require(is_int(self.block, 16, 1024, of=16), "LoCo.block", "a multiple of 16 in [16, 1024]", self.block)
 
     def delta(self, n: int) -> float:
         """The contraction constant: in a block of B one element is exact, and the others lose at most u N, u = 1 / 14,

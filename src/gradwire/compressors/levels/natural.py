@@ -59,8 +59,7 @@ class Natural(ManyDecoder):
 
     def __post_init__(self) -> None:
         require(self.rounding in ("random", "nearest"), "Natural.rounding", "'random' or 'nearest'", self.rounding)
-        whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
-        require(whole, "Natural.block", "a multiple of 16 in [16, 65536]", self.block)
+        require(is_int(self.block, 16, 65536, of=16), "Natural.block", "a multiple of 16 in [16, 65536]", self.block)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]

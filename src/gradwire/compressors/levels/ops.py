@@ -36,11 +36,10 @@ from gradwire.kernels.arguments import Flat, Floats, Names, Rows, Status, Where,
 from gradwire.kernels.base import declared
 from gradwire.kernels.feedback import compensate
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.levels import TINY, norms_of, pack_levels, spread, uniform, unpack_levels
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.stored import read, row_bytes, write
-from gradwire.kernels.sums import sum_of_sums
+from gradwire.kernels.sums import lane_sums, sum_of_sums
 from gradwire.kernels.units import exponent_of, power_of_two
 
 __all__ = [
@@ -163,9 +162,6 @@ def qsgd_encode(
         levels: s, from 1 to 2**(bits - 1) - 1; 0 means all of these.
         grid: "uniform" or "powers".
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> norms, codes = torch.empty(1), torch.empty(2, dtype=torch.uint8)
     >>> qsgd_encode(torch.tensor([7.0, -7.0, 0.0]), norms, codes, bits=4, block=16, norm="linf", key=1, step=0)
     >>> norms.item(), bytes(codes.tolist()).hex()
@@ -214,9 +210,6 @@ def qsgd_encode_feedback(
         levels: s, as ``qsgd_encode`` takes it.
         grid: "uniform" or "powers".
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> grad, residual = torch.tensor([7.0, -7.0, 0.0]), torch.tensor([0.0, 0.0, 0.5])
     >>> norms, codes = torch.empty(1), torch.empty(2, dtype=torch.uint8)
     >>> qsgd_encode_feedback(grad, residual, norms, codes, bits=4, block=16, norm="linf", key=1, step=0)
@@ -262,9 +255,6 @@ def qsgd_add_decoded(
         grid: "uniform", or "powers", where a level is 2**(|q| - s) * N.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> out = torch.zeros(3)
     >>> codes = torch.tensor([[0x97, 0x00]], dtype=torch.uint8)
     >>> qsgd_add_decoded(torch.tensor([[7.0]]), codes, out, bits=4, block=16, scale=0.5)
@@ -299,9 +289,6 @@ def round_encode(x: Floats, norm: Norm, codes: Codes, bits: Bits, levels: GivenL
         key: the stream of random numbers, a signed 64-bit integer.
         step: step of the random stream; a new one for every call.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> codes = torch.empty(1, dtype=torch.uint8)
     >>> round_encode(torch.tensor([2.0, -9.0, 0.0]), torch.tensor([2.0]), codes, bits=2, levels=1, key=1, step=0)
     >>> f"{codes.item():06b}"
@@ -330,9 +317,6 @@ def round_keep(
         shrink: factor by which the decoder will multiply; rounded to float32.
         key: the stream of random numbers, a signed 64-bit integer.
         step: step of the random stream; that of ``round_encode``.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> x, codes = torch.tensor([2.0, -9.0, 0.0]), torch.empty(1, dtype=torch.uint8)
     >>> round_keep(x, torch.tensor([2.0]), codes, bits=2, levels=1, shrink=1.0, key=1, step=0)
@@ -406,9 +390,6 @@ def natural_encode(
         key: the stream of random numbers, a signed 64-bit integer; different on ranks whose errors must be independent.
         step: step of the random stream; a new one for every call.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> bases, codes = torch.empty(1, dtype=torch.uint8), torch.empty(3, dtype=torch.uint8)
     >>> natural_encode(torch.tensor([1.0, -0.5, 0.0]), bases, codes, "random", block=16, key=1, step=0)
     >>> bases.item(), codes.tolist()
@@ -448,9 +429,6 @@ def natural_encode_feedback(
         status: int32 of one element, or None. Its bit 0 is set when an element of x is not finite; nothing clears it
             here.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> grad, residual = torch.tensor([1.0, -0.75]), torch.tensor([0.0, 0.125])
     >>> bases, codes = torch.empty(1, dtype=torch.uint8), torch.empty(2, dtype=torch.uint8)
     >>> natural_encode_feedback(grad, residual, bases, codes, "nearest", block=16, key=1, step=0)
@@ -480,9 +458,6 @@ def natural_add_decoded(
         out: float32, n elements.
         block: a multiple of 16 from 16 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> out = torch.zeros(3)
     >>> bases, codes = torch.tensor([[1]], dtype=torch.uint8), torch.tensor([[126, 253, 0]], dtype=torch.uint8)
@@ -530,9 +505,6 @@ def moments(x: Floats, table: Table, centred: bool) -> None:
         table: float32, 4 * ceil(n / 4096): four numbers for each segment, in this order. A NaN is the largest of all.
         centred: the origin is the segment's first element, for a variance; else 0, for a length.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> table = torch.empty(4)
     >>> moments(torch.tensor([3.0, -5.0, 1.0]), table, centred=True)
     >>> table.tolist()
@@ -551,9 +523,6 @@ def moments_feedback(grad: Written, residual: Written, table: Table, centred: bo
         table: float32, 4 * ceil(n / 4096).
         centred: true: the deviation is measured, too, as for ``moments``.
         status: int32 of one element, or None: bit 0 is set where an element of x is not finite.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> residual, table = torch.tensor([1.0, -1.0, 0.5]), torch.empty(4)
     >>> moments_feedback(torch.tensor([2.0, -4.0, 0.5]), residual, table, centred=True)
@@ -588,9 +557,6 @@ def moments_norm(
         kind: "largest", "length" or "clipped".
         factor: >= 0, rounded to float32.
         n: elements of the tensor, > 0.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> x, table, norm = torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.empty(4), torch.empty(1)
     >>> moments(x, table, centred=True)
@@ -664,9 +630,6 @@ def loco_encode(x: Floats, norms: Norms, codes: Nibbles, block: Short) -> None:
         codes: uint8, ceil(n / 2): two levels a byte in two's complement, the first in the lower half.
         block: elements that share a scale, a multiple of 16 from 16 to 1024.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> norms, codes = torch.empty(1), torch.empty(2, dtype=torch.uint8)
     >>> loco_encode(torch.tensor([7.0, -3.4, 0.4]), norms, codes, block=16)
     >>> norms.item(), bytes(codes.tolist()).hex()
@@ -705,9 +668,6 @@ def loco_encode_averaged(
         weight: weight of m in x; rounded to float32.
         share: share of m that stays; rounded to float32.
         status: int32 of one element. Its bit 0 is set where a norm or a scale of m is not finite; nothing clears it.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> grad, error = torch.tensor([7.0, -3.4, 0.4]), torch.zeros(20, dtype=torch.uint8)
     >>> norms, codes, status = torch.empty(1), torch.empty(2, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)

@@ -17,7 +17,7 @@ from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.rounding import Grid, linf_omega, times, uniform_omega
 from gradwire.errors import is_int, require
 from gradwire.kernels import Each
-from gradwire.kernels.trits import pack_trits, room_for, trit_bytes
+from gradwire.kernels.trits import room_for, trit_bytes
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]
@@ -81,7 +81,7 @@ class QSGD(TritDecoder):
 
     def __post_init__(self) -> None:
         require(is_int(self.bits, 2, 8), "QSGD.bits", "an integer in [2, 8]", self.bits)
-        whole = self.block is None or (is_int(self.block, 16, 65536) and self.block % 16 == 0)
+        whole = self.block is None or is_int(self.block, 16, 65536, of=16)
         require(whole, "QSGD.block", "a multiple of 16 in [16, 65536] or None", self.block)
         require(self.norm in ("linf", "l2"), "QSGD.norm", "'linf' or 'l2'", self.norm)
         fits = self.levels is None or is_int(self.levels, 1, self._most)
@@ -171,7 +171,7 @@ class QSGD(TritDecoder):
             self._grid(x.numel()).encode(x, (norms, codes), key)
         else:
             ops.qsgd_encode(x, norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, self.top)
-        self._pack(codes, packed)
+        self.pack(codes, packed)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
@@ -195,11 +195,7 @@ class QSGD(TritDecoder):
                 self._shrink(grad.numel()),
                 self.top,
             )
-        self._pack(codes, packed)
-
-    def _pack(self, codes: Tensor, packed: Tensor) -> None:
-        if codes is not packed:
-            pack_trits(codes, packed)
+        self.pack(codes, packed)
 
     def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         if self.block is None:

@@ -17,7 +17,7 @@ from gradwire.kernels.triton.moments import write_moments, write_norm
 from gradwire.kernels.triton.philox import philox_words
 from gradwire.kernels.triton.status import flag_nonfinite
 from gradwire.kernels.triton.stored import code_scale, write_rows
-from gradwire.kernels.triton.tile import blocks, number
+from gradwire.kernels.triton.tile import begin_sum_at, blocks, number
 
 __all__ = [
     "loco_encode",
@@ -248,9 +248,7 @@ def _add(
     block = blocks(ROWS, program)
     group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
     i = elements(group)
-    total = tl.zeros_like(i).to(tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=i < n)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         step = _step_of(tl.load(norms + block, mask=block < count, other=0.0), TOP, POWERS) * scale
         total += step[:, None, None] * _value_of_level(_read_levels(codes, group, size, BITS), TOP, POWERS)
@@ -281,9 +279,7 @@ def _add_long(
     """Add to a part of a tensor whose blocks are longer than the part; each group reads the norm of its own."""
     group = (number(program) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
-    total = tl.zeros_like(i).to(tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=i < n)
+    total = begin_sum_at(out, i, n, FRESH)
     block = group // groups_of_block
     for _ in range(ranks):
         step = _step_of(tl.load(norms + block, mask=group * 8 < n, other=0.0), TOP, POWERS) * scale

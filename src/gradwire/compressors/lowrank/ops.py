@@ -78,10 +78,7 @@ def _lane_sums(x: Tensor, right: Tensor) -> Tensor:
     sums = torch.zeros(len(right), len(x), LANES, dtype=torch.float32, device=x.device)
     for j in range(values.shape[1]):
         sums = sums + values[:, j] * factors[:, j].unsqueeze(1)
-    while sums.shape[-1] > 1:
-        half = sums.shape[-1] // 2
-        sums = sums[..., :half] + sums[..., half:]
-    return sums.squeeze(-1)
+    return tree_of(sums)
 
 
 def _row_sums(x: Tensor, left: Tensor) -> Tensor:
@@ -100,9 +97,6 @@ def lowrank_left(x: Floats, right: Right, left: WrittenLeft, rank: Rank) -> None
         right: float32, ``rank`` rows of L.
         left: float32, ``rank`` rows of m.
         rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> left = torch.empty(2)
     >>> lowrank_left(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, -1.0]), left, rank=1)
@@ -126,9 +120,6 @@ def lowrank_left_feedback(
         rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
         status: int32, 1 element, or None: bit 0 is set where the sum is not finite.
 
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
-
     >>> residual, left = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.empty(2)
     >>> lowrank_left_feedback(torch.ones(4), residual, torch.tensor([1.0, 0.0]), left, rank=1)
     >>> left.tolist()
@@ -147,9 +138,6 @@ def lowrank_right(x: Floats, left: Left, right: WrittenRight, rank: Rank) -> Non
         left: float32, ``rank`` rows of m.
         right: float32, ``rank`` rows of L.
         rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> right = torch.empty(2)
     >>> lowrank_right(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, -1.0]), right, rank=1)
@@ -173,9 +161,6 @@ def lowrank_right_feedback(
         rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
         status: int32, 1 element, or None: bit 0 is set where the sum is not finite.
 
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
-
     >>> residual, right = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.empty(2)
     >>> lowrank_right_feedback(torch.ones(4), residual, torch.tensor([1.0, 0.0]), right, rank=1)
     >>> right.tolist()
@@ -198,9 +183,6 @@ def lowrank_add_decoded(
         rank: number of rows of the factors, >= 1. From about 16 on a BLAS is faster.
         scale: factor of the product.
         status: int32, 1 element, or None: bit 0 is set where the result is not finite.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> out = torch.zeros(4)
     >>> lowrank_add_decoded(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), out, rank=1, scale=0.5)
@@ -231,9 +213,6 @@ def lowrank_near_one(x: Floats, out: Written, rank: Rank) -> None:
         out: float32, as many elements.
         rank: number of rows, >= 1.
 
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
-
     >>> out = torch.empty(2)
     >>> lowrank_near_one(torch.tensor([6.0, -3.0]), out, rank=1)
     >>> out.tolist()
@@ -252,9 +231,6 @@ def lowrank_keep(x: Floats, warm: Written, rank: Rank) -> None:
         x: float32, ``rank`` rows of one length.
         warm: float32, as many elements.
         rank: number of rows, >= 1.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> warm = torch.ones(4)
     >>> lowrank_keep(torch.tensor([0.0, 0.0, 2.0, 0.0]), warm, rank=2)
@@ -277,9 +253,6 @@ def lowrank_orthonormal(rows: Written, rank: Rank) -> None:
     Args:
         rows: float32, ``rank`` rows of one length.
         rank: number of rows, >= 1; for few rows, because a GPU works on all rows of a factor in one program.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> rows = torch.tensor([0.0, 3.0, 4.0, 8.0])
     >>> lowrank_orthonormal(rows, rank=2)

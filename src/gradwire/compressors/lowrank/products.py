@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.lowrank import ops
 from gradwire.kernels import Pieces, philox
+from gradwire.kernels.base import Op
 from gradwire.kernels.units import exponent_of, power_of_two
 
 __all__ = [
@@ -142,30 +143,29 @@ def as_pieces(
 
 def solve_left(xs: Sequence[Tensor], rights: Sequence[Tensor], lefts: Sequence[Tensor]) -> None:
     """Compute ``lefts[i] = rights[i] @ xs[i]^T``; shapes (r, m), (r, L), (m, L)."""
-    rank = lefts[0].shape[0]
-    if not thin(xs[0], rank):
+    if thin(xs[0], lefts[0].shape[0]):
+        _solve(ops.lowrank_left, xs, rights, lefts)
+    else:
         multiply(rights, [x.mT for x in xs], lefts)
-        return
-    together = as_pieces(xs, rights, lefts, rank)
-    if together is not None:
-        ops.lowrank_left(*together, rank)
-        return
-    for x, right, left in zip(xs, rights, lefts, strict=True):
-        ops.lowrank_left(x.view(-1), right.reshape(-1), left.view(-1), rank)
 
 
 def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> None:
     """Compute ``rights[i] = lefts[i] @ xs[i]``; shapes (r, L), (r, m), (m, L)."""
-    rank = rights[0].shape[0]
-    if not thin(xs[0], rank):
+    if thin(xs[0], rights[0].shape[0]):
+        _solve(ops.lowrank_right, xs, lefts, rights)
+    else:
         multiply(lefts, xs, rights)
-        return
-    together = as_pieces(xs, lefts, rights, rank)
+
+
+def _solve(operation: Op[Any], xs: Sequence[Tensor], factors: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+    """Call a kernel of our own, once for all matrices if they lie together."""
+    rank = outs[0].shape[0]
+    together = as_pieces(xs, factors, outs, rank)
     if together is not None:
-        ops.lowrank_right(*together, rank)
+        operation(*together, rank)
         return
-    for x, left, right in zip(xs, lefts, rights, strict=True):
-        ops.lowrank_right(x.view(-1), left.reshape(-1), right.view(-1), rank)
+    for x, factor, out in zip(xs, factors, outs, strict=True):
+        operation(x.view(-1), factor.reshape(-1), out.view(-1), rank)
 
 
 def add_multiplied(outs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor], scale: float) -> None:

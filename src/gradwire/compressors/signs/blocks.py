@@ -36,7 +36,7 @@ class BlockSigns(FreshDecoder):
     """Operations that encode, encode with feedback, and add the decoded payloads."""
 
     def __post_init__(self) -> None:
-        whole = is_int(self.block, 32, 65536) and self.block % 32 == 0
+        whole = is_int(self.block, 32, 65536, of=32)
         require(whole, f"{type(self).__name__}.block", "a multiple of 32 in [32, 65536]", self.block)
 
     def delta(self, n: int) -> float:

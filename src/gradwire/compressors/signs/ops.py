@@ -67,9 +67,6 @@ def sign_encode(x: Floats, codes: Signs) -> None:
         x: float32, n elements.
         codes: uint8, ceil(n / 8) bytes; element i in bit i % 8 of byte i // 8, bit 0 the lowest; the tail is 0.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> codes = torch.empty(1, dtype=torch.uint8)
     >>> sign_encode(torch.tensor([0.5, -0.5, 0.0, -0.1, 3.0]), codes)
     >>> f"{codes.item():08b}"
@@ -92,9 +89,6 @@ def sign_encode_feedback(grad: Written, residual: Written, codes: Signs, status:
         status: int32, 1 element, or None: bit 0 is set where x is not finite. Copying ``grad`` back to ``residual``
             then undoes the step.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> residual, codes = torch.zeros(2), torch.empty(1, dtype=torch.uint8)
     >>> sign_encode_feedback(torch.tensor([0.75, -0.25]), residual, codes)
     >>> residual, codes.item()
@@ -116,9 +110,6 @@ def sign_add_decoded(codes: SignsOfRanks, out: Written, scale: float, fresh: boo
         out: float32, n elements.
         scale: the step, rounded to float32; 1 / W for the mean.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out = torch.zeros(4)
     >>> sign_add_decoded(torch.tensor([[0b1001]], dtype=torch.uint8), out, 1.0)
@@ -145,9 +136,6 @@ def sign_vote(mean: Written, tie: Tie) -> None:
     Args:
         mean: float32, n elements.
         tie: -1, 0 or 1; what a tie becomes.
-
-    Raises:
-        ConfigError: the tensor is not of this form, or another tie.
 
     >>> mean = torch.tensor([0.5, -0.25, 0.0])
     >>> sign_vote(mean, 1.0)
@@ -212,9 +200,6 @@ def scaled_sign_encode(x: Floats, scales: Scales, codes: Signs, block: Block) ->
         codes: uint8, ceil(n / 8) bytes; element i in bit i % 8 of byte i // 8, 1 where x >= 0; the tail is 0.
         block: elements of a block, a multiple of 32 from 32 to 65536; smaller: less error, 4 bytes each.
 
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
-
     >>> scales, codes = torch.empty(1), torch.empty(1, dtype=torch.uint8)
     >>> scaled_sign_encode(torch.tensor([-2.0, -1.0, 1.0, 3.0]), scales, codes, block=32)
     >>> scales, f"{codes.item():08b}"
@@ -242,9 +227,6 @@ def scaled_sign_encode_feedback(
         block: elements of a block, a multiple of 32 from 32 to 65536.
         status: int32, 1 element, or None: bit 0 is set where x or one of the scales is not finite. Copying ``grad``
             back to ``residual`` then undoes the step.
-
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
 
     >>> residual, scales, codes = torch.zeros(4), torch.empty(1), torch.empty(1, dtype=torch.uint8)
     >>> scaled_sign_encode_feedback(torch.tensor([-2.0, -1.0, 1.0, 3.0]), residual, scales, codes, block=32)
@@ -275,9 +257,6 @@ def scaled_sign_add_decoded(
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
-
     >>> out, codes = torch.zeros(4), torch.tensor([[0b1100]], dtype=torch.uint8)
     >>> scaled_sign_add_decoded(torch.tensor([[1.75]]), codes, out, block=32, scale=1.0)
     >>> out
@@ -303,9 +282,6 @@ def two_means_encode(x: Floats, means: Means, codes: Signs, block: Block) -> Non
         means: float32, 2 * ceil(n / block): of each block the mean below zero, then of the rest; 0 of nothing.
         codes: uint8, ceil(n / 8) bytes; element i in bit i % 8 of byte i // 8, 1 where x >= 0; the tail is 0.
         block: elements of a block, a multiple of 32 from 32 to 65536; smaller: less error, 8 bytes each.
-
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
 
     >>> means, codes = torch.empty(2), torch.empty(1, dtype=torch.uint8)
     >>> two_means_encode(torch.tensor([-2.0, -1.0, 1.0, 3.0]), means, codes, block=32)
@@ -333,9 +309,6 @@ def two_means_encode_feedback(
         block: elements of a block, a multiple of 32 from 32 to 65536.
         status: int32, 1 element, or None: bit 0 is set where x or one of the means is not finite. Copying ``grad``
             back to ``residual`` then undoes the step.
-
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
 
     >>> residual, means, codes = torch.zeros(4), torch.empty(2), torch.empty(1, dtype=torch.uint8)
     >>> two_means_encode_feedback(torch.tensor([-2.0, -1.0, 1.0, 3.0]), residual, means, codes, block=32)
@@ -365,9 +338,6 @@ def two_means_add_decoded(
         block: elements of a block, a multiple of 32 from 32 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
-
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
 
     >>> out, codes = torch.zeros(4), torch.tensor([[0b1100]], dtype=torch.uint8)
     >>> two_means_add_decoded(torch.tensor([[-1.5, 2.0]]), codes, out, block=32, scale=1.0)
@@ -404,9 +374,6 @@ def onebit_encode(x: Floats, codes: Codes, threshold: float, step: Step = None) 
         threshold: t, any number, in units of the step; rounded to float32.
         step: float32, 1 element; None: 1.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> codes = torch.empty(4, dtype=torch.uint8)
     >>> onebit_encode(torch.tensor([0.6, 0.5, -0.1, 0.51]), codes, 0.5)
     >>> bytes(codes.tolist()).hex()
@@ -434,9 +401,6 @@ def onebit_encode_feedback(
         status: int32, 1 element, or None: bit 0 is set where r or what is kept is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
         step: float32, 1 element; None: 1.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> residual, codes = torch.zeros(2), torch.empty(4, dtype=torch.uint8)
     >>> onebit_encode_feedback(torch.tensor([0.75, -0.25]), residual, codes, 0.5)
@@ -467,9 +431,6 @@ def onebit_add_decoded(
         steps: float32, (W, 1), the step of each rank; None: 1.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> out = torch.zeros(4)
     >>> onebit_add_decoded(torch.tensor([[0x90, 0, 0, 0]], dtype=torch.uint8), out, 1.0)
     >>> out
@@ -498,9 +459,6 @@ def mean_magnitude(
         x: float32, n elements.
         mean: float32, 1 element.
         residual: float32, n elements, or None.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> mean = torch.empty(1)
     >>> mean_magnitude(torch.tensor([1.0, -2.0]), mean)

@@ -15,7 +15,7 @@ from gradwire.kernels.triton.codes import pack, places, unpack
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.signs import ROWS, pack_signs, total_of_32, unpack_signs
 from gradwire.kernels.triton.status import compensate, flag_nonfinite
-from gradwire.kernels.triton.tile import blocks, elements
+from gradwire.kernels.triton.tile import begin_sum_at, blocks, elements
 
 __all__ = [
     "mean_magnitude",
@@ -76,9 +76,7 @@ def _add_signs(
 ):
     byte, i = places(BYTES, 1, program)
     inside = i < n
-    total = tl.zeros((BYTES, 8), tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=inside)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size))
         # Not plus a negated scale: Triton negates by subtracting from 0, which loses the sign of a zero.
@@ -128,27 +126,30 @@ def _store_signs(positive, block, start, codes, size, ROWS: tl.constexpr, SIZE: 
 
 
 @triton.jit
-def _scaled(
-    x, scales, codes, n, count, size, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, program=None
-):
-    block = blocks(ROWS, program)
-    lanes = tl.zeros((ROWS, LANES), tl.float32)
-    for start in range(0, SIZE, LANES):
-        i = _lanes(block, start, SIZE)
-        value = tl.load(x + i, mask=i < n, other=0.0)
-        _store_signs((value >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
-        lanes += tl.abs(value)
-    scale = tl.div_rn(total_of_32(lanes, ROWS), _count_of(block, n, SIZE).to(tl.float32))
-    tl.store(scales + block, scale, mask=block < count)
-
-
-def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> None:
-    sizes = x.numel(), scales.numel(), codes.numel()
-    launch(_scaled, _grid_of_blocks(sizes[1]), x, scales, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
+def _sum_at(grad, residual, i, n):
+    """The old residual and the elements to encode at ``i``, 0 from n on; without a residual both are the gradient."""
+    old = tl.load(grad + i, mask=i < n, other=0.0)
+    x = old
+    if residual is not None:
+        old = tl.load(residual + i, mask=i < n, other=0.0)
+        x = old + x
+    return old, x
 
 
 @triton.jit
-def _scaled_feedback(
+def _keep(grad, residual, codes, status, block, low, high, n, size, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Write the signs of residual + grad, and keep what is left of it without the level of its sign in its block."""
+    for start in range(0, SIZE, _LANES):
+        i = _lanes(block, start, SIZE)
+        old, x = _sum_at(grad, residual, i, n)
+        _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
+        tl.store(residual + i, x - tl.where(x >= 0.0, high[:, None], low[:, None]), mask=i < n)
+        if status is not None:
+            tl.store(grad + i, old, mask=i < n)
+
+
+@triton.jit
+def _scaled(
     grad,
     residual,
     scales,
@@ -166,34 +167,35 @@ def _scaled_feedback(
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
         i = _lanes(block, start, SIZE)
-        x = tl.load(residual + i, mask=i < n, other=0.0) + tl.load(grad + i, mask=i < n, other=0.0)
+        _, x = _sum_at(grad, residual, i, n)
+        if residual is None:
+            # Without a residual nothing waits for the scale, and one pass does.
+            _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
         lanes += tl.abs(x)
     scale = tl.div_rn(total_of_32(lanes, ROWS), _count_of(block, n, SIZE).to(tl.float32))
     tl.store(scales + block, scale, mask=block < count)
     if status is not None:
         flag_nonfinite(scale, status)
-    for start in range(0, SIZE, LANES):
-        i = _lanes(block, start, SIZE)
-        old = tl.load(residual + i, mask=i < n, other=0.0)
-        x = old + tl.load(grad + i, mask=i < n, other=0.0)
-        _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
-        tl.store(residual + i, x - tl.where(x >= 0.0, scale[:, None], -scale[:, None]), mask=i < n)
-        if status is not None:
-            tl.store(grad + i, old, mask=i < n)
+    if residual is not None:
+        _keep(grad, residual, codes, status, block, -scale, scale, n, size, SIZE, ROWS)
+
+
+def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> None:
+    scaled_sign_encode_feedback(x, None, scales, codes, block)
 
 
 def scaled_sign_encode_feedback(
-    grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, block: int, status: Tensor | None = None
+    grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
     count, tensors = scales.numel(), (grad, residual, scales, codes, status)
     sizes = grad.numel(), count, codes.numel()
-    launch(_scaled_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
+    launch(_scaled, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
 
 
 @triton.jit
-def _add_scaled(
-    scales,
-    scales_stride,
+def _add_levels(
+    numbers,
+    numbers_stride,
     codes,
     codes_stride,
     ranks,
@@ -201,33 +203,44 @@ def _add_scaled(
     n,
     size,
     scale: tl.float32,
+    TWO: tl.constexpr,
     FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
     program=None,
 ):
+    """Add the level of each sign in its block: one number, or its negative; or the second and the first of ``TWO``."""
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
-    total = tl.zeros((BYTES, 8), tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=i < n)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
-        level = tl.load(scales + block, mask=byte < size, other=0.0) * scale
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
-        # Not plus a negated level: Triton negates by subtracting from 0, which loses the sign of a zero.
-        total = tl.where(positive, total + level[:, None], total - level[:, None])
-        scales += scales_stride
+        if TWO:
+            low = tl.load(numbers + 2 * block, mask=byte < size, other=0.0) * scale
+            high = tl.load(numbers + 2 * block + 1, mask=byte < size, other=0.0) * scale
+            total += tl.where(positive, high[:, None], low[:, None])
+        else:
+            level = tl.load(numbers + block, mask=byte < size, other=0.0) * scale
+            # Not plus a negated level: Triton negates by subtracting from 0, which loses the sign of a zero.
+            total = tl.where(positive, total + level[:, None], total - level[:, None])
+        numbers += numbers_stride
         codes += codes_stride
     tl.store(out + i, total, mask=i < n)
+
+
+def _add_numbers(
+    numbers: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool, *, two: bool
+) -> None:
+    ranks, size = codes.shape
+    rows = numbers, numbers.stride(0), codes, codes.stride(0), ranks
+    form = {"TWO": two, "FRESH": fresh, "SIZE": block, "BYTES": BYTES}
+    launch(_add_levels, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
 
 
 def scaled_sign_add_decoded(
     scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
 ) -> None:
-    ranks, size = codes.shape
-    rows = scales, scales.stride(0), codes, codes.stride(0), ranks
-    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
-    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
+    _add_numbers(scales, codes, out, block, scale, fresh, two=False)
 
 
 @triton.jit
@@ -249,29 +262,6 @@ def _means_of(low, high, above, count, ROWS: tl.constexpr):
 
 @triton.jit
 def _two_means(
-    x, means, codes, n, count, size, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, program=None
-):
-    block = blocks(ROWS, program)
-    low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
-    above = tl.zeros((ROWS,), tl.int32)
-    for start in range(0, SIZE, LANES):
-        i = _lanes(block, start, SIZE)
-        value = tl.load(x + i, mask=i < n, other=0.0)
-        _store_signs((value >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
-        low, high, above = _add_sides(value, i < n, low, high, above)
-    mu0, mu1 = _means_of(low, high, above, _count_of(block, n, SIZE), ROWS)
-    tl.store(means + 2 * block, mu0, mask=block < count)
-    tl.store(means + 2 * block + 1, mu1, mask=block < count)
-
-
-def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> None:
-    count = means.numel() // 2
-    sizes = x.numel(), count, codes.numel()
-    launch(_two_means, _grid_of_blocks(count), x, means, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
-
-
-@triton.jit
-def _two_means_feedback(
     grad,
     residual,
     means,
@@ -290,7 +280,9 @@ def _two_means_feedback(
     above = tl.zeros((ROWS,), tl.int32)
     for start in range(0, SIZE, LANES):
         i = _lanes(block, start, SIZE)
-        x = tl.load(residual + i, mask=i < n, other=0.0) + tl.load(grad + i, mask=i < n, other=0.0)
+        _, x = _sum_at(grad, residual, i, n)
+        if residual is None:
+            _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
         low, high, above = _add_sides(x, i < n, low, high, above)
     mu0, mu1 = _means_of(low, high, above, _count_of(block, n, SIZE), ROWS)
     tl.store(means + 2 * block, mu0, mask=block < count)
@@ -298,62 +290,26 @@ def _two_means_feedback(
     if status is not None:
         flag_nonfinite(mu0, status)
         flag_nonfinite(mu1, status)
-    for start in range(0, SIZE, LANES):
-        i = _lanes(block, start, SIZE)
-        old = tl.load(residual + i, mask=i < n, other=0.0)
-        x = old + tl.load(grad + i, mask=i < n, other=0.0)
-        _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
-        tl.store(residual + i, x - tl.where(x >= 0.0, mu1[:, None], mu0[:, None]), mask=i < n)
-        if status is not None:
-            tl.store(grad + i, old, mask=i < n)
+    if residual is not None:
+        _keep(grad, residual, codes, status, block, mu0, mu1, n, size, SIZE, ROWS)
+
+
+def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> None:
+    two_means_encode_feedback(x, None, means, codes, block)
 
 
 def two_means_encode_feedback(
-    grad: Tensor, residual: Tensor, means: Tensor, codes: Tensor, block: int, status: Tensor | None = None
+    grad: Tensor, residual: Tensor | None, means: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
     count, tensors = means.numel() // 2, (grad, residual, means, codes, status)
     sizes = grad.numel(), count, codes.numel()
-    launch(_two_means_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
-
-
-@triton.jit
-def _add_two_means(
-    means,
-    means_stride,
-    codes,
-    codes_stride,
-    ranks,
-    out,
-    n,
-    size,
-    scale: tl.float32,
-    FRESH: tl.constexpr,
-    SIZE: tl.constexpr,
-    BYTES: tl.constexpr,
-    program=None,
-):
-    byte, i = places(BYTES, 1, program)
-    block = byte // (SIZE // 8)
-    total = tl.zeros((BYTES, 8), tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=i < n)
-    for _ in range(ranks):
-        mu0 = tl.load(means + 2 * block, mask=byte < size, other=0.0) * scale
-        mu1 = tl.load(means + 2 * block + 1, mask=byte < size, other=0.0) * scale
-        positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
-        total += tl.where(positive, mu1[:, None], mu0[:, None])
-        means += means_stride
-        codes += codes_stride
-    tl.store(out + i, total, mask=i < n)
+    launch(_two_means, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
 
 
 def two_means_add_decoded(
     means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
 ) -> None:
-    ranks, size = codes.shape
-    rows = means, means.stride(0), codes, codes.stride(0), ranks
-    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
-    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
+    _add_numbers(means, codes, out, block, scale, fresh, two=True)
 
 
 @triton.jit
@@ -410,9 +366,7 @@ def _add_onebit(
 ):
     byte, i = places(BYTES, 1, program)
     inside = i < n
-    total = tl.zeros((BYTES, 8), tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=inside)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         bit = unpack(tl.load(codes + byte, mask=byte < size), 1)
         distance = scale
@@ -439,9 +393,7 @@ def _magnitudes(x, residual, sums, n, count, SIZE: tl.constexpr, LANES: tl.const
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
         i = _lanes(block, start, SIZE)
-        value = tl.load(x + i, mask=i < n, other=0.0)
-        if residual is not None:
-            value += tl.load(residual + i, mask=i < n, other=0.0)
+        _, value = _sum_at(x, residual, i, n)
         lanes += tl.abs(value)
     tl.store(sums + block, total_of_32(lanes, ROWS), mask=block < count)
 

@@ -1,19 +1,7 @@
-"""Operations on some of the elements: choose them, mark them, write them side by side, add them at their indices.
+"""Operations on some of the elements: choose them, write them side by side, add them at their indices.
 
 Entries: values, and for each the low 16 bits of its index; ``counts`` says how many lie in each segment of 65536
 elements. Counts and indices that come from a peer are safe whatever they are.
-
-Marks: a bit for each element, the first of 8 in the lowest bit of a byte, and a count for each segment. Two operations
-make a payload: one marks, and says by its counts how many there are; ``take_marked`` then writes them to where they
-belong. What is between is a thirty-second of the tensor.
-
-A stream of what exceeds a threshold is in whichever form is smallest; it starts with the form and the count k:
-
-    0    float32[n], 0 where nothing is sent; k is n
-    1    float32[k], then a bit for each element
-    2    float32[k], then the count of each segment of 65536 elements as int32, and the low 16 bits of each place
-
-The values come first, so that they can be written before it is known how many there are.
 """
 
 from collections.abc import Sequence
@@ -79,9 +67,6 @@ def topk_encode(x: Floats, values: Values, indices: Indices, counts: Counts) -> 
         indices: int16, k elements: the low 16 bits of each index.
         counts: int32, ceil(n / 65536): how many of the chosen ones lie in each segment of 65536 elements.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> values, counts = torch.empty(2), torch.empty(1, dtype=torch.int32)
     >>> indices = torch.empty(2, dtype=torch.int16)
     >>> topk_encode(torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0]), values, indices, counts)
@@ -109,9 +94,6 @@ def topk_encode_feedback(
         counts: int32, ceil(n / 65536).
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> residual, values, counts = torch.zeros(3), torch.empty(1), torch.empty(1, dtype=torch.int32)
     >>> indices = torch.empty(1, dtype=torch.int16)
@@ -145,9 +127,6 @@ def tile_topk(x: Floats, values: Values, places: Indices, size: Size) -> None:
         values: float32, k of each tile, in the order of their places.
         places: int16, as many: the 16 bits of the place in the tile.
         size: elements of a tile, 1 to 65536.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> values, places = torch.empty(4), torch.empty(4, dtype=torch.int16)
     >>> tile_topk(torch.tensor([1.0, -5.0, 3.0, 2.0, 2.0, 2.0]), values, places, size=3)
@@ -203,9 +182,6 @@ def sparse_add_decoded(
         out: float32, n elements.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> out = torch.zeros(5)
     >>> indices, counts = torch.tensor([[1, 4]], dtype=torch.int16), torch.tensor([[2]], dtype=torch.int32)
     >>> sparse_add_decoded(torch.tensor([[-5.0, 4.0]]), indices, counts, out, scale=0.5)
@@ -257,9 +233,6 @@ def parts_add_decoded(
         levels: float32: the levels of a clear and of a set bit, or none.
         out: float32, n elements.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out, counts = torch.zeros(5), torch.tensor([2], dtype=torch.int32)
     >>> bits, levels = torch.tensor([0b10], dtype=torch.uint8), torch.tensor([3.0, -3.0])

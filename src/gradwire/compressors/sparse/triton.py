@@ -1,9 +1,4 @@
-"""Operations on some of the elements on a GPU, as ``ops`` defines them.
-
-How many elements exceed a threshold, and so the form of their stream and where its parts lie, is known on the device
-only: kernels read it from ``head``, int64: form, values written, elements sent, bytes in use. A row that is read says
-on the device what its form is: the kernels of all forms are started, and those of the others leave.
-"""
+"""Operations on some of the elements on a GPU, as ``ops`` defines them."""
 
 from collections.abc import Sequence
 
@@ -14,11 +9,9 @@ from torch import Tensor
 
 from gradwire.kernels.bits import unpack_bits
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.triton.compact import rank
+from gradwire.kernels.triton.compact import PROGRAMS, STEP, rank
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.largest import write_largest
-from gradwire.kernels.triton.sparse import BLOCK as STEP
-from gradwire.kernels.triton.sparse import PARTS
 from gradwire.kernels.triton.tile import blocks, number
 
 __all__ = [
@@ -102,7 +95,7 @@ def _add_entries(
     k,
     n,
     scale: tl.float32,
-    PARTS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     STEP: tl.constexpr,
     AT_ONCE: tl.constexpr,
     program=None,
@@ -118,7 +111,7 @@ def _add_entries(
         count = tl.load(counts + other, mask=other < segment, other=0).to(tl.int64)
         begin += tl.sum(tl.maximum(count, 0))
     end = tl.minimum(begin + tl.maximum(tl.load(counts + segment).to(tl.int64), 0), k)
-    for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
+    for start in range(begin + tl.program_id(1) * STEP, end, PROGRAMS * STEP):
         j = start + tl.arange(0, STEP)
         low = tl.load(indices + j, mask=j < end, other=0).to(tl.int32) & 0xFFFF
         place = segment * 65536 + low
@@ -132,9 +125,9 @@ def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Ten
 
     One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
     """
-    n, k, form = out.numel(), values.size(1), {"PARTS": PARTS, "STEP": STEP, "AT_ONCE": BLOCK}
+    n, k, form = out.numel(), values.size(1), {"PROGRAMS": PROGRAMS, "STEP": STEP, "AT_ONCE": BLOCK}
     for value, index, count in zip(values, indices, counts, strict=True):
-        launch(_add_entries, (count.numel(), PARTS), out, value, index, count, k, n, float32(scale), **form)
+        launch(_add_entries, (count.numel(), PROGRAMS), out, value, index, count, k, n, float32(scale), **form)
 
 
 def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Parts, out: Tensor, scale: float) -> None:

@@ -1,4 +1,4 @@
-"""Operations on ternary codes: 2 bits an element, streams of them in whichever form is smallest, and those of 3LC.
+"""Operations on ternary codes: 2 bits an element, and streams of them in whichever form is smallest.
 
 2-bit codes: element i is in byte i // 4, the first in the highest bits, in whole 32-bit words, MXNet's layout: 11 for
 +t, 10 for -t, 00 for 0.
@@ -11,11 +11,6 @@ A stream of them begins with a byte that says its form:
     255      how many are not 0, as LEB128; for each a uint32 of twice its index, plus 1 where it is +1
 
 Bits fill bytes from the lowest on, and every part starts at a byte. What lies beyond the end has no meaning.
-
-3LC codes: with M the scale of a block, q = 1 where x > M / 2, -1 where x < -M / 2, else 0. Five neighbours are the byte
-81 (q0 + 1) + 27 (q1 + 1) + 9 (q2 + 1) + 3 (q3 + 1) + (q4 + 1), below 243, zeros being added after the last element of a
-block. Within a block a run of r = 2 .. 14 bytes of five zeros (121) is the byte 241 + r; longer runs are cut from their
-start. A block whose scale is zero or not finite has no bytes.
 """
 
 from __future__ import annotations
@@ -78,9 +73,6 @@ def twobit_encode(x: Floats, codes: Codes, threshold: float, strict: bool = Fals
         threshold: t > 0, in the unit of x; rounded to float32.
         strict: true: an element must be beyond the threshold, x > t or x < -t, as Strom has it.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> codes = torch.empty(4, dtype=torch.uint8)
     >>> twobit_encode(torch.tensor([0.5, -0.5, 0.49, 1.3]), codes, 0.5)
     >>> bytes(codes.tolist()).hex()
@@ -109,9 +101,6 @@ def twobit_encode_feedback(
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
         strict: true: an element must be beyond the threshold, as for ``twobit_encode``.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> residual, codes = torch.zeros(2), torch.empty(4, dtype=torch.uint8)
     >>> twobit_encode_feedback(torch.tensor([0.75, -0.25]), residual, codes, 0.5)
@@ -146,9 +135,6 @@ def twobit_add_decoded(
         steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
         fresh: true: ``out`` counts as 0, whatever it holds, and is not read.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> out = torch.zeros(4)
     >>> twobit_add_decoded(torch.tensor([[0xE3, 0, 0, 0]], dtype=torch.uint8), out, 0.5, 1.0)
     >>> out
@@ -174,9 +160,6 @@ def dithered_encode(x: Floats, codes: Codes, level: One) -> None:
         codes: uint8, 4 * ceil(n / 16) bytes, as ``twobit_encode`` writes them.
         level: float32, 1 element, l > 0, in the unit of x.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> codes = torch.empty(4, dtype=torch.uint8)
     >>> dithered_encode(torch.tensor([1.5, 1.5, -1.5, -1.5]), codes, torch.ones(1))
     >>> f"{codes[0].item():08b}"
@@ -200,9 +183,6 @@ def dithered_encode_feedback(
             on, what is sent never makes the residual larger.
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> residual, codes, one = torch.zeros(2), torch.empty(4, dtype=torch.uint8), torch.ones(1)
     >>> dithered_encode_feedback(torch.tensor([1.5, 1.5]), residual, codes, threshold=one, level=one)
@@ -335,9 +315,6 @@ def ternary_encode(
         n: elements.
         words: instead of a bitmap or gaps, 32 bits for each code that is not zero.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> codes, used = torch.tensor([0, 0, 0, 0b11000000, 0, 0, 0, 0b10], dtype=torch.uint8), torch.empty(1).int()
     >>> stream = torch.empty(9, dtype=torch.uint8)
     >>> ternary_encode(codes, used, stream, n=32)
@@ -366,9 +343,6 @@ def ternary_add_decoded(
         threshold: threshold of the encoder; rounded to float32.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
         steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out = torch.zeros(4)
     >>> ternary_add_decoded(torch.tensor([[1, 0b1001, 0b10]], dtype=torch.uint8), out, 0.5, 1.0)

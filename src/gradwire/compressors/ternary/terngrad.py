@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.compressors.decoders import TritDecoder
 from gradwire.compressors.levels.rounding import Grid
 from gradwire.errors import is_float32, require
-from gradwire.kernels.trits import pack_trits, room_for, trit_bytes
+from gradwire.kernels.trits import room_for, trit_bytes
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["TernGrad"]
@@ -101,8 +101,7 @@ class TernGrad(TritDecoder):
         norm, codes = payload
         room = room_for(codes, x.numel(), self.packing)
         self._grid.encode(x, (norm, room), key)
-        if room is not codes:
-            pack_trits(room, codes)
+        self.pack(room, codes)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
@@ -110,8 +109,7 @@ class TernGrad(TritDecoder):
         norm, codes = payload
         room = room_for(codes, grad.numel(), self.packing)
         self._grid.encode_feedback(grad, residual, (norm, room), key, status)
-        if room is not codes:
-            pack_trits(room, codes)
+        self.pack(room, codes)
 
     def add_rows(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         self._grid.add_decoded(payloads, out, scale, fresh=fresh)

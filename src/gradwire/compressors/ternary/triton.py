@@ -1,6 +1,4 @@
-"""2-bit codes on a GPU; streams of them and 3LC are left to torch, because the place of a byte
-depends on those before.
-"""
+"""2-bit codes on a GPU; streams of them are left to torch, because the place of a byte depends on those before."""
 
 import triton
 import triton.language as tl
@@ -11,6 +9,7 @@ from gradwire.kernels.triton.codes import pack, places, unpack
 from gradwire.kernels.triton.dither import dither
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.status import compensate
+from gradwire.kernels.triton.tile import begin_sum_at
 
 __all__ = [
     "dithered_encode",
@@ -112,9 +111,7 @@ def _add(
 ):
     byte, i = places(BYTES, 2, program)
     inside = i < n
-    total = tl.zeros((BYTES, 4), tl.float32)
-    if not FRESH:
-        total = tl.load(out + i, mask=inside)
+    total = begin_sum_at(out, i, n, FRESH)
     for _ in range(ranks):
         code = unpack(tl.load(codes + byte, mask=byte < size), 2)
         own = step

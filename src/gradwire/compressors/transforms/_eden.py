@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gradwire._once import once
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.philox4x32 import philox_words
+from gradwire.kernels.hadamard import flip
 
 __all__ = [
     "FORMS",
@@ -35,12 +35,12 @@ __all__ = [
     "STEP",
     "blocks_of",
     "code_bytes",
-    "flip",
     "kept",
     "limits",
     "lookup",
     "parts",
     "quantiser",
+    "signs_of",
     "table",
     "words",
 ]
@@ -141,12 +141,11 @@ def code_bytes(n: int, block: int, bits: int, sent: int, group: int = 1) -> int:
     return sum(part.rows * kept(part.size, block, sent, group) for part in found) * bits // (8 * group)
 
 
-def flip(x: Tensor, seed: Tensor, which: int) -> Tensor:
-    """Change the sign of element i if bit i % 32 of word i // 32 of a stream is set: ``which`` is 0 for D, 1 for E."""
-    step = torch.full_like(seed[0], which, dtype=torch.int64)
-    words = philox_words(0, -(-x.numel() // 128), seed[0].long() & 0xFFFFFFFF, step, x.device).view(-1, 1)
-    negative = (words >> torch.arange(32, device=x.device) & 1).view(-1)[: x.numel()]
-    return torch.where(negative.bool(), -x, x)
+def signs_of(count: int, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """The signs that D and E give to so many elements."""
+    ones = torch.ones(count, dtype=torch.float32, device=seed.device)
+    key = seed[0].long() & 0xFFFFFFFF
+    return flip(ones, key, 0), flip(ones, key, 1)
 
 
 @once

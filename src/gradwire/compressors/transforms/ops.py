@@ -15,8 +15,8 @@ from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.float32 import float32
 from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
-from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.levels import TINY, pack_levels, unpack_levels
+from gradwire.kernels.sums import lane_sums
 from gradwire.kernels.units import exponent_of, power_of_two
 
 __all__ = [
@@ -73,9 +73,6 @@ def eden_encode(
         sent: coordinates of a whole block, a multiple of 16 and of the group; fewer mean fewer bytes and more noise.
         group: coordinates that share a code: 1, or 16, 32 or 64.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
     >>> eden_encode(torch.zeros(3), torch.ones(1, dtype=torch.int32), scales, codes, block=64, bits=1, sent=64)
     >>> scales.item(), codes.sum().item()
@@ -88,7 +85,7 @@ def eden_encode(
         return
     blocks = _eden.parts(x.numel(), block, sent, group)
     padded = torch.nn.functional.pad(x, (0, blocks[-1].begin + blocks[-1].rows * blocks[-1].size - x.numel()))
-    signs = _eden.flip(torch.ones_like(padded), seed, 0), _eden.flip(torch.ones_like(padded), seed, 1)
+    signs = _eden.signs_of(padded.numel(), seed)
     for part in blocks:
         here = slice(part.begin, part.begin + part.rows * part.size)
         rows, count = padded[here].view(-1, part.size), _eden.kept(part.size, block, sent, group)
@@ -156,9 +153,6 @@ def eden_add_decoded(
         scale: 1 to decode, -1 to subtract; rounded to float32.
         group: coordinates that share a code, as encoded.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> seed, scales, out = torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, 1), torch.ones(3)
     >>> eden_add_decoded(seed, scales, torch.ones(1, 8, dtype=torch.uint8), out, block=64, bits=1, sent=64, scale=1.0)
     >>> out.tolist()
@@ -179,8 +173,7 @@ def _decoded(
     """Decode the n > 0 elements of a rank."""
     decoded = []
     blocks = _eden.parts(n, block, sent, group)
-    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, dtype=torch.float32, device=codes.device)
-    first, second = _eden.flip(signs, seed, 0), _eden.flip(signs, seed, 1)
+    first, second = _eden.signs_of(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, seed)
     for part in blocks:
         count, first_byte = _eden.kept(part.size, block, sent, group), part.code // group * bits // 8
         read = codes[first_byte : first_byte + part.rows * count // group * bits // 8]

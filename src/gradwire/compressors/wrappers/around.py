@@ -1,17 +1,39 @@
-"""Functions for methods with another method inside: its declared properties, and groups of ranks decoded together."""
+"""Parts that methods around another one share: its declared properties, and groups of ranks decoded together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
+from gradwire.vocabulary import Key, State
 
-__all__ = ["declare_as", "groups"]
+__all__ = ["Wrapper", "declare_as", "groups"]
 
 ROOM = 24 << 20
 """Bytes. Above 32 MiB the GNU allocator gets every block from the system and gives it back, and pages that are new take
 longer to come than to be filled."""
+
+
+class Wrapper(Compressor):
+    """Base of the methods that change how another one travels, and not what it does to a gradient."""
+
+    inner: Compressor
+
+    def delta(self, n: int) -> float:
+        return capabilities.delta(self.inner, n)
+
+    def omega(self, n: int) -> float:
+        return capabilities.omega(self.inner, n)
+
+    @property
+    def alignment(self) -> int:
+        return self.inner.alignment
+
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        return self.inner.init_state(shape, key, device)
 
 
 def groups(ranks: int, nbytes: int) -> Iterator[range]:

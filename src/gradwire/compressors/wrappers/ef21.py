@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.wrappers.around import declare_as
+from gradwire.compressors.wrappers.around import Wrapper, declare_as
 from gradwire.errors import require
 from gradwire.vocabulary import Key, Layout, Payload, State
 
@@ -19,7 +18,7 @@ __all__ = ["EF21"]
 
 
 @dataclass(frozen=True)
-class EF21(Compressor):
+class EF21(Wrapper):
     """Send C(g - h), the change of an estimate h of the gradient, and let the optimizer see the mean estimate.
 
     h_i = h_i + C(g_i - h_i);  h = h + mean_i C(g_i - h_i), after which the optimizer steps along h.
@@ -35,6 +34,7 @@ class EF21(Compressor):
             their mean into signs.
 
     Example:
+        >>> import torch
         >>> code = EF21(inner=registry.build("compressors", "topk", {"ratio": 0.4}))
         >>> code.decompress(code.compress(torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0])), (5,)).tolist()
         [0.0, -5.0, 0.0, 0.0, 4.0]
@@ -64,16 +64,6 @@ class EF21(Compressor):
         """Return whether the inner method takes pieces."""
         return capabilities.takes_pieces(self.inner)
 
-    def delta(self, n: int) -> float:
-        return capabilities.delta(self.inner, n)
-
-    def omega(self, n: int) -> float:
-        return capabilities.omega(self.inner, n)
-
-    @property
-    def alignment(self) -> int:
-        return self.inner.alignment
-
     def pays_for(self, shape: Sequence[int]) -> bool:
         return capabilities.pays_for(self.inner, shape)
 
@@ -82,9 +72,6 @@ class EF21(Compressor):
 
     def traffic(self, shape: Sequence[int]) -> float:
         return capabilities.traffic(self.inner, shape)
-
-    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        return self.inner.init_state(shape, key, device)
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         self.inner.encode(x, payload, state, key)

@@ -10,16 +10,16 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, require
+from gradwire.errors import is_float32, require
 from gradwire.kernels.float32 import float32
-from gradwire.memory.base import Memory
+from gradwire.memory.base import OneRoundMemory
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["Momentum"]
 
 
 @dataclass(frozen=True)
-class Momentum(Memory):
+class Momentum(OneRoundMemory):
     """Compress the running mean of the gradients; nothing that was not sent comes back: 4 bytes an element.
 
     u = beta u + (1 - beta) g, from u = 0;  phi: x = u.
@@ -45,7 +45,6 @@ class Momentum(Memory):
     beta_is_momentum = True
     buffers = ("momentum",)
     balanced = False
-    one_round = True
 
     def __post_init__(self) -> None:
         fades = is_float32(self.beta) and 0 <= float32(self.beta) < 1
@@ -73,9 +72,3 @@ class Momentum(Memory):
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         kernels.copy_where(grad.view(-1), kept["momentum"].view(-1), when)
-
-    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        raise ConfigError("memory 'momentum' serves methods of one round: use memory='residual'")
-
-    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        raise ConfigError("memory 'momentum' serves methods of one round: use memory='residual'")

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, require
-from gradwire.memory.base import Memory
+from gradwire.errors import is_float32, require
+from gradwire.memory.base import OneRoundMemory
 from gradwire.vocabulary import Key, Payload, State
 
 __all__ = ["VarianceMemory"]
 
 
 @dataclass(frozen=True)
-class VarianceMemory(Memory):
+class VarianceMemory(OneRoundMemory):
     """Accumulate gradients in r, squares in v, send r where r^2 > alpha v: 8 bytes an element, and 8 of work space.
 
     r = r + g;  v = v + s;  where r^2 > alpha v and the code sends it: r = v = 0; elsewhere v = zeta v.
@@ -57,7 +57,6 @@ class VarianceMemory(Memory):
     buffers = ("residual", "variance", "undo", "sent")
     transient = ("undo", "sent")
     squared = ("variance",)
-    one_round = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.alpha) and self.alpha > 0, "VarianceMemory.alpha", "a finite number > 0", self.alpha)
@@ -126,16 +125,3 @@ class VarianceMemory(Memory):
             variance.add_((values - grad.view(-1)[places]).square_())
         kept["residual"].view(-1).index_add_(0, places, values)
         kept["variance"].view(-1)[places] = variance.mul_(self.zeta)
-
-    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse, because ``compensate`` alone does not tell which elements were sent.
-
-        Raises:
-            ConfigError: every call raises it.
-        """
-        raise ConfigError(
-            "memory 'variance' resets what one payload says was sent: a method of several rounds has none"
-        )
-
-    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        self.compensate(unsent, kept)

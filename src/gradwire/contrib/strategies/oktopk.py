@@ -15,7 +15,7 @@ from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Piece, Unit, nonfinite
 from gradwire.engine.strategies.base import Session, Site, Strategy
 from gradwire.errors import ConfigError, is_int, require
-from gradwire.kernels import segments as _topk
+from gradwire.kernels.segments import read_places
 from gradwire.memory import facts
 from gradwire.memory.base import Memory
 from gradwire.transport.collective_round import Round, to_all
@@ -195,8 +195,7 @@ class OkTopkSession(Session):
 
 def _entries(payload: tuple[Tensor, ...]) -> PlacedValues:
     values, counts, low = payload
-    starts = torch.arange(counts.numel(), device=counts.device) * _topk.SEGMENT
-    return PlacedValues(starts.repeat_interleave(counts) + _topk.low_bits(low), values)
+    return PlacedValues(read_places(low, counts), values)
 
 
 def _added(lists: Sequence[PlacedValues], lo: int, hi: int) -> PlacedValues:

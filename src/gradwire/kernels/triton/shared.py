@@ -6,14 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.triton.accumulate import add_residual
 from gradwire.kernels.triton.kernel_launch import BLOCK, launch
 from gradwire.kernels.triton.levels import groups, largest, load
 from gradwire.kernels.triton.levels import tile as tile_of
-from gradwire.kernels.triton.momentum import advance
 from gradwire.kernels.triton.philox import philox_table
 from gradwire.kernels.triton.scales import follow
-from gradwire.kernels.triton.status import flag_nonfinite
+from gradwire.kernels.triton.status import compensate, flag_nonfinite
 from gradwire.kernels.triton.stored import code_scale, write_rows
 from gradwire.kernels.triton.tile import blocks, elements, number
 
@@ -39,13 +37,27 @@ __all__ = [
 _NAN = tl.constexpr(0x7FC00000)
 
 
+@triton.jit
+def _accumulate(grad, residual, status, n, BLOCK: tl.constexpr, program=None):
+    i = elements(BLOCK, program)
+    tl.store(residual + i, compensate(grad, residual, status, i, n), mask=i < n)
+
+
 def accumulate(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> None:
-    add_residual(grad, residual, status)
+    n = grad.numel()
+    launch(_accumulate, (triton.cdiv(n, BLOCK),), grad, residual, status, n, BLOCK=BLOCK)
 
 
 @triton.jit
 def _momentum_update(grad, momentum, status, n, beta: tl.float32, rest: tl.float32, BLOCK: tl.constexpr, program=None):
-    advance(grad, momentum, status, elements(BLOCK, program), n, beta, rest)
+    i = elements(BLOCK, program)
+    inside = i < n
+    old = tl.load(momentum + i, mask=inside, other=0.0)
+    now = old * beta + tl.load(grad + i, mask=inside, other=0.0) * rest
+    if status is not None:
+        tl.store(grad + i, old, mask=inside)
+        flag_nonfinite(now, status)
+    tl.store(momentum + i, now, mask=inside)
 
 
 def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None = None) -> None:

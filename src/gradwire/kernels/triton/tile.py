@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["blocks", "elements", "number"]
+__all__ = ["begin_sum_at", "blocks", "elements", "number"]
 
 
 @triton.jit
@@ -23,3 +23,12 @@ def elements(BLOCK: tl.constexpr, program=None):
 def blocks(ROWS: tl.constexpr, program=None):
     """The indices of this program's blocks, in 64 bits."""
     return number(program) * ROWS + tl.arange(0, ROWS)
+
+
+@triton.jit
+def begin_sum_at(out, i, n, FRESH: tl.constexpr):
+    """The sums at ``i`` before the payloads are added: what ``out`` holds, or zeros if ``FRESH``."""
+    total = tl.zeros_like(i).to(tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
+    return total

@@ -113,9 +113,6 @@ def inceptionn_encode(x: Floats, used: Used, stream: Stream, bound: Bound) -> No
         stream: uint8, 1 + 4 n, or none where n is 0; what is beyond ``used`` is of no meaning.
         bound: 1 to 15; a larger one means a smaller error and more bytes.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> used, stream = torch.empty(1, dtype=torch.int32), torch.empty(17, dtype=torch.uint8)
     >>> inceptionn_encode(torch.tensor([0.0, 0.01, -0.5, 2.0]), used, stream, bound=10)
     >>> used.item(), bytes(stream[:9].tolist()).hex()
@@ -142,9 +139,6 @@ def inceptionn_encode_feedback(
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> residual, used, stream = torch.zeros(4), torch.empty(1, dtype=torch.int32), torch.empty(17, dtype=torch.uint8)
     >>> inceptionn_encode_feedback(torch.tensor([0.0005, 0.25, -0.5, 2.0]), residual, used, stream, bound=10)
     >>> residual.tolist() == [torch.tensor(0.0005).item(), 0.0, 0.0, 0.0]
@@ -169,9 +163,6 @@ def inceptionn_add_decoded(
         out: float32, n elements.
         bound: 1 to 15, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> out, stream = torch.zeros(4), torch.tensor(list(bytes.fromhex("00e40a00c000000040")), dtype=torch.uint8)
     >>> inceptionn_add_decoded(stream[None], out, 10, 0.5)

@@ -59,7 +59,7 @@ class E3M0(FreshDecoder):
     reference = "A. Douillard et al., Streaming DiLoCo, arXiv:2501.18512, 2025"
 
     def __post_init__(self) -> None:
-        whole = self.block is None or (is_int(self.block, 16, 65536) and self.block % 16 == 0)
+        whole = self.block is None or is_int(self.block, 16, 65536, of=16)
         require(whole, "E3M0.block", "a multiple of 16 in [16, 65536] or None", self.block)
 
     @property

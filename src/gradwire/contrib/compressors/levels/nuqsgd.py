@@ -64,8 +64,7 @@ class NUQSGD(FreshDecoder):
 
     def __post_init__(self) -> None:
         require(is_int(self.bits, 2, 8), "NUQSGD.bits", "an integer in [2, 8]", self.bits)
-        whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
-        require(whole, "NUQSGD.block", "a multiple of 16 in [16, 65536]", self.block)
+        require(is_int(self.block, 16, 65536, of=16), "NUQSGD.block", "a multiple of 16 in [16, 65536]", self.block)
         require(self.norm in ("l2", "linf"), "NUQSGD.norm", "'l2' or 'linf'", self.norm)
 
     @property

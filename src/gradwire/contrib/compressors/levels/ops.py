@@ -37,9 +37,6 @@ def sums_encode(
         codes: int32, ceil(n / 4) words of four bytes, and one more; what lies beyond the last level is 0.
         levels: s, from 1 to 127.
 
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
-
     >>> codes = torch.empty(2, dtype=torch.int32)
     >>> sums_encode(torch.tensor([253, 0, 3], dtype=torch.uint8), codes, levels=3)
     >>> codes[:1].view(torch.uint8).tolist(), codes[1].item()
@@ -67,9 +64,6 @@ def sums_add_decoded(
         out: float32, n elements.
         levels: s, from 1 to 127.
         scale: factor of what is added.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> out, sums = torch.zeros(3), torch.tensor([0, 6, 11, 0, 2, 0, 0, 0], dtype=torch.uint8)
     >>> sums_add_decoded(torch.tensor([6.0]), sums.view(torch.int32), out, levels=3, scale=1.0)

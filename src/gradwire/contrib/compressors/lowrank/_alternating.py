@@ -22,6 +22,7 @@ from gradwire.compressors.lowrank.products import (
     solve_right,
     thin,
 )
+from gradwire.errors import is_float32, is_int, require
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["Alternating"]
@@ -44,6 +45,12 @@ class Alternating(MultiRound):
     min_compression: float
 
     rounds_only = ("own_p", "own_q")
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        require(is_int(self.rank, 1), f"{name}.rank", "an integer >= 1", self.rank)
+        ok = is_float32(self.min_compression) and self.min_compression >= 1
+        require(ok, f"{name}.min_compression", "a finite number >= 1", self.min_compression)
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         m, length, _ = matrix_of(shape, self.rank)

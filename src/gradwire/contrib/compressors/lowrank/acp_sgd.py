@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradwire.compressors.lowrank.products import orthonormal_each
 from gradwire.contrib.compressors.lowrank._alternating import Alternating
-from gradwire.errors import is_float32, is_int, require
 
 __all__ = ["ACPSGD"]
 
@@ -63,11 +62,6 @@ class ACPSGD(Alternating):
     name = "acp_sgd"
     family = "low rank"
     reference = "L. Zhang, L. Zhang, S. Shi, X. Chu, B. Li, ACP-SGD, ICDCS 2023"
-
-    def __post_init__(self) -> None:
-        require(is_int(self.rank, 1), "ACPSGD.rank", "an integer >= 1", self.rank)
-        ok = is_float32(self.min_compression) and self.min_compression >= 1
-        require(ok, "ACPSGD.min_compression", "a finite number >= 1", self.min_compression)
 
     def prepare(self, held: Sequence[Tensor], sent: Sequence[Tensor], padding: int | None = None) -> Sequence[Tensor]:
         orthonormal_each(held, sent, padding)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.lowrank.products import copy_into, padded, similar_lengths
 from gradwire.contrib.compressors.lowrank._alternating import Alternating
-from gradwire.errors import is_float32, is_int, require
+from gradwire.errors import is_float32, require
 
 __all__ = ["GradZip"]
 
@@ -67,10 +67,8 @@ class GradZip(Alternating):
     reference = "M. Cho, V. Muthusamy, B. Nemanich, R. Puri, GradZip, NeurIPS Workshop on Systems for ML 2019"
 
     def __post_init__(self) -> None:
-        require(is_int(self.rank, 1), "GradZip.rank", "an integer >= 1", self.rank)
+        super().__post_init__()
         require(is_float32(self.ridge) and 1e-6 <= self.ridge <= 1, "GradZip.ridge", "in [1e-6, 1]", self.ridge)
-        ok = is_float32(self.min_compression) and self.min_compression >= 1
-        require(ok, "GradZip.min_compression", "a finite number >= 1", self.min_compression)
 
     def prepare(self, held: Sequence[Tensor], sent: Sequence[Tensor], padding: int | None = None) -> Sequence[Tensor]:
         # The factors lie as they do in the payload, so that what is evenly spaced there is so here.

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.kernels.arguments import Flat, Status, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.bits import pack_bits
-from gradwire.kernels.momentum import advance
+from gradwire.kernels.feedback import advance
 
 __all__ = [
     "signum_encode",
@@ -35,9 +35,6 @@ def signum_encode(grad: Written, momentum: Written, codes: Signs, beta: Beta, st
         codes: uint8, ceil(n / 8) bytes, as ``sign_encode`` writes them.
         beta: weight of the old momentum, in [0, 1).
         status: int32, 1 element, or None: bit 0 is set where the new momentum is not finite.
-
-    Raises:
-        ConfigError: a tensor is not of this form, or beta is outside its range.
 
     >>> grad, momentum, codes = torch.tensor([4.0, -5.0]), torch.tensor([-1.0, 1.0]), torch.empty(1, dtype=torch.uint8)
     >>> signum_encode(grad, momentum, codes, 0.5)

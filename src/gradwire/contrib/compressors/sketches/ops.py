@@ -69,9 +69,6 @@ def sketch_add(
         key: number of the hash functions, a signed 64-bit integer.
         step: number within their family, a signed 64-bit integer.
 
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
-
     >>> table = torch.zeros(32)
     >>> sketch_add(torch.tensor([3.0, -4.0]), table, rows=1, key=0, step=0)
     >>> sorted(table[table != 0].abs().tolist())
@@ -97,9 +94,6 @@ def sketch_estimate(
         rows: number of rows of the table, as for ``sketch_add``.
         key: number of the hash functions, as for ``sketch_add``.
         step: number within their family, as for ``sketch_add``.
-
-    Raises:
-        ConfigError: a tensor or a number is not of this form.
 
     >>> table, out = torch.zeros(3 * 16), torch.empty(4)
     >>> sketch_add(torch.tensor([1.0, 0.0, -5.0, 2.0]), table, rows=3, key=1, step=2)
@@ -143,9 +137,6 @@ def bucket_encode(
             an accelerator in any order.
         counts: int64, 256: how many elements each has.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> bucket_of = (torch.arange(65536) >= 32768).to(torch.uint8)
     >>> codes, counts = torch.empty(3, dtype=torch.uint8), torch.empty(256, dtype=torch.int64)
     >>> sums = torch.empty(256, dtype=torch.float64)
@@ -182,9 +173,6 @@ def bucket_add_decoded(
         levels: float32, (W, 1 to 256), rows contiguous.
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out = torch.zeros(3)
     >>> bucket_add_decoded(torch.tensor([[0, 1, 9]], dtype=torch.uint8), torch.tensor([[1.0, -4.0]]), out, 0.5)

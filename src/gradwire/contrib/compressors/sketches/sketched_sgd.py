@@ -17,11 +17,11 @@ from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
 from gradwire.kernels import Each, Pieces, fill_where
 from gradwire.kernels.pieces import Places, adjacent
+from gradwire.kernels.segments import SEGMENT, low_bits, segments
 from gradwire.vocabulary import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchedSGD"]
 
-_SEGMENT = 1 << 16
 _LINE = 16
 """The sketch's columns come in lines of so many."""
 
@@ -186,12 +186,12 @@ def _largest(x: Pieces, counts: Each) -> Tensor:
     Returns:
         int64, those of one piece after those of another.
     """
-    many, segments = tuple(counts), tuple(map(_segments, x.numel()))
+    many, parts = tuple(counts), tuple(map(segments, x.numel()))
     values, low = (Pieces.side_by_side(many, dtype, x.device) for dtype in (torch.float32, torch.int16))
-    found = Pieces.side_by_side(segments, torch.int32, x.device)
+    found = Pieces.side_by_side(parts, torch.int32, x.device)
     topk_encode(x.as_tensor(), values.as_tensor(), low.as_tensor(), found.as_tensor())
     start = x.places.derive(_starts, x.device).repeat_interleave(found.base, output_size=sum(many))
-    return start + (low.base.long() & (_SEGMENT - 1))
+    return start + low_bits(low.base)
 
 
 def _select(x: Pieces, indices: Tensor, like: Pieces) -> Tensor:
@@ -223,13 +223,9 @@ def _add(sent: Sequence[tuple[Tensor, Tensor]], outs: Sequence[Tensor], scale: f
         whole.base.index_add_(0, torch.cat(each) + lows, torch.cat(numbers), alpha=scale)
 
 
-def _segments(n: int) -> int:
-    return -(-n // _SEGMENT)
-
-
 def _starts(places: Places, device: torch.device) -> Tensor:
     """The first element of each segment of pieces, counted from that of its piece."""
-    return torch.cat([torch.arange(_segments(n), device="cpu") * _SEGMENT for n in places.sizes]).to(device)
+    return torch.cat([torch.arange(segments(n), device="cpu") * SEGMENT for n in places.sizes]).to(device)
 
 
 def _lows(places: Places, counts: tuple[int, ...], device: torch.device) -> Tensor:

@@ -28,9 +28,9 @@ from gradwire.kernels.bits import pack, pack_bits, unpack_bits
 from gradwire.kernels.dither import dither
 from gradwire.kernels.feedback import compensate
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.lanes import lane_sums
 from gradwire.kernels.philox4x32 import philox_words
 from gradwire.kernels.segments import SEGMENT, segments, write_places
+from gradwire.kernels.sums import lane_sums
 
 __all__ = [
     "BITMAP",
@@ -116,9 +116,6 @@ def mark_beyond(x: Floats, bitmap: Bitmap, counts: Counts, high: float, low: flo
         high: rounded to float32.
         low: rounded to float32; with ``low = high`` it is magnitudes that are compared.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> bitmap, counts = torch.empty(1, dtype=torch.uint8), torch.empty(1, dtype=torch.int32)
     >>> mark_beyond(torch.tensor([1.0, -3.0, 2.0, 0.0]), bitmap, counts, high=2.0, low=3.0)
     >>> bitmap.tolist(), counts.tolist()
@@ -137,9 +134,6 @@ def take_marked(x: Floats, bitmap: GivenBitmap, counts: GivenCounts, values: Val
         counts: int32, ceil(n / 65536), as ``mark_beyond`` writes them with it.
         values: float32, as many as the counts add up to.
         indices: int16, as many.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> bitmap, counts = torch.tensor([6], dtype=torch.uint8), torch.tensor([2], dtype=torch.int32)
     >>> values, indices = torch.empty(2), torch.empty(2, dtype=torch.int16)
@@ -163,9 +157,6 @@ def take_beyond(x: Floats, counts: Counts, values: Values, indices: Indices, hig
         indices: int16, as many: the low 16 bits of their indices.
         high: rounded to float32.
         low: rounded to float32.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> counts, values, indices = torch.empty(1, dtype=torch.int32), torch.zeros(3), torch.zeros(3, dtype=torch.int16)
     >>> take_beyond(torch.tensor([1.0, -3.0, 2.0, 0.0]), counts, values, indices, high=2.0, low=3.0)
@@ -205,9 +196,6 @@ def take_drawn(
         key: key of the random stream.
         step: step of the random stream.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> counts, whole_counts = torch.empty(1, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
     >>> values, indices = torch.zeros(3), torch.zeros(3, dtype=torch.int16)
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0])
@@ -244,9 +232,6 @@ def tail_moments(
         high: rounded to float32; may be infinite.
         unit: a power of two, so that squares neither overflow nor vanish.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> table = torch.empty(4)
     >>> tail_moments(torch.tensor([3.0, -5.0, 1.0, 9.0]), table, low=2.0, high=6.0, unit=1.0)
     >>> table.tolist()
@@ -278,9 +263,6 @@ def exponent_encode(
         codes: uint8, half of what the counts add up to, rounded up: two codes to a byte, the first in its lower half.
         top: 0 to 255; the marked elements have this exponent, or up to 7 less.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> bitmap, counts = torch.tensor([5], dtype=torch.uint8), torch.tensor([2], dtype=torch.int32)
     >>> codes = torch.empty(1, dtype=torch.uint8)
     >>> exponent_encode(torch.tensor([4.0, 0.0, -1.1]), bitmap, counts, codes, top=129)
@@ -303,9 +285,6 @@ def exponent_add_decoded(streams: Streams, used: Number, tops: Number, out: Writ
         tops: int32, (W, 1): that of each encoder; 255 decodes to NaN.
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> out, used = torch.zeros(3), torch.tensor([[2]], dtype=torch.int32)
     >>> exponent_add_decoded(torch.tensor([[5, 160]], dtype=torch.uint8), used, used + 127, out, 0.5)
@@ -401,9 +380,6 @@ def threshold_encode(x: Floats, used: Used, stream: Stream, threshold: float, le
         level: float32, 1 element, l > 0, or None. With it the elements with |x_i| >= d_i l are written, in place of
             those above v; d_i in [1, 2) as in ``dithered_encode``.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> used, stream = torch.empty(1, dtype=torch.int32), torch.empty(24, dtype=torch.uint8)
     >>> threshold_encode(torch.tensor([1.0, -5.0, 3.0, -2.0]), used, stream, threshold=3.0)
     >>> used.item(), stream[4].item(), stream[8:12].view(torch.float32).item(), stream[12].item()
@@ -437,9 +413,6 @@ def threshold_encode_feedback(
             ``residual`` then undoes the step.
         level: float32, 1 element, l > 0, or None, as in ``threshold_encode``.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> residual, used, stream = torch.zeros(3), torch.empty(1, dtype=torch.int32), torch.empty(20, dtype=torch.uint8)
     >>> threshold_encode_feedback(torch.tensor([1.0, -5.0, 3.0]), residual, used, stream, threshold=3.0)
     >>> residual.tolist(), stream[8:12].view(torch.float32).item()
@@ -464,9 +437,6 @@ def threshold_add_decoded(streams: Streams, out: Written, scale: float) -> None:
             without.
         out: float32, n elements.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> used, stream = torch.empty(1, dtype=torch.int32), torch.empty(20, dtype=torch.uint8)
     >>> threshold_encode(torch.tensor([1.0, -5.0, 3.0]), used, stream, 3.0)
@@ -511,9 +481,6 @@ def randomk_encode(
         scaled: true: multiply the elements, so that the mean over all seeds is x.
         scale: factor of x, rounded to float32.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> values, header = torch.empty(2), torch.empty(5)
     >>> randomk_encode(torch.arange(8.0), values, header, torch.tensor([258]), run=1, scaled=False, scale=1.0)
     >>> values.tolist(), header.tolist()
@@ -549,9 +516,6 @@ def randomk_add_decoded(
         out: float32, n elements.
         run: elements that are chosen together.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> out = torch.zeros(8)
     >>> randomk_add_decoded(torch.tensor([[3.0, 5.0]]), torch.tensor([[2.0, 4, 2, 0, 0]]), out, run=1, scale=0.5)

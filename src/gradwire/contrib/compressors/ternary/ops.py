@@ -137,9 +137,6 @@ def three_lc_encode(
         block: a multiple of 16 from 16 to 65536.
         sparsity: factor of the block's maximum, in [1, 2), rounded to float32.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> used, scales = torch.empty(1, dtype=torch.int32), torch.empty(1)
     >>> lengths, stream = torch.empty(1, dtype=torch.int16), torch.empty(1, dtype=torch.uint8)
     >>> three_lc_encode(torch.tensor([4.0, -2.0, 2.1, -4.0, 0.1]), used, scales, lengths, stream, 16, 1.0)
@@ -177,9 +174,6 @@ def three_lc_encode_feedback(
         block: a multiple of 16 from 16 to 65536.
         sparsity: factor of the block's maximum, in [1, 2).
         status: int32 of one element, or None. Its bit 0 is set when an element of x or a scale is not finite.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> used, scales = torch.empty(1, dtype=torch.int32), torch.empty(1)
     >>> lengths, stream = torch.empty(1, dtype=torch.int16), torch.empty(1, dtype=torch.uint8)
@@ -221,9 +215,6 @@ def three_lc_add_decoded(
         out: float32, n elements; NaN in blocks whose scale is not finite.
         block: a multiple of 16 from 16 to 65536, as encoded.
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
-
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
 
     >>> out, lengths = torch.zeros(5), torch.ones(1, 1, dtype=torch.int16)
     >>> stream = torch.tensor([[208]], dtype=torch.uint8)

@@ -64,8 +64,7 @@ class ThreeLC(ManyDecoder):
     def __post_init__(self) -> None:
         ok = is_float32(self.sparsity) and 1 <= self.sparsity <= 1.99
         require(ok, "ThreeLC.sparsity", "in [1, 1.99]", self.sparsity)
-        whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
-        require(whole, "ThreeLC.block", "a multiple of 16 in [16, 65536]", self.block)
+        require(is_int(self.block, 16, 65536, of=16), "ThreeLC.block", "a multiple of 16 in [16, 65536]", self.block)
 
     def delta(self, n: int) -> float:
         return self.sparsity * (2 - self.sparsity) / max(1, min(self.block, n))

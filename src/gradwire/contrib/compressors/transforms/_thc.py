@@ -7,13 +7,11 @@ the variance |x|^2 / B. The last block is padded with zeros to a power of two, a
 
 import math
 
-import torch
 from torch import Tensor
 
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.philox4x32 import philox_words
 
-__all__ = ["coordinates", "flip", "inverse_root", "parts"]
+__all__ = ["coordinates", "inverse_root", "parts"]
 
 
 def coordinates(n: int, block: int) -> int:
@@ -26,13 +24,6 @@ def parts(x: Tensor, block: int) -> list[tuple[slice, int]]:
     full, rest = divmod(x.numel(), block)
     found = [(slice(0, full), block)] if full else []
     return [*found, (slice(full, full + 1), _padded(rest))] if rest else found
-
-
-def flip(x: Tensor, seed: Tensor) -> Tensor:
-    """Compute D x: element i changes its sign if bit i % 32 of word i // 32 of the stream is set."""
-    words = philox_words(0, -(-x.numel() // 128), seed[0], seed[1], x.device).view(-1, 1)
-    negative = (words >> torch.arange(32, device=x.device) & 1).view(-1)[: x.numel()]
-    return torch.where(negative.bool(), -x, x)
 
 
 def inverse_root(size: int) -> float:

@@ -15,7 +15,7 @@ from gradwire.errors import require
 from gradwire.kernels.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.kernels.base import declared
 from gradwire.kernels.float32 import float32
-from gradwire.kernels.hadamard import LONGEST, hadamard  # noqa: F401 (annotations name it)
+from gradwire.kernels.hadamard import LONGEST, flip, hadamard  # noqa: F401 (annotations name it)
 from gradwire.kernels.levels import norms_of, uniform
 
 __all__ = [
@@ -41,9 +41,6 @@ def block_norms(
         norms: float32, ceil(n / block). One below 2**-120 is zero.
         block: a multiple of 16 from 16 to 65536.
 
-    Raises:
-        ConfigError: a tensor or the block is not of this form.
-
     >>> norms = torch.empty(1)
     >>> block_norms(torch.tensor([3.0, -4.0]), norms, block=16)
     >>> norms.item()
@@ -60,9 +57,6 @@ def thc_begin(seed: Annotated[Tensor, Flat(torch.int64, "n", written=True)], key
         seed: int64, (2,), or empty for a tensor without elements; of any other length all but the first are the step.
         key: key of the stream, a signed 64-bit integer.
         step: step of the stream.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> seed = torch.empty(2, dtype=torch.int64)
     >>> thc_begin(seed, key=-5, step=3)
@@ -82,9 +76,6 @@ def thc_keep(
     Args:
         codes: int32, n words.
         own: int32, n words.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> own = torch.empty(2, dtype=torch.int32)
     >>> thc_keep(torch.tensor([7, 1], dtype=torch.int32), own)
@@ -135,9 +126,6 @@ def thc_encode(
         key: the stream of random numbers, a signed 64-bit integer; different on ranks.
         step: step of the random stream.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> codes = torch.empty(5, dtype=torch.int32)
     >>> thc_encode(torch.zeros(3), torch.ones(1), torch.tensor([1, 2]), codes, 16, levels=2, clip=2.0, key=1, step=0)
     >>> codes.view(torch.uint8)[:16].tolist() == [1] * 16, codes[-1].item()
@@ -148,7 +136,7 @@ def thc_encode(
     """
     if x.numel() == 0:
         return
-    flipped = _thc.flip(torch.nn.functional.pad(x, (0, coordinates(x.numel(), block) - x.numel())), seed)
+    flipped = flip(torch.nn.functional.pad(x, (0, coordinates(x.numel(), block) - x.numel())), *seed)
     shifts, written = uniform(flipped.numel(), key, step, x.device), []
     factor = float32(0.5 * levels / float32(clip))
     for rows, size in _thc.parts(x, block):
@@ -189,9 +177,6 @@ def thc_add_decoded(
         clip: bound in standard deviations of the coordinates, as encoded.
         scale: 1 to decode, -1 to subtract; rounded to float32.
 
-    Raises:
-        ConfigError: a tensor or a parameter is not of this form.
-
     >>> codes, out = torch.full((5,), 0x01010101, dtype=torch.int32), torch.ones(3)
     >>> codes[-1] = 1
     >>> thc_add_decoded(torch.ones(1), torch.tensor([1, 2]), codes, out, 16, levels=2, clip=2.0, scale=1.0)
@@ -211,7 +196,7 @@ def thc_add_decoded(
         unit = norms[rows].unsqueeze(1) * float32(float32(clip) * _thc.inverse_root(size))
         turned = hadamard((sums[here].view(-1, size) * step - 1.0) * unit)
         decoded.append(turned.view(-1) * float32(float32(scale) * _thc.inverse_root(size)))
-    out += _thc.flip(torch.cat(decoded), seed)[: out.numel()]
+    out += flip(torch.cat(decoded), *seed)[: out.numel()]
 
 
 def _check_tiles(op: str, n: int, named: int, a: int, b: int, down: int, across: int, pitch: int) -> None:
@@ -254,9 +239,6 @@ def waves_add_decoded(
         across: tiles side by side.
         pitch: elements from one row of the matrix to the next.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
-
-    Raises:
-        ConfigError: a tensor or a size is not of this form.
 
     >>> out, one = torch.zeros(4), torch.ones(1)
     >>> values, places = torch.tensor([[3.0, -2.0]]), torch.zeros(1, 2, dtype=torch.int16)

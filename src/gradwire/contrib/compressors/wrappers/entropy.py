@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.compressors.wrappers.around import declare_as, groups
+from gradwire.compressors.wrappers.around import Wrapper, declare_as, groups
 from gradwire.contrib.compressors.wrappers._coders import CODERS, read_section, write_section
 from gradwire.errors import WireError, require
 from gradwire.vocabulary import Field, Key, Layout, Payload, State, align
@@ -21,7 +21,7 @@ __all__ = ["Entropy"]
 
 
 @dataclass(frozen=True)
-class Entropy(Compressor):
+class Entropy(Wrapper):
     """Send the payload of ``inner`` with its one-byte fields entropy-coded: C(x) is that of ``inner``, bit for bit.
 
     Bytes of probability p cost about log2(1 / p) bits: for Gaussian gradients ``qsgd`` with the l2 norm falls from 4
@@ -90,24 +90,11 @@ class Entropy(Compressor):
     def fine(self) -> bool:
         return capabilities.fine(self.inner)
 
-    def delta(self, n: int) -> float:
-        return capabilities.delta(self.inner, n)
-
-    def omega(self, n: int) -> float:
-        return capabilities.omega(self.inner, n)
-
-    @property
-    def alignment(self) -> int:
-        return self.inner.alignment
-
     def layout(self, shape: Sequence[int]) -> Layout:
         fields = self.inner.layout(shape).fields
         room = sum(field.count + 1 for field in fields if is_coded(field))
         kept = (field for field in fields if not is_coded(field))
         return Layout((Field("used", torch.int32, 1), *kept, Field("stream", torch.uint8, room)))
-
-    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        return self.inner.init_state(shape, key, device)
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         inner = self._room(x.shape, x.device)

@@ -59,9 +59,6 @@ def byte_counts(symbols: Symbols, counts: Annotated[Tensor, Flat(torch.int64, "S
         symbols: uint8, n elements; not changed.
         counts: int64, 256: how many there are of each.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> counts = torch.empty(256, dtype=torch.int64)
     >>> byte_counts(torch.tensor([0, 2, 2], dtype=torch.uint8), counts)
     >>> counts[:3].tolist(), int(counts.sum())
@@ -104,9 +101,6 @@ def rans_encode(symbols: Symbols, table: Table, sizes: Sizes, out: Coded) -> Non
         sizes: int32, ceil(n / 32768): bytes of each chunk; all -1 where ``out`` is too small, or the table
             cannot be used.
         out: uint8; what is beyond the sum of the sizes is of no meaning.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> table = torch.zeros(256, dtype=torch.int32)
     >>> table[7], sizes = 4096, torch.empty(1, dtype=torch.int32)
@@ -161,9 +155,6 @@ def rans_decode(stream: Stream, sizes: GivenSizes, table: Table, symbols: Decode
         symbols: uint8, n elements. Beyond the end of a chunk words of 0 are read; zeros for a table that does not sum
             to 4096.
         status: int32 of one element, set to 1 where the bytes are not what ``rans_encode`` writes.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> table = torch.zeros(256, dtype=torch.int32)
     >>> table[7], symbols = 4096, torch.empty(3, dtype=torch.uint8)
@@ -237,9 +228,6 @@ def prefix_encode(symbols: Symbols, table: Table, sizes: Sizes, out: Coded) -> N
             cannot be used.
         out: uint8; what is beyond the sum of the sizes is of no meaning.
 
-    Raises:
-        ConfigError: a tensor is not of this form.
-
     >>> table = torch.zeros(256, dtype=torch.int32)
     >>> table[:3], sizes = torch.tensor([1, 2, 2]), torch.empty(1, dtype=torch.int32)
     >>> out = torch.empty(1, dtype=torch.uint8)
@@ -282,9 +270,6 @@ def prefix_decode(stream: Stream, sizes: GivenSizes, table: Table, symbols: Deco
         table: int32, 256 lengths of codes; what is not from 1 to 17 stands for a symbol that does not occur.
         symbols: uint8, n elements; zeros from the first bits on that are no code, or end too early.
         status: int32 of one element, set to 1 where the bytes are not what ``prefix_encode`` writes.
-
-    Raises:
-        ConfigError: a tensor is not of this form.
 
     >>> table = torch.zeros(256, dtype=torch.int32)
     >>> table[:3], symbols = torch.tensor([1, 2, 2]), torch.empty(4, dtype=torch.uint8)
