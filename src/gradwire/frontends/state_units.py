@@ -389,7 +389,7 @@ def change(
     made[0].meet(exchange.channel, exchange.device)
     if exchange.controller is not None:
         # Before ``change``, which removes the controller: a rank may have noted what it has not told the others yet.
-        exchange.controller.leave()
+        exchange.controller.recorder.leave()
     exchange.change(made[0])
 
 
