@@ -159,6 +159,11 @@ class RunSession:
         if first:
             say(text)
 
+    def leave(self, text: str, *, first: bool) -> None:
+        """Say as ``note`` does that something is left alone."""
+        self.event("left")
+        self.note(text, first=first)
+
     def hold(self, made: Hold) -> None:
         """Take a model; from now on there is something to report at the end of this process."""
         if not self.holds:
