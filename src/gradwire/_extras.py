@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["declared", "extra_of", "install", "laboratory", "needs", "remedy", "source"]
+__all__ = ["declared", "install", "laboratory", "needs", "remedy", "source"]
 
 _DISTRIBUTIONS = {"zmq": "pyzmq"}
 """Import name to distribution, where they differ by more than a hyphen: a package that is missing cannot be asked."""

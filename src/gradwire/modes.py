@@ -30,8 +30,7 @@ AUTOCAST = ("cpu", "cuda")
 
 
 class ordinary_modes:  # noqa: N801 - It is written like torch.no_grad.
-    """Set the caller's modes aside inside the block, or the function that it decorates: no inference mode, no gradients
-    and no autocast.
+    """Set inference mode, gradients and autocast aside inside the block, or the function that it decorates.
 
     A step of an exchange comes here several times, on a thread without gradients, where a call costs four questions and
     no more.

@@ -57,8 +57,7 @@ _GROUPS = {"strategies": "comm"}
 
 @cache
 def places(kind: str) -> dict[str, str]:
-    """Map each name registered under a folder, in the folders of its families, and in those of the second tier, to its
-    module.
+    """Map each name registered under a folder, its families and its second tier to the name's module.
 
     >>> places("compressors")["twobit"], places("compressors")["randomk"]
     ('gradwire.compressors.ternary.twobit', 'gradwire.contrib.compressors.sparse.randomk')
@@ -373,9 +372,7 @@ def to_config(obj: Any) -> dict[str, Any]:
 
 
 def from_config(kind: str, config: Mapping[str, Any]) -> Any:
-    """Build an object from its configuration, as the inverse of ``to_config``: ``from_config(kind, to_config(x)) ==
-    x``.
-    """
+    """Build an object from its configuration: ``from_config(kind, to_config(x)) == x``."""
     params = dict(config)
     name = params.pop("name", None)
     if _deeper(config, _DEPTH):

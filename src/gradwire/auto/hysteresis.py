@@ -6,7 +6,7 @@ import math
 
 from gradwire.auto.step_record import StepWindow
 
-__all__ = ["CHANGE", "MARGIN", "STEADY", "VERIFIED_AFTER", "Setback", "alike", "margin", "unchanged"]
+__all__ = ["CHANGE", "MARGIN", "Setback", "alike", "margin", "unchanged"]
 
 MARGIN = 0.03
 """The share of a step that a first change must save at least, and that must be exposed before anything is tried."""

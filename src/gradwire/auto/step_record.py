@@ -204,9 +204,7 @@ class StepWindow:
 
     @property
     def rest(self) -> float:
-        """The seconds of the step that no exchange changes: before the first bucket's gradients,
-        and after the last's.
-        """
+        """The seconds that no exchange changes: before the first bucket's gradients, and after the last's."""
         return max(0.0, self.period - max(self.finished, self.ready[-1]))
 
 

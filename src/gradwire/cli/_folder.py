@@ -38,7 +38,7 @@ from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__
 
-__all__ = ["LABORATORY", "app"]
+__all__ = ["app"]
 
 
 INTERRUPTED = 130

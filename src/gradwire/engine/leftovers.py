@@ -57,8 +57,7 @@ class Leftovers:
         return [name for name in names if name in self.waiting] if self.waiting else []
 
     def flush_into(self, flat: Tensor, names: Sequence[str], add: Callable[[Tensor, str, Tensor], None]) -> list[str]:
-        """Add the waiting residuals to the gradients of a bucket; return the names of the parameters that are complete
-        now.
+        """Add the waiting residuals to the gradients of a bucket; return the names of their parameters.
 
         Args:
             add: adds a stored residual to the gradient of a parameter, by name, in ``flat``.

@@ -515,8 +515,7 @@ class Part:
         ]
 
     def close_gaps(self, message: Message, send: Tensor, sizes: Sequence[int] | None = None) -> int:
-        """Copy the used bytes of a message to ``send``, with payloads at multiples of
-        ``ALIGNMENT``; return the length.
+        """Copy the used bytes of a message to ``send``, payloads at multiples of ``ALIGNMENT``; return the length.
 
         Args:
             message: message of one row.
