@@ -135,13 +135,7 @@ def _for_here(requirement: str) -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that brings a module.
-
-    Args:
-        module: name of the module that is imported, with or without its submodules.
-
-    Returns:
-        The extra's name; None: no extra of gradwire brings it.
+    """The extra that brings a module, or one of its submodules; None: no extra of gradwire does.
 
     >>> extra_of("zmq.auth"), extra_of("torch")
     ('kvstore', None)

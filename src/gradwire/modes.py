@@ -84,8 +84,7 @@ def ordinary(tensor: Tensor) -> Tensor:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether another thread can read and write the numbers of a tensor: it can only pretend to those of a fake
-    one, or of one inside a transform of ``torch.func``.
+    """Return whether a tensor has numbers that another thread can use: a fake one has none, nor one in ``torch.func``.
 
     >>> has_memory(torch.zeros(1)), has_memory(torch.zeros(1, device="meta"))
     (True, False)

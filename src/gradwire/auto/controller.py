@@ -379,11 +379,7 @@ class AutoController:
     # The state machine.
 
     def _handle(self, event: Event, *found: Any) -> None:
-        """Follow the table from an event, until nothing more follows.
-
-        Args:
-            found: arguments of the actions.
-        """
+        """Follow the table from an event, with arguments for its actions, until nothing more follows."""
         following: Following = (event, *found)
         while following is not None:
             event, *rest = following
@@ -595,9 +591,7 @@ class AutoController:
             self._reporter.repeat(decision["choices"], weights)
 
     def _switch_to(self, methods: Mapping[tuple[str, ...], Choice], weights: str | None) -> None:
-        """Switch to other choices, in this step; buckets that are not named travel uncompressed. Weights are gathered
-        with another method from the next forward pass on.
-        """
+        """Switch to other choices in this step, uncompressed where none is named, and for weights in the next one."""
         choices: dict[str, dict[str, Any]] = {}
         for names, choice in methods.items():
             choices.setdefault(choice.label, {**choice.to_config(), "params": []})["params"] += names

@@ -81,12 +81,7 @@ class StepRecorder:
         self._windows = 0
 
     def scatter(self, buffers: Callable[[], int | None], weights: WeightControl | None) -> None:
-        """Record reductions of gradients to their owners.
-
-        Args:
-            buffers: returns how many may be under way while gradients are computed.
-            weights: part that gathers weights; None: nobody watches it.
-        """
+        """Record reductions of gradients to their owners; arguments as for ``AutoController.scatter``."""
         self.scatters, self._buffers, self.weights = True, buffers, weights
         self._skip = SHARDED
 
@@ -136,11 +131,7 @@ class StepRecorder:
             record.spoilt = None
 
     def _count_spoilt(self, anywhere: Sequence[float]) -> None:
-        """Count the steps that were spoilt on other ranks alone.
-
-        Args:
-            anywhere: the largest of all ranks' flags; numbers before these are left out.
-        """
+        """Count the steps spoilt on other ranks alone; the last numbers are the largest of all ranks' flags."""
         own, self._spoilt = self._spoilt, []
         there = anywhere[len(anywhere) - len(own) :]
         self._exchange.rollback.count(sum(other > mine for other, mine in zip(there, own, strict=True)))
@@ -255,12 +246,7 @@ class StepRecorder:
         self.length = max(self.length, self._short)
 
     def latency(self, known: float) -> float:
-        """The seconds of a message, for the next ``measure``; all ranks must call it alike. They are measured for one
-        window of eight, because that takes four messages more.
-
-        Args:
-            known: seconds as they were measured last.
-        """
+        """The seconds of a message, as known or, for one window of eight, measured; all ranks must call it alike."""
         return known if self._windows % PINGED_EVERY else self.ping()
 
     def ping(self) -> float:

@@ -305,12 +305,7 @@ class Reporter:
         return True
 
     def _advice(self, waiting: float, step: float, seen: StepWindow) -> str:
-        """Name once what takes fewer bytes than any method of gradients, where a step waits for most of its time.
-
-        Args:
-            waiting: seconds of a step that wait for the exchange.
-            step: seconds of a step.
-        """
+        """Name once what takes fewer bytes than any method of gradients, where a step waits for most of its time."""
         if waiting <= EXPOSED_SHARE * step or seen.bears or not self._advises:
             return ""
         self._advises = False

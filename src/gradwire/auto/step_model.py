@@ -372,9 +372,7 @@ class StepModel:
         return weights is None or (gathered and bool(self._tried_for_weights(seen, weights)))
 
     def _tried_for_weights(self, seen: StepWindow, weights: str) -> list[tuple[int, float]]:
-        """The elements of each bucket on which a method for weights was tried, and the seconds that it takes there: a
-        rank encodes its shard and decodes all.
-        """
+        """The elements of each bucket on which a method for weights was tried, and the seconds of its code there."""
         choice = from_config_of(weights, MESSAGES)
         found = [(_numel(params), self._probed.get((names_of(params), choice))) for params in seen.buckets]
         return [(numel, each.seconds) for numel, each in found if each is not None]

@@ -67,9 +67,9 @@ class Leftovers:
             add(flat, name, self._residuals.worker["residual"][name])
         return found
 
-    def sent(self, names: Iterable[str], bad: Tensor) -> None:
-        """Note that the leftovers of these parameters were sent in this step; it stays where ``bad``."""
-        self._sent.extend((name, bad) for name in names)
+    def sent(self, name: str, bad: Tensor) -> None:
+        """Note that the leftover of a parameter was sent in this step; it stays where ``bad``."""
+        self._sent.append((name, bad))
 
     def end(self, skipped: Callable[[], bool]) -> None:
         """Forget what was sent, unless its message, or the whole step, does not count.

@@ -313,11 +313,7 @@ class Batch:
 
 
 def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
-    """Group pieces that one call can take; the others come one by one.
-
-    Args:
-        scale: factor with which the pieces are encoded.
-    """
+    """Group pieces that one call can encode with a factor; the others come one by one."""
     groups: list[list[int]] = []
     for number, piece in enumerate(pieces):
         for group in groups:

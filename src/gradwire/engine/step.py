@@ -71,7 +71,7 @@ def prepare(
         context.rollback.note(flags)
         for name in flushed:
             for flag in flags:
-                context.leftovers.sent([name], flag | pending[name] if pending and name in pending else flag)
+                context.leftovers.sent(name, flag | pending[name] if pending and name in pending else flag)
         if compare is not None:
             compare(*arrival)
 

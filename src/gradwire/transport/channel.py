@@ -294,13 +294,7 @@ class Channel:
 
         Args:
             tensor: floating point or complex, on the CPU or served by NCCL; on Gloo it may be sparse and coalesced.
-            arrived: called with the mean, on any thread; it must not wait, nor keep this channel alive.
-
-        Returns:
-            The tensor when it is the mean, or a ``GroupError``.
-
-        Raises:
-            GroupError: an earlier exchange failed.
+            arrived: called with the mean, as for ``begin_sum``.
         """
         return self.begin_sum(divided(tensor, self.world), self.group, arrived)
 
