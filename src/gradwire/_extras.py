@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["declared", "extra_of", "install", "laboratory", "needs", "remedy", "source"]
+__all__ = ["declared", "install", "laboratory", "needs", "remedy", "source"]
 
 _DISTRIBUTIONS = {"zmq": "pyzmq"}
 """Import name to distribution, where they differ by more than a hyphen: a package that is missing cannot be asked."""
@@ -135,13 +135,7 @@ def _for_here(requirement: str) -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that brings a module.
-
-    Args:
-        module: name of the module that is imported, with or without its submodules.
-
-    Returns:
-        The extra's name; None: no extra of gradwire brings it.
+    """The extra that brings a module, or one of its submodules; None: no extra of gradwire does.
 
     >>> extra_of("zmq.auth"), extra_of("torch")
     ('kvstore', None)

@@ -64,9 +64,7 @@ def short_traceback(function: F) -> F:
 
 
 class ShortTracebacks:
-    """Base of public classes: what they and their subclasses define as public methods raises as ``short_traceback``
-    has it, and so does making an object of them.
-    """
+    """Base of public classes, whose public methods and constructors raise as ``short_traceback`` has it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -103,9 +103,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_float32(value: Any) -> bool:
-    """Return whether ``value`` is a number (numpy's too) that float32 holds without becoming infinite or vanishing to
-    zero.
-    """
+    """Return whether float32 holds ``value``, a number (numpy's too), without overflow or a zero in its place."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:

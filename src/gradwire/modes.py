@@ -30,8 +30,7 @@ AUTOCAST = ("cpu", "cuda")
 
 
 class ordinary_modes:  # noqa: N801 - It is written like torch.no_grad.
-    """Set the caller's modes aside inside the block, or the function that it decorates: no inference mode, no gradients
-    and no autocast.
+    """Set inference mode, gradients and autocast aside inside the block, or the function that it decorates.
 
     A step of an exchange comes here several times, on a thread without gradients, where a call costs four questions and
     no more.
@@ -85,8 +84,7 @@ def ordinary(tensor: Tensor) -> Tensor:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether another thread can read and write the numbers of a tensor: it can only pretend to those of a fake
-    one, or of one inside a transform of ``torch.func``.
+    """Return whether a tensor has numbers that another thread can use: a fake one has none, nor one in ``torch.func``.
 
     >>> has_memory(torch.zeros(1)), has_memory(torch.zeros(1, device="meta"))
     (True, False)

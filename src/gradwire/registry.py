@@ -34,7 +34,6 @@ __all__ = [
     "find",
     "folders_in",
     "from_config",
-    "load",
     "named_of",
     "names",
     "names_in",
@@ -57,8 +56,7 @@ _GROUPS = {"strategies": "comm"}
 
 @cache
 def places(kind: str) -> dict[str, str]:
-    """Map each name registered under a folder, in the folders of its families, and in those of the second tier, to its
-    module.
+    """Map each name registered under a folder, its families and its second tier to the name's module.
 
     >>> places("compressors")["twobit"], places("compressors")["randomk"]
     ('gradwire.compressors.ternary.twobit', 'gradwire.contrib.compressors.sparse.randomk')
@@ -103,10 +101,7 @@ def family(kind: str, name: str) -> str:
 
 
 def names_in(path: Iterable[str]) -> tuple[str, ...]:
-    """The modules in a folder that is a list, sorted; modules with an underscore are left out.
-
-    Args:
-        path: ``__path__`` of the folder's package.
+    """The modules in a package's ``__path__``, sorted, without those with an underscore.
 
     >>> from gradwire import memory
     >>> "residual" in names_in(memory.__path__)
@@ -116,34 +111,13 @@ def names_in(path: Iterable[str]) -> tuple[str, ...]:
 
 
 def folders_in(path: Iterable[str]) -> tuple[str, ...]:
-    """The packages in a folder that is a list, sorted: the families of methods.
-
-    Args:
-        path: ``__path__`` of the folder's package.
+    """The packages in a package's ``__path__``, sorted: the families of methods.
 
     >>> from gradwire import compressors
     >>> "ternary" in folders_in(compressors.__path__)
     True
     """
     return tuple(sorted(module.name for module in pkgutil.iter_modules(path) if module.ispkg))
-
-
-def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType:
-    """Import the module of a name, from a folder that is a list.
-
-    Args:
-        package: full name of the folder's package.
-        what: a file of it is called.
-        name: wanted.
-        known: the names there are.
-
-    Raises:
-        ConfigError: the name is not one of them.
-    """
-    known = tuple(known)
-    if name not in known:
-        raise ConfigError(f"unknown {what} {name!r}: {nearest(name, known)}")
-    return importlib.import_module(f"{package}.{name}")
 
 
 @cache
@@ -373,9 +347,7 @@ def to_config(obj: Any) -> dict[str, Any]:
 
 
 def from_config(kind: str, config: Mapping[str, Any]) -> Any:
-    """Build an object from its configuration, as the inverse of ``to_config``: ``from_config(kind, to_config(x)) ==
-    x``.
-    """
+    """Build an object from its configuration: ``from_config(kind, to_config(x)) == x``."""
     params = dict(config)
     name = params.pop("name", None)
     if _deeper(config, _DEPTH):

@@ -22,7 +22,6 @@ from gradwire.notices import log
 
 __all__ = [
     "ALIGNMENT",
-    "Capability",
     "Configuration",
     "Field",
     "Key",

@@ -98,11 +98,9 @@ def used_of(payload: Tensor) -> Tensor:
 
 
 def nbytes_in_use(compressor: Compressor, layout: Layout, used: int) -> int:
-    """The number of bytes of a payload of variable size that travel.
+    """The number of bytes of a payload of variable size that travel, as ``sent_nbytes`` counts them.
 
     Args:
-        compressor: compressor that made the payload.
-        layout: layout of the payload.
         used: bytes of its stream that it claims to use.
 
     Raises:

@@ -7,13 +7,14 @@ import torch
 from hypothesis import example, given, settings
 
 from gradwire import registry
-from gradwire.testing import contract, golden
+from gradwire.testing import contract
 from gradwire.testing.bounds import check_contraction, check_omega
 from gradwire.testing.feedback import check_feedback, check_undo
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.ranks import check_rounds
 from gradwire.testing.strategies import gradients, matrices
 from tests.cases import together
+from tests.golden import freeze as golden
 
 FOLDER = Path(__file__).parents[1] / "golden"
 NAMES = registry.names("compressors")

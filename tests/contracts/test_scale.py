@@ -21,12 +21,12 @@ from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.contrib.compressors.levels.nuqsgd import NUQSGD
 from gradwire.contrib.compressors.transforms.thc import THC
 from gradwire.memory.base import default_memory
-from gradwire.testing import golden
 from gradwire.testing._expect import decode, encode
 from gradwire.testing.inputs import gaussian
 from gradwire.vocabulary import Key
 from tests.contracts.test_compressors import FOLDER
 from tests.contracts.thread_ranks import COMPRESSORS, PLACES, N, exchange_in_threads, goes
+from tests.golden import freeze as golden
 
 SCALES = (2.0**-85, 2.0**-60, 2.0**60, 2.0**95)
 

@@ -5,11 +5,12 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.testing import golden, sync
+from gradwire.testing import sync
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.sync import check_no_sync, synchronisations
 from tests.cases import together
 from tests.contracts.test_compressors import FOLDER
+from tests.golden import freeze as golden
 
 FIXED = [each for name in registry.names("compressors") for each in golden.variants(FOLDER, name) if each.fixed_size]
 

@@ -21,10 +21,10 @@ from gradwire.engine.residual_store import ResidualStore
 from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
 from gradwire.metrics import Metrics
-from gradwire.testing import golden
 from gradwire.testing.ranks import run_ranks
 from gradwire.transport.channel import Channel
 from tests.contracts.test_compressors import FOLDER
+from tests.golden import freeze as golden
 
 WORLDS = (2, 3, 2, 3, 5)
 """Numbers of ranks in turn: many, which cost as much more, less often."""

@@ -60,11 +60,11 @@ def steps(of: Exchange, names: list[list[str]], count: int, begin: int = 0) -> l
 
 def test_codes_move_with_the_name_bit_for_bit() -> None:
     residuals = ResidualStore(2, CPU, 0)
-    flat = residuals.keep(unit(("a", 32), ("b", 20)))["residual"]
+    flat = residuals.keep_all([unit(("a", 32), ("b", 20))])[0]["residual"]
     write(flat, torch.randn(52))
     before = {name: residuals.worker["residual"][name].clone() for name in "ab"}
-    residuals.keep(unit(("b", 20)))
-    residuals.keep(unit(("c", 48), ("a", 32)))
+    residuals.keep_all([unit(("b", 20))])
+    residuals.keep_all([unit(("c", 48), ("a", 32))])
     assert all(torch.equal(residuals.worker["residual"][name], before[name]) for name in "ab")
 
 
@@ -86,16 +86,16 @@ def test_neighbours_are_joined_where_their_blocks_are_whole() -> None:
 def test_what_a_unit_kept_as_numbers_becomes_codes_and_numbers_again() -> None:
     residuals = ResidualStore(2, CPU, 0)
     x = torch.randn(40)
-    residuals.keep(unit(("a", 40), memory=Residual()))["residual"].copy_(x)
-    codes = residuals.keep(unit(("a", 40)))["residual"]
+    residuals.keep_all([unit(("a", 40), memory=Residual())])[0]["residual"].copy_(x)
+    codes = residuals.keep_all([unit(("a", 40))])[0]["residual"]
     assert torch.equal(codes, stored(x))
-    assert torch.equal(residuals.keep(unit(("a", 40), memory=Residual()))["residual"], read(stored(x), 40))
+    assert torch.equal(residuals.keep_all([unit(("a", 40), memory=Residual())])[0]["residual"], read(stored(x), 40))
 
 
 def test_a_retired_shard_returns_its_share_to_codes() -> None:
     residuals = ResidualStore(4, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
-    worker = residuals.keep(whole)["residual"]
+    worker = residuals.keep_all([whole])[0]["residual"]
     write(worker, torch.ones(64))
     residuals.servers([(Piece(whole, MEMORY, (32,), lo=0, start=16), ("residual",))])[0]["residual"].copy_(
         torch.arange(32.0)
@@ -108,7 +108,7 @@ def test_a_retired_shard_returns_its_share_to_codes() -> None:
 
 def test_scaling_changes_scales_alone() -> None:
     residuals = ResidualStore(2, CPU, 0)
-    worker = residuals.keep(unit(("a", 40)))["residual"]
+    worker = residuals.keep_all([unit(("a", 40))])[0]["residual"]
     write(worker, torch.randn(40))
     codes, before = worker[:, :16].clone(), read(worker, 40)
     residuals.scale(0.5)

@@ -21,9 +21,9 @@ def unit(*members: tuple[str, int]) -> Unit:
 
 def test_what_was_kept_moves_with_the_name() -> None:
     residuals = ResidualStore(2, CPU, 0)
-    flat = residuals.keep(unit(("a", 3), ("b", 2)))["residual"]
+    flat = residuals.keep_all([unit(("a", 3), ("b", 2))])[0]["residual"]
     flat.copy_(torch.arange(5.0))
-    again = residuals.keep(unit(("b", 2), ("c", 1), ("a", 3)))["residual"]
+    again = residuals.keep_all([unit(("b", 2), ("c", 1), ("a", 3))])[0]["residual"]
     assert again.tolist() == [3.0, 4.0, 0.0, 0.0, 1.0, 2.0]
     again.fill_(7.0)
     assert residuals.worker["residual"]["a"].tolist() == [7.0] * 3
@@ -32,7 +32,7 @@ def test_what_was_kept_moves_with_the_name() -> None:
 def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
     residuals = ResidualStore(4, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
-    worker = residuals.keep(whole)["residual"]
+    worker = residuals.keep_all([whole])[0]["residual"]
     worker.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
     server = residuals.servers([(piece, ("residual",))])[0]["residual"]
@@ -48,7 +48,7 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
 def test_what_only_an_owner_has_kept_waits_too_but_not_what_belongs_to_estimates() -> None:
     for memory, waits in ((Residual(), True), (EF21Memory(), False)):
         residuals, whole = ResidualStore(2, CPU, 0), Unit((("a", 32),), (32,), 0, TwoBit(), memory)
-        residuals.keep(whole)
+        residuals.keep_all([whole])
         server = residuals.servers([(Piece(whole, memory, (16,), lo=0), ("residual",))])[0]["residual"]
         assert not residuals.any_unsent()
         server.fill_(1.0)
@@ -58,7 +58,7 @@ def test_what_only_an_owner_has_kept_waits_too_but_not_what_belongs_to_estimates
 def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     residuals = ResidualStore(4, CPU, 0)
     whole = Unit((("a", 32), ("b", 32)), (64,), 0, TwoBit(), EF21Memory())
-    local = residuals.keep(whole)["local"]
+    local = residuals.keep_all([whole])[0]["local"]
     local.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
     residuals.servers([(piece, ("residual",))])[0]["residual"].copy_(torch.arange(32.0))
@@ -71,11 +71,11 @@ def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
 def test_all_residuals_are_scaled_and_nothing_else() -> None:
     residuals = ResidualStore(2, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
-    worker = residuals.keep(whole)["residual"].fill_(1.0)
+    worker = residuals.keep_all([whole])[0]["residual"].fill_(1.0)
     server = residuals.servers([(Piece(whole, whole.memory, (32,), lo=0, start=16), ("residual",))])[0][
         "residual"
     ].fill_(2.0)
-    momentum = residuals.keep(Unit((("c", 3),), (3,), 0, TwoBit(), DGCMemory()))["momentum"].fill_(3.0)
+    momentum = residuals.keep_all([Unit((("c", 3),), (3,), 0, TwoBit(), DGCMemory())])[0]["momentum"].fill_(3.0)
     residuals.scale(0.5)
     assert (worker.unique().tolist(), server.unique().tolist(), momentum.unique().tolist()) == ([0.5], [1.0], [3.0])
 
@@ -83,7 +83,7 @@ def test_all_residuals_are_scaled_and_nothing_else() -> None:
 def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
     residuals = ResidualStore(2, CPU, 0)
     whole = Unit((("a", 32),), (32,), 0, TwoBit(), EF21Memory())
-    local = residuals.keep(whole)["local"].fill_(1.0)
+    local = residuals.keep_all([whole])[0]["local"].fill_(1.0)
     shard = residuals.servers([(Piece(whole, whole.memory, (16,), lo=0, start=16), ("residual",))])[0][
         "residual"
     ].fill_(2.0)
@@ -95,7 +95,7 @@ def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
 
 def test_what_only_takes_a_step_back_is_not_saved() -> None:
     residuals = ResidualStore(2, CPU, 0)
-    kept = residuals.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
+    kept = residuals.keep_all([Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory())])[0]
     assert sorted(kept) == ["momentum", "residual", "sent", "undo"]
     assert sorted(residuals.state_dict()["worker"]) == ["momentum", "residual"]
 
@@ -115,8 +115,8 @@ def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:
 def test_the_norm_is_over_all_residuals() -> None:
     residuals = ResidualStore(2, CPU, 0)
     assert residuals.norm() == 0.0
-    residuals.keep(unit(("a", 1)))["residual"].fill_(3.0)
-    residuals.keep(unit(("b", 1)))["residual"].fill_(4.0)
+    residuals.keep_all([unit(("a", 1))])[0]["residual"].fill_(3.0)
+    residuals.keep_all([unit(("b", 1))])[0]["residual"].fill_(4.0)
     assert residuals.norm() == 5.0
 
 
@@ -129,8 +129,8 @@ def test_a_shard_that_waits_is_saved_beside_one_that_begins_at_the_same_element(
 
 def test_what_an_exchange_may_change_is_what_these_parameters_keep_and_no_work_space() -> None:
     residuals = ResidualStore(2, CPU, 0)
-    residuals.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
-    residuals.keep(unit(("b", 2)))
+    residuals.keep_all([Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory())])
+    residuals.keep_all([unit(("b", 2))])
     assert set(residuals.changing(["a", "b", "dense"])) == {
         "worker/residual/a",
         "worker/momentum/a",

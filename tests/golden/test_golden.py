@@ -7,8 +7,8 @@ import pytest
 
 from gradwire import registry
 from gradwire.errors import WireError
-from gradwire.testing import golden
 from tests.cases import run_all, together
+from tests.golden import freeze as golden
 
 FOLDER = Path(__file__).parent
 NAMES = registry.names("compressors")

@@ -96,7 +96,7 @@ def test_what_is_no_decision_by_name_is_left_alone(text):
     assert decisions(ast.parse(text)) == []
 
 
-KEYED = {"gradwire_lab.experiments.unpacked", "gradwire.testing.operations"}
+KEYED = {"gradwire_lab.experiments.unpacked", "gradwire_lab.bench.operation_examples"}
 """Modules whose ``name`` is that of a field or an operation, which are no classes and are looked up in a table."""
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from gradwire.errors import ConfigError
 from gradwire.testing._expect import same
-from gradwire.testing.operations import example, modules, operations
+from gradwire_lab.bench.operation_examples import example, modules, operations
 from tests.cases import together
 
 OPS = operations()

@@ -12,7 +12,7 @@ from gradwire._once import once
 from gradwire.errors import ConfigError
 from gradwire.kernels._declared import Declaration
 from gradwire.kernels.arguments import Flat, Flats, Floats, Names, Rows, Status, Where, Written
-from gradwire.testing.operations import example, operations
+from gradwire_lab.bench.operation_examples import example, operations
 
 OPS = operations()
 

@@ -14,8 +14,8 @@ from gradwire.errors import ConfigError
 from gradwire.kernels import Each, Pieces, Places
 from gradwire.kernels.base import MOST_TABLES, Op
 from gradwire.kernels.pieces import MOST_DERIVED
-from gradwire.testing.operations import example, operations
 from gradwire.testing.sync import synchronisations
+from gradwire_lab.bench.operation_examples import example, operations
 
 OPERATIONS = operations()
 EXAMPLES = {name: partial(example, op) for name, op in OPERATIONS.items()}

@@ -22,11 +22,11 @@ from gradwire.compressors.wrappers.compose import compose
 from gradwire.contrib.compressors.sparse.randomk import RandomK
 from gradwire.contrib.compressors.ternary.strom import Strom
 from gradwire.contrib.compressors.wrappers.entropy import Entropy
-from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.vocabulary import Key
 from gradwire.wire import Packing, sent_nbytes
 from tests.cases import together
+from tests.golden import freeze as golden
 from tests.wire import parsers
 from tests.wire.parsers import topk, twobit
 

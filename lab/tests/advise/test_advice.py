@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import registry
-from gradwire.auto.link_cost import Wire
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
@@ -41,7 +40,7 @@ RESNET = Profile(tuple(BucketProfile(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1))
 
 
 def advice_at(link: str, nanoseconds: float, workers: int = 4) -> Advice:
-    cluster = Cluster(workers, Wire.of(workers, Link.parse(link)))
+    cluster = Cluster(workers, Link.parse(link).wire(workers))
     candidates = [Candidate(label, recommended(label).compressor) for label in LABELS]
     codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, workers * 1e-9 * nanoseconds)
     return advise(RESNET, cluster, candidates, [codec] * len(candidates))
@@ -115,7 +114,7 @@ def test_what_needs_another_recipe_is_shown_and_not_advised() -> None:
 @settings(deadline=None, max_examples=25)
 @given(st.floats(0.1, 50), st.sampled_from([2, 4, 16]), st.sampled_from(LABELS))
 def test_the_break_even_is_where_the_predictions_cross(nanoseconds: float, workers: int, label: str) -> None:
-    cluster = Cluster(workers, Wire.of(workers, Link.parse("1gbit")))
+    cluster = Cluster(workers, Link.parse("1gbit").wire(workers))
     candidate = Candidate(label, recommended(label).compressor)
     codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, 2 * 1e-9 * nanoseconds)
     (row,) = advise(RESNET, cluster, [candidate], [codec]).rows
@@ -221,7 +220,7 @@ def test_every_method_has_a_known_quality() -> None:
 
 def test_a_method_whose_sums_have_no_room_is_left_out_with_the_reason() -> None:
     for workers, fits in ((17, True), (18, False)):
-        cluster = Cluster(workers, Wire.of(workers, Link.parse("100mbit")))
+        cluster = Cluster(workers, Link.parse("100mbit").wire(workers))
         codec = Codec.at_rate(RESNET.buckets, 1e-9, workers * 1e-9)
         (row,) = advise(RESNET, cluster, [Candidate("thc", THC())], [codec]).rows
         assert (row.step is not None) == fits

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.auto.link_cost import PAYLOAD_SHARE
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.sparse.oktopk import OkTopk
@@ -21,6 +20,7 @@ from gradwire_lab.advise.gauge import Alphas, _model, _replayed, measure_wire
 from gradwire_lab.advise.profile import BucketProfile, assigned, middle, profile_step, shortest
 from gradwire_lab.experiments import models
 from gradwire_lab.netlab import Link
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 
 BUCKET = BucketProfile((("a", (64, 96)), ("b", (10,))), 0.0)
 

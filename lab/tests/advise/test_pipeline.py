@@ -127,8 +127,8 @@ def test_a_slow_link_inside_bounds_resnet50() -> None:
     """16 workers in 2 nodes of 8: 2 * 7/8 of 4 bytes an element over 100 Mbit/s, whatever joins the nodes."""
     shapes = list(models.facts("resnet50", small=False).shapes.items())
     profile = assigned(shapes, 0.0)
-    inside = Wire.of(8, Link.parse("100mbit"))
-    cluster = Cluster(16, Wire.of(2, Link.parse("100gbit")), inside)
+    inside = Link.parse("100mbit").wire(8)
+    cluster = Cluster(16, Link.parse("100gbit").wire(2), inside)
     least = 2 * 7 / 8 * 4 * profile.numel / inside.rate
     assert least == pytest.approx(15.292, abs=1e-3)
     assert cluster.dense(profile).total == pytest.approx(least, rel=1e-3)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gradwire.auto.link_cost import Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.contrib.compressors.transforms.thc import THC
@@ -31,7 +30,7 @@ SMALL = Profile((BucketProfile((("a", (64, 96)),), 0.001),), 0.001)
 
 
 def cluster(link: str, workers: int = 4) -> Cluster:
-    return Cluster(workers, Wire.of(workers, Link.parse(link)))
+    return Cluster(workers, Link.parse(link).wire(workers))
 
 
 def candidates(*labels: str) -> list[Candidate]:

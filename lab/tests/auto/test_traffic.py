@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
+from gradwire.auto.link_cost import Wire
 from gradwire.auto.probe import dry_exchange
 from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor, MultiRound
@@ -25,6 +25,7 @@ from gradwire.transport.collective_round import Round
 from gradwire.transport.recording import RecordingChannel
 from gradwire_lab.experiments.recommended import labels, recommended
 from gradwire_lab.netlab import Link
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 
 PARAMS: list[Named] = [("a", (64, 96)), ("b", (10,)), ("c", (5000,)), ("d", (40, 33, 3))]
 NUMEL = 64 * 96 + 10 + 5000 + 3960
@@ -202,10 +203,10 @@ def test_seconds_of_a_round() -> None:
 def test_a_links_rate_is_that_of_its_frames() -> None:
     """1448 bytes of payload in 1514 on the link, and half an acknowledgement of 66."""
     assert pytest.approx(1448 / 1547) == PAYLOAD_SHARE
-    wire = Wire.of(4, Link.parse("1gbit", "1ms"), latency=1e-4)
+    wire = Link.parse("1gbit", "1ms").wire(4, latency=1e-4)
     assert (wire.rate, wire.latency) == (pytest.approx(125e6 * PAYLOAD_SHARE), pytest.approx(2.1e-3))
-    assert wire.at(1e8).rate == pytest.approx(wire.rate / 10)
-    assert Wire.of(4, Link()).rate == math.inf
+    assert wire.at_rate(1e8 / 8 * PAYLOAD_SHARE).rate == pytest.approx(wire.rate / 10)
+    assert Link().wire(4).rate == math.inf
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.testing.operations import operations
 from gradwire_lab.bench import gpu_kernels
 from gradwire_lab.bench.gpu_kernels import INTERPRETED, GpuKernels, method_rows, operation_rows, with_kernels
+from gradwire_lab.bench.operation_examples import operations
 
 NAMES = ("twobit_encode", "twobit_encode_feedback", "twobit_add_decoded", "threshold_encode")
 

@@ -4,12 +4,12 @@ import json
 import pytest
 from rich.console import Console
 
-from gradwire.auto.link_cost import PAYLOAD_SHARE
 from gradwire.errors import ConfigError
 from gradwire_lab.advise.check import Compared, Setting, holds
 from gradwire_lab.advise.pipeline import PipelineStep
 from gradwire_lab.commands._check_advise import _line, _table
 from gradwire_lab.netlab import Link
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 
 NUMBERS = ("--model", "resnet9", "--compute", "0.05", "--codec", "0.5,0.3")
 

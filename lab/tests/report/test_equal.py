@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.auto.link_cost import LATENCY, PAYLOAD_SHARE
+from gradwire.auto.link_cost import LATENCY
 from gradwire_lab import report
 from gradwire_lab.experiments.records import Point
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 from gradwire_lab.report import Results
 from gradwire_lab.report._markdown import markdown
 from gradwire_lab.report._panels import panels

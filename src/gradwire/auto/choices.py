@@ -152,11 +152,7 @@ class Choice:
         return self.strategy.by_host
 
     def twice(self, senders: int) -> bool:
-        """Return whether the rank that sums a mean encodes it again.
-
-        Args:
-            senders: ranks that encode a gradient, or hosts that encode their means.
-        """
+        """Return whether the rank that sums a mean of so many ranks, or hosts, encodes it again."""
         return self.strategy.carrier(self.compressor, senders).reencodes
 
     @property
@@ -216,9 +212,7 @@ DENSE = _made("none", "allreduce")
 
 @once
 def from_config_of(method: str, strategy: str) -> Choice:
-    """Make a choice from its configuration; there is one object for a method and a strategy, because parameters of one
-    compressor are joined by its identity.
-    """
+    """Make a choice, one object for a method and a strategy: parameters are joined by a compressor's identity."""
     return DENSE if method == "none" else _made(method, strategy)
 
 

@@ -1,13 +1,7 @@
 """The controller of an exchange: it watches, predicts, decides with the other ranks, and changes its mind.
 
-What follows from what is in the table of ``states.py``; the actions of the table are methods here. Each of its parts
-has one job:
-
-    recorder.py      measures: the steps of this rank, and the windows that all ranks make of them
-    step_model.py    predicts a step for any choices, from what windows and trials have shown
-    search.py        finds choices that are better by more than a margin
-    decisions.py     keeps what was decided, for checkpoints and for runs that repeat it
-    reporter.py      reports what was decided and why
+What follows from what is in the table of ``states.py``; the actions of the table are methods here. The package's
+docstring lists the parts that measure, predict, search, keep and report.
 
 Invariants:
     * A decision is a function of numbers that are the same on all ranks, because they were brought together before
@@ -35,7 +29,7 @@ from gradwire.auto.decisions import Decisions
 from gradwire.auto.hysteresis import MARGIN, Setback, margin, unchanged
 from gradwire.auto.link_cost import Wire
 from gradwire.auto.recorder import LASTING, LONGEST, StepRecorder
-from gradwire.auto.reporter import Reporter, link_row, time_text
+from gradwire.auto.reporter import Reporter, time_text
 from gradwire.auto.search import Proposal, Search
 from gradwire.auto.shared_link import NO_GATHERS, Gathers, WeightControl
 from gradwire.auto.states import TABLE, AutoState, Event
@@ -127,7 +121,7 @@ class AutoController:
         self._drained_for = 0
         """The steps since the last switch in which residuals of a method that was left have waited to be sent."""
 
-    # What frontends and the exchange call; ``engine.exchange.Controller`` is the protocol.
+    # What frontends and the exchange call.
 
     @property
     def exchange(self) -> Exchange:
@@ -169,9 +163,7 @@ class AutoController:
         self.model.scatter()
 
     def follow_optimizers(self, bears: Callable[[], bool]) -> None:
-        """Ask ``bears`` from now on whether the optimizers are known and bear what is kept back: none divides by a mean
-        of squares.
-        """
+        """Ask ``bears`` from now on whether the optimizers are known and bear what is kept back."""
         self._bears = bears
 
     def bears(self) -> bool:
@@ -252,31 +244,6 @@ class AutoController:
         """
         self._handle(Event.GLANCE)
 
-    def leave_to_ddp(self) -> None:
-        """Note that DDP itself sums the buckets of this step, so that only the ranks' own numbers tell what was not
-        finite.
-        """
-        self.recorder.leave_to_ddp(spoilt=False)
-
-    def spoil(self) -> None:
-        """Note that a gradient of this rank is not finite in this step, which is left to DDP."""
-        self.recorder.leave_to_ddp(spoilt=True)
-
-    def leave(self) -> None:
-        """Tell the other ranks what only this one knows of the steps so far, because the exchange goes on without this.
-        All ranks must call it, after the same step.
-        """
-        self.recorder.spoilt.end_step(self.recorder.record)
-        self.recorder.spoilt.leave(self.exchange)
-
-    def note(self, params: tuple[Named, ...], ready: Moment, itemsize: int = 4) -> BucketRun:
-        """Watch a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done.
-
-        Args:
-            itemsize: bytes of an element as DDP sends it.
-        """
-        return self.recorder.note(params, ready, itemsize)
-
     def before(
         self,
         flat: Tensor,
@@ -343,27 +310,13 @@ class AutoController:
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of the link and of a step, None until they are known; times in seconds."""
-        seen, wire = self._seen, self.model.link.wire
-        return {
-            "auto_phase": self.phase,
-            "link_bits_per_second": None if wire is None else 8 * wire.rate,
-            "link_latency": None if wire is None else wire.latency,
-            "step_seconds": None if seen is None else seen.period,
-            "exposed_seconds": None if seen is None else seen.exposed,
-        }
+        return {"auto_phase": self.phase, **self._reporter.figures(self._seen)}
 
     def report(self) -> dict[str, Any]:
         """Return the choices and the reasons for them, as plain numbers and words."""
-        seen = self._seen
-        return {
-            "budget": self.budget.name,
-            "phase": self.phase,
-            "buckets": [dict(each) for each in self._reporter.rows],
-            **({} if self._reporter.weights is None else {"weights": dict(self._reporter.weights)}),
-            "link": link_row(self.model.link.wire),
-            "step": None if seen is None else {"seconds": seen.period, "exposed": seen.exposed},
-            "decisions": [dict(each) for each in self.decisions],
-        }
+        chosen = self._reporter.report(self._seen)
+        decisions = [dict(each) for each in self.decisions]
+        return {"budget": self.budget.name, "phase": self.phase, **chosen, "decisions": decisions}
 
     def announcement(self) -> str:
         """The line that is shown when an exchange begins with this."""
@@ -426,11 +379,7 @@ class AutoController:
     # The state machine.
 
     def _handle(self, event: Event, *found: Any) -> None:
-        """Follow the table from an event, until nothing more follows.
-
-        Args:
-            found: arguments of the actions.
-        """
+        """Follow the table from an event, with arguments for its actions, until nothing more follows."""
         following: Following = (event, *found)
         while following is not None:
             event, *rest = following
@@ -479,23 +428,12 @@ class AutoController:
 
     def _choose(self, seen: StepWindow) -> Following:
         if self._proposes and self.model.link.wire is not None:
-            self._keep_proposal(self._search.best(seen))
+            self.proposal = self._reporter.proposal(self._search.best(seen))
             return Event.PROPOSED, seen
         proposal = self._search.better(seen)
         if proposal is None:
             return Event.KEPT, seen
         return Event.NONE_CHOSEN if proposal.plain else Event.CHOSEN, proposal
-
-    def _keep_proposal(self, found: Proposal) -> None:
-        """Keep a decision that is not made, and the seconds of a step with it and with each method alone."""
-        self._reporter.explain(found.seen, found.chosen, found.weights, found.stages)
-        alone = self.model.alone(found.seen, self.model.stages(found.seen, None))
-        self.proposal = {
-            "seconds": self.model.predicted(found.chosen, found.seen, found.stages, found.weights),
-            "alone": {self._reporter.label(each): seconds for each, seconds in alone.items()},
-            "buckets": [dict(each) for each in self._reporter.rows],
-            **({} if found.weights is None else {"weights": found.weights}),
-        }
 
     def _switch(self, proposal: Proposal) -> None:
         self._switch_to(proposal.methods, proposal.weights)
@@ -653,9 +591,7 @@ class AutoController:
             self._reporter.repeat(decision["choices"], weights)
 
     def _switch_to(self, methods: Mapping[tuple[str, ...], Choice], weights: str | None) -> None:
-        """Switch to other choices, in this step; buckets that are not named travel uncompressed. Weights are gathered
-        with another method from the next forward pass on.
-        """
+        """Switch to other choices in this step, uncompressed where none is named, and for weights in the next one."""
         choices: dict[str, dict[str, Any]] = {}
         for names, choice in methods.items():
             choices.setdefault(choice.label, {**choice.to_config(), "params": []})["params"] += names

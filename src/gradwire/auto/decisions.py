@@ -101,11 +101,7 @@ class Decisions:
         return found
 
     def _refuse(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse decisions whose methods this exchange cannot carry.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse decisions whose methods this exchange cannot carry."""
         if self._check is None:
             return
         for choice in (from_config(each) for decision in decisions for each in decision["choices"]):
@@ -119,11 +115,7 @@ class Decisions:
 
 
 def _checked(decisions: object, names: set[str]) -> list[Decision]:
-    """Check decisions, and return them in the form in which they are made.
-
-    Raises:
-        ConfigError: the decisions are not of that form, or name parameters that do not exist.
-    """
+    """Return decisions in the form in which they are made; refuse what has another, or names other parameters."""
     form = "what decisions() of a state returned"
     if isinstance(decisions, Mapping):
         decisions = decisions.get("decisions", decisions)

@@ -6,7 +6,7 @@ import math
 
 from gradwire.auto.step_record import StepWindow
 
-__all__ = ["CHANGE", "MARGIN", "STEADY", "VERIFIED_AFTER", "Setback", "alike", "margin", "unchanged"]
+__all__ = ["CHANGE", "MARGIN", "Setback", "alike", "margin", "unchanged"]
 
 MARGIN = 0.03
 """The share of a step that a first change must save at least, and that must be exposed before anything is tried."""
@@ -103,11 +103,7 @@ class Setback:
         return True
 
     def note(self, rate: float, seconds: float) -> None:
-        """Note that steps of so many seconds were given up, because uncompressed ones are expected to be faster.
-
-        Args:
-            rate: the link's rate then.
-        """
+        """Note that steps of so many seconds were given up for uncompressed ones, at this rate of the link."""
         self._rate, self._patience, self._slow = rate, 2 * self._patience, seconds
 
     def compare(self, seconds: float) -> None:
@@ -119,12 +115,7 @@ class Setback:
         self._slow = None
 
     def forbids(self, rate: float, watched: int) -> bool:
-        """Return whether nothing is to be tried now, because the link is as it was and not enough time has gone by.
-
-        Args:
-            rate: the link's rate now.
-            watched: uncompressed steps since then.
-        """
+        """Return whether nothing is to be tried now: the link is as it was, and too few steps were watched since."""
         same = self._rate is not None and abs(rate / self._rate - 1) < STEADY
         return same and not self.expired(watched)
 

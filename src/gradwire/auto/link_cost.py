@@ -13,31 +13,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from gradwire.errors import require
 from gradwire.transport.collective_round import Round
 
-__all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Wire"]
-
-_SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
-
-PAYLOAD_SHARE = _SEGMENT / (_FRAME + _ACKNOWLEDGEMENT / 2)
-"""The share of a link's rate that payload has: TCP segments of 1,448 bytes in frames of 1,514, and on the way back,
-where payload travels too, an acknowledgement of 66 bytes for every second one."""
+__all__ = ["LATENCY", "MESSAGE", "Wire"]
 
 LATENCY, MESSAGE = 100e-6, 20e-6
 """The seconds of a message between two processes over TCP where nobody measured, and of one more of a round."""
-
-
-class Rated(Protocol):
-    """A link of nominal rate: bits a second, None for no limit, and seconds added to each message."""
-
-    @property
-    def rate(self) -> float | None: ...
-
-    @property
-    def delay(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -73,17 +57,6 @@ class Wire:
         require(0 <= self.message < math.inf, "Wire.message", "seconds >= 0", self.message)
         require(0 <= self.cores < math.inf, "Wire.cores", "cores >= 0", self.cores)
 
-    @classmethod
-    def of(cls, workers: int, link: Rated, latency: float = LATENCY, message: float = MESSAGE) -> Self:
-        """Make the model of a link with a nominal rate, from which the overhead of TCP and Ethernet is subtracted."""
-        rate = math.inf if link.rate is None else link.rate / 8 * PAYLOAD_SHARE
-        # A sender waits until its receiver has said that it is ready, so a message passes the link twice.
-        return cls(workers, rate, latency + 2 * link.delay, message)
-
-    def at(self, bits: float) -> Self:
-        """The same model at another nominal rate in bits a second."""
-        return replace(self, rate=bits / 8 * PAYLOAD_SHARE)
-
     def seconds(self, each: Round) -> float:
         """The seconds of one round."""
         return self.alpha(each) + self.transfer(each)
@@ -116,7 +89,5 @@ class Wire:
 
     @property
     def _turns(self) -> int:
-        """The number of messages one after the other: Gloo has two threads, and each message goes
-        down a binary tree.
-        """
+        """The number of messages one after the other: Gloo has two threads, and each message goes down a tree."""
         return -(-self.workers // 2) * (self.workers - 1).bit_length()

@@ -45,42 +45,6 @@ PINGED_EVERY = 8
 """Windows from one measurement of the latency to the next."""
 
 
-class SpoiltSteps:
-    """The steps that were left to DDP since ranks last told each other, and whether a gradient of this rank was not
-    finite in them. A rank counts its own at once.
-    """
-
-    def __init__(self) -> None:
-        self._flags: list[bool] = []
-
-    def end_step(self, record: StepRecord) -> None:
-        """Take in a step that is complete."""
-        if record.spoilt is not None:
-            self._flags.append(record.spoilt)
-            record.spoilt = None
-
-    @property
-    def shared(self) -> list[float]:
-        """The numbers of which all ranks must know the largest."""
-        return [float(each) for each in self._flags]
-
-    def hear(self, exchange: Exchange, anywhere: Sequence[float]) -> None:
-        """Count the steps that were spoilt on other ranks alone.
-
-        Args:
-            exchange: exchange that counts.
-            anywhere: the largest of all ranks' ``shared``; numbers before these are left out.
-        """
-        own, self._flags = self._flags, []
-        there = anywhere[len(anywhere) - len(own) :]
-        exchange.rollback.count(sum(other > mine for other, mine in zip(there, own, strict=True)))
-
-    def leave(self, exchange: Exchange) -> None:
-        """Tell the other ranks now, which do so at the same time."""
-        if self._flags:
-            self.hear(exchange, reduced(self.shared, exchange.channel, exchange.device, "max"))
-
-
 class StepRecorder:
     """The records of an exchange's steps since the last window.
 
@@ -95,7 +59,6 @@ class StepRecorder:
         scatters: true where gradients are reduced to their owners, as FSDP's are.
         weights: part that gathers weights; None: nobody watches it.
         begun: time at which the current step began, if it is timed.
-        spoilt: steps with gradients that are not finite.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -112,16 +75,13 @@ class StepRecorder:
         self.steps: list[StepRecord] = []
         self.length, self._short, self._skip = FIRST, FIRST, SHARDED if self.scatters else REBUILT
         self.itemsizes: dict[tuple[str, ...], int] = {}
-        self.spoilt = SpoiltSteps()
+        self._spoilt: list[bool] = []
+        """The steps that were left to DDP since ranks last told each other, and whether a gradient of this rank was not
+        finite in them. A rank counts its own at once."""
         self._windows = 0
 
     def scatter(self, buffers: Callable[[], int | None], weights: WeightControl | None) -> None:
-        """Record reductions of gradients to their owners.
-
-        Args:
-            buffers: returns how many may be under way while gradients are computed.
-            weights: part that gathers weights; None: nobody watches it.
-        """
+        """Record reductions of gradients to their owners; arguments as for ``AutoController.scatter``."""
         self.scatters, self._buffers, self.weights = True, buffers, weights
         self._skip = SHARDED
 
@@ -138,7 +98,7 @@ class StepRecorder:
         if self.weights is not None:
             record.link = self.weights.link_use()
         # In every step, also in one that is not timed: the ranks tell each other of all of them.
-        self.spoilt.end_step(record)
+        self._end_spoilt(record)
         if not counts:
             return
         if self._skip > 0:
@@ -150,11 +110,38 @@ class StepRecorder:
             self.begun = moment(self._exchange.device)
 
     def leave_to_ddp(self, *, spoilt: bool) -> None:
-        """Record that DDP itself reduces the buckets, and whether a gradient of this rank is not finite."""
+        """Record that DDP itself reduces the buckets of this step, and whether a gradient of this rank is not finite:
+        only the ranks' own numbers tell that then.
+        """
         self.record.spoilt = spoilt
 
+    def leave(self) -> None:
+        """Tell the other ranks what only this one knows of the steps so far, because the exchange goes on without a
+        controller. All ranks must call it, after the same step.
+        """
+        self._end_spoilt(self.record)
+        if self._spoilt:
+            flags = [float(each) for each in self._spoilt]
+            self._count_spoilt(reduced(flags, self._exchange.channel, self._exchange.device, "max"))
+
+    def _end_spoilt(self, record: StepRecord) -> None:
+        """Take in a step that is complete."""
+        if record.spoilt is not None:
+            self._spoilt.append(record.spoilt)
+            record.spoilt = None
+
+    def _count_spoilt(self, anywhere: Sequence[float]) -> None:
+        """Count the steps spoilt on other ranks alone; the last numbers are the largest of all ranks' flags."""
+        own, self._spoilt = self._spoilt, []
+        there = anywhere[len(anywhere) - len(own) :]
+        self._exchange.rollback.count(sum(other > mine for other, mine in zip(there, own, strict=True)))
+
     def note(self, params: tuple[Named, ...], ready: Moment, itemsize: int) -> BucketRun:
-        """Record a bucket that DDP reduces itself."""
+        """Record a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done.
+
+        Args:
+            itemsize: bytes of an element as DDP sends it.
+        """
         if not self.record.runs:
             self.record.begun = ready
         run = BucketRun(params, ready, None, 0.0, itemsize)
@@ -259,12 +246,7 @@ class StepRecorder:
         self.length = max(self.length, self._short)
 
     def latency(self, known: float) -> float:
-        """The seconds of a message, for the next ``measure``; all ranks must call it alike. They are measured for one
-        window of eight, because that takes four messages more.
-
-        Args:
-            known: seconds as they were measured last.
-        """
+        """The seconds of a message, as known or, for one window of eight, measured; all ranks must call it alike."""
         return known if self._windows % PINGED_EVERY else self.ping()
 
     def ping(self) -> float:
@@ -300,7 +282,7 @@ class StepRecorder:
         exchange, buffers = self._exchange, self._buffers()
         room = -math.inf if buffers is None else -float(buffers)
         # Of each number the largest of all ranks counts, so the sign of those of which the least counts is changed.
-        numbers = (-latency, 0.0 if bears else 1.0, room, *self.spoilt.shared)
+        numbers = (-latency, 0.0 if bears else 1.0, room, *map(float, self._spoilt))
         seen = gathered(
             steps,
             exchange.channel,
@@ -315,7 +297,7 @@ class StepRecorder:
             return None
         # What was measured beside a window that shows nothing is lost.
         self._windows += 1
-        self.spoilt.hear(exchange, seen.numbers)
+        self._count_spoilt(seen.numbers)
         for run in (run for step in steps for run in step.runs):
             if run.itemsize is not None:
                 self.itemsizes[run.names] = run.itemsize

@@ -15,15 +15,15 @@ from gradwire.auto.choices import DENSE, MESSAGES, Choice, ErrorBudget, from_con
 from gradwire.auto.decide import Stage, exposed
 from gradwire.auto.exchanged_steps import EXPOSED_SHARE, advice
 from gradwire.auto.host_links import HostWire
-from gradwire.auto.link_cost import Wire
 from gradwire.auto.probe import compressible
+from gradwire.auto.search import Proposal
 from gradwire.auto.step_model import StepModel
 from gradwire.auto.step_record import StepWindow
 from gradwire.engine.exchange import Exchange
 from gradwire.engine.plan import Named
 from gradwire.notices import log, tell
 
-__all__ = ["Reporter", "link_row", "time_text"]
+__all__ = ["Reporter", "time_text"]
 
 FIGURES = ("seconds", "dense_seconds", "exposed", "dense_exposed", "error")
 """Predictions for a bucket, in the order of its row."""
@@ -127,6 +127,41 @@ class Reporter:
             **figures,
             "budget": self._budget.variance,
             "compressed": 0 if choice.dense else len(compressible(params, self._exchange.methods.policy, choice)),
+        }
+
+    def proposal(self, found: Proposal) -> dict[str, Any]:
+        """Report a decision that is not made, and the seconds of a step with it and with each method alone."""
+        self.explain(found.seen, found.chosen, found.weights, found.stages)
+        alone = self._model.alone(found.seen, self._model.stages(found.seen, None))
+        return {
+            "seconds": self._model.predicted(found.chosen, found.seen, found.stages, found.weights),
+            "alone": {self.label(each): seconds for each, seconds in alone.items()},
+            "buckets": [dict(each) for each in self.rows],
+            **({} if found.weights is None else {"weights": found.weights}),
+        }
+
+    def report(self, seen: StepWindow | None) -> dict[str, Any]:
+        """Return the choices, and the link and the last window from which they follow."""
+        wire, row = self._model.link.wire, None
+        if wire is not None:
+            row = {"bits_per_second": 8 * wire.rate, "latency": wire.latency}
+        if isinstance(wire, HostWire) and row is not None:
+            row |= {"ranks_per_host": wire.size, "shared": wire.shared, "inside_bits_per_second": 8 * wire.inside}
+        return {
+            "buckets": [dict(each) for each in self.rows],
+            **({} if self.weights is None else {"weights": dict(self.weights)}),
+            "link": row,
+            "step": None if seen is None else {"seconds": seen.period, "exposed": seen.exposed},
+        }
+
+    def figures(self, seen: StepWindow | None) -> dict[str, float | None]:
+        """Return the figures of the link and of the last window."""
+        wire = self._model.link.wire
+        return {
+            "link_bits_per_second": None if wire is None else 8 * wire.rate,
+            "link_latency": None if wire is None else wire.latency,
+            "step_seconds": None if seen is None else seen.period,
+            "exposed_seconds": None if seen is None else seen.exposed,
         }
 
     def label(self, choice: Choice) -> str:
@@ -270,26 +305,11 @@ class Reporter:
         return True
 
     def _advice(self, waiting: float, step: float, seen: StepWindow) -> str:
-        """Name once what takes fewer bytes than any method of gradients, where a step waits for most of its time.
-
-        Args:
-            waiting: seconds of a step that wait for the exchange.
-            step: seconds of a step.
-        """
+        """Name once what takes fewer bytes than any method of gradients, where a step waits for most of its time."""
         if waiting <= EXPOSED_SHARE * step or seen.bears or not self._advises:
             return ""
         self._advises = False
         return f"; {advice(waiting / step)}"
-
-
-def link_row(wire: Wire | None) -> dict[str, Any] | None:
-    """The link in a report; None until it is known."""
-    if wire is None:
-        return None
-    row: dict[str, Any] = {"bits_per_second": 8 * wire.rate, "latency": wire.latency}
-    if isinstance(wire, HostWire):
-        row |= {"ranks_per_host": wire.size, "shared": wire.shared, "inside_bits_per_second": 8 * wire.inside}
-    return row
 
 
 def time_text(seconds: float) -> str:

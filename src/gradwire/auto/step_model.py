@@ -165,7 +165,7 @@ class StepModel:
         # Before the link is measured anew: the first window of a choice shows how the choice differs from the link as
         # it was.
         self.link.correct(self._by_label(seen, sent, busy), unsure, partial(self._is_better, seen))
-        self.link.wire = self._link_of(seen, sent, busy) or self.link.wire
+        self.link.wire = self.link_of(seen) or self.link.wire
         for i, params in enumerate(seen.buckets):
             messages = busy[i] if self._exchange.device.type == "cuda" else seen.communicated[i]
             self._in_use[names_of(params), self.choice(params)] = max(0.0, seen.total[i] - messages)
@@ -196,7 +196,14 @@ class StepModel:
 
     def link_of(self, seen: StepWindow) -> Wire | None:
         """The link as a window shows it; None where nothing travelled."""
-        return self._link_of(seen, *self._loads(seen))
+        sent, busy = self._loads(seen)
+        labels = [self.choice(params).label for params in seen.buckets]
+        if not seen.gathers:
+            return self.link.measured(sent, busy, labels)
+        # What else was busy are the gathers.
+        gathers = PredictedTraffic((), tuple(chain.from_iterable(_rounds(each.sent, each) for each in seen.gathers)))
+        rest = max(0.0, seen.link.busy - sum(busy))
+        return self.link.measured([*sent, gathers], [*busy, rest], [*labels, GATHERS])
 
     def update(self, seen: StepWindow, wire: Wire) -> None:
         """Take over uncompressed steps that were as they had been before, and the link as they show it."""
@@ -220,15 +227,6 @@ class StepModel:
         sent = [self._traffic(params, self.choice(params)) for params in seen.buckets]
         return sent, [self._in_messages(seen, i) for i in range(len(seen.buckets))]
 
-    def _link_of(self, seen: StepWindow, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> Wire | None:
-        labels = [self.choice(params).label for params in seen.buckets]
-        if not seen.gathers:
-            return self.link.measured(sent, busy, labels)
-        # What else was busy are the gathers.
-        gathers = PredictedTraffic((), tuple(chain.from_iterable(_rounds(each.sent, each) for each in seen.gathers)))
-        rest = max(0.0, seen.link.busy - sum(busy))
-        return self.link.measured([*sent, gathers], [*busy, rest], [*labels, GATHERS])
-
     def _by_label(
         self, seen: StepWindow, sent: Sequence[PredictedTraffic], busy: Sequence[float]
     ) -> dict[str, tuple[list[Round], float]]:
@@ -242,9 +240,7 @@ class StepModel:
         return found
 
     def _in_messages(self, seen: StepWindow, place: int) -> float:
-        """The seconds of a bucket's messages; on a GPU, where they cannot be measured, all that its code does not
-        take.
-        """
+        """The seconds of a bucket's messages; on a GPU, where nobody can measure them, all but those of its code."""
         if self._exchange.device.type != "cuda":
             return seen.sharing * seen.communicated[place]
         params = seen.buckets[place]
@@ -376,9 +372,7 @@ class StepModel:
         return weights is None or (gathered and bool(self._tried_for_weights(seen, weights)))
 
     def _tried_for_weights(self, seen: StepWindow, weights: str) -> list[tuple[int, float]]:
-        """The elements of each bucket on which a method for weights was tried, and the seconds that it takes there: a
-        rank encodes its shard and decodes all.
-        """
+        """The elements of each bucket on which a method for weights was tried, and the seconds of its code there."""
         choice = from_config_of(weights, MESSAGES)
         found = [(_numel(params), self._probed.get((names_of(params), choice))) for params in seen.buckets]
         return [(numel, each.seconds) for numel, each in found if each is not None]

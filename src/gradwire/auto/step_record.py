@@ -204,9 +204,7 @@ class StepWindow:
 
     @property
     def rest(self) -> float:
-        """The seconds of the step that no exchange changes: before the first bucket's gradients,
-        and after the last's.
-        """
+        """The seconds that no exchange changes: before the first bucket's gradients, and after the last's."""
         return max(0.0, self.period - max(self.finished, self.ready[-1]))
 
 
@@ -225,11 +223,7 @@ def arrivals(step: StepRecord, buffers: int | None = None) -> list[float]:
     It goes on from a bucket that is waited for when that is done. Where nobody knows for how long a stream stood still,
     as under FSDP on a GPU, the gradients that are there right after the end of the reduction for whose buffer it may
     have waited are taken for computed in no time: that seems exposed then which is not, until steps with a method,
-    which hold the stream up less, show it.
-
-    Args:
-        step: its first bucket begins it.
-        buffers: reductions that may be under way, as ``Timeline`` has them.
+    which hold the stream up less, show it. ``buffers`` are the reductions that may be under way, as in ``Timeline``.
     """
     found = [between(step.begun, step.runs[0].ready)]
     for i, (before, run) in enumerate(pairwise(step.runs), 1):

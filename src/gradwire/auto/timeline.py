@@ -26,6 +26,9 @@ class Timeline(NamedTuple):
         stood: seconds for which what computes has stood still, or by which it was slowed down.
         buffers: exchanges that may be under way while it goes on, >= 1; None: any number.
 
+    In its methods a bucket is ``ready`` when its gradients are there if nothing stands still, and ``blocking`` where
+    what computes waits for its exchange.
+
     Example:
         >>> line = Timeline(buffers=1)
         >>> for ready in (0.0, 1.0, 2.0):
@@ -44,11 +47,7 @@ class Timeline(NamedTuple):
         return self.done[-1] if self.done else 0.0
 
     def start(self, ready: float) -> float:
-        """Return the time at which the exchange of one more bucket begins.
-
-        Args:
-            ready: time at which its gradients are there if nothing stands still.
-        """
+        """Return the time at which the exchange of one more bucket begins."""
         return max(self._there(ready), self.now)
 
     def gathered(self, asked: float, seconds: float) -> Timeline:
@@ -61,22 +60,14 @@ class Timeline(NamedTuple):
         return self.after(asked, seconds, blocking=True) if seconds > 0 else self
 
     def after(self, ready: float, seconds: float, *, blocking: bool = False) -> Timeline:
-        """Return the state after one more bucket.
-
-        Args:
-            ready: time at which its gradients are there if nothing stands still.
-            seconds: seconds of its exchange.
-            blocking: true where what computes waits for it.
-        """
+        """Return the state after one more bucket, whose exchange takes so many seconds."""
         return self.ended(ready, self.start(ready) + seconds, blocking=blocking)
 
     def ended(self, ready: float, done: float, *, blocking: bool = False, slowed: float = 0.0) -> Timeline:
         """Return the state after a bucket whose exchange is done at a time.
 
         Args:
-            ready: time at which its gradients are there if nothing stands still.
             done: time at which its exchange is done.
-            blocking: true where what computes waits for it.
             slowed: seconds by which the exchange slows down what computes beside it.
         """
         stood = (done if blocking else self._there(ready)) - ready + slowed

@@ -38,7 +38,7 @@ from gradwire.errors import GradwireError
 from gradwire.registry import names_in
 from gradwire.version import __version__
 
-__all__ = ["LABORATORY", "app"]
+__all__ = ["app"]
 
 
 INTERRUPTED = 130
@@ -133,11 +133,7 @@ def _joined() -> list[ModuleType]:
 
 
 def _loaded(package: str, name: str) -> click.Command:
-    """Import a command; what another package has wrong is one line, and not a traceback of ours.
-
-    Raises:
-        click.ClickException: the module of another package cannot be imported, or has no ``command``.
-    """
+    """Import a command; what another package has wrong is one line, and not a traceback of ours."""
     try:
         module = importlib.import_module(f"{package}.{name}")
         command: click.Command = module.command

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from gradwire.errors import ConfigError, nearest
 from gradwire.registry import registered
 
-__all__ = ["METHOD", "METHOD_FORMS", "CommandGroup", "Integer", "Number", "budget_option", "steps_option"]
+__all__ = ["METHOD", "METHOD_FORMS", "CommandGroup", "Integer", "Number"]
 
 METHOD_FORMS = "NAME or FILE.py:Class, or one of these with :PARAMETER=VALUE,..."
 """Forms of a method on the command line, for help texts."""
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CommandGroup(click.Group):
@@ -86,25 +83,3 @@ class MethodText(click.types.StringParamType):
 
 
 METHOD = MethodText()
-
-
-def steps_option(default: int, least: int, text: str) -> Callable[[Command], Command]:
-    """The option ``--steps`` of a command that times steps.
-
-    Args:
-        default: number of steps where the option is not given.
-        least: the fewest steps of which a figure can be made.
-        text: help text of the option.
-    """
-    return click.option("--steps", default=default, show_default=True, type=Integer(least), help=text)
-
-
-def budget_option(default: float, text: str) -> Callable[[Command], Command]:
-    """The option ``--budget`` of such a command: the seconds that its steps may take, > 0.
-
-    Args:
-        default: seconds where the option is not given.
-        text: end of the help text: what is left out where the steps would take longer.
-    """
-    seconds = Number(0, min_open=True)
-    return click.option("--budget", default=default, show_default=True, type=seconds, metavar="SECONDS", help=text)

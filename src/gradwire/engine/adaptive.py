@@ -146,11 +146,9 @@ class Trouble:
         return self.kind != "noisy"
 
     def warn(self, optimizer: str, remedies: Remedies = TORCH, *, orthogonal: bool = False) -> None:
-        """Warn what such a method does to an optimizer, and say what to use.
+        """Warn what such a method does to an optimizer of this name, and say what to use.
 
         Args:
-            optimizer: name of the optimizer.
-            remedies: parts of the warning.
             orthogonal: true: its steps have one size, as Muon's.
         """
         end = _INSTEAD % remedies.fewer if self.harmful else _FIGURES % remedies.noise
@@ -159,11 +157,7 @@ class Trouble:
 
 
 def mostly_zero(zeros: Mapping[str, float], names: Iterable[str]) -> str | None:
-    """Find the parameter of which most was zero; None: of no parameter more than half was.
-
-    Args:
-        zeros: share of zeros of each parameter.
-        names: names of the parameters that are meant.
+    """Find the parameter of these names of which most was zero; None: of no parameter more than half was.
 
     >>> mostly_zero({"words": 0.9, "head": 0.1}, ["words", "head"]), mostly_zero({"head": 0.1}, ["head"])
     ('words', None)

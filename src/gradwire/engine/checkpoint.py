@@ -116,20 +116,12 @@ def check_form(state: object, parts: bool = True) -> None:
 
 
 def check_on_resize(on_resize: object) -> None:
-    """Refuse an invalid treatment of a state of another number of ranks, before there is a state.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse an invalid treatment of a state of another number of ranks, before there is a state."""
     require(on_resize in ("error", "reshard", "reset"), "on_resize", "'error', 'reshard' or 'reset'", on_resize)
 
 
 def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
-    """Refuse an invalid state, and one of another number of ranks unless resizing was asked for.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse an invalid state, and one of another number of ranks unless resizing was asked for."""
     check_on_resize(on_resize)
     check_form(state, parts=False)
     require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])

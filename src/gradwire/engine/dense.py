@@ -37,10 +37,6 @@ def is_carried(numel: int, world: int) -> bool:
 
     Between two ranks that is as many bytes as their sum, and a message less; between more it would be more bytes.
 
-    Args:
-        numel: elements, >= 0.
-        world: ranks, >= 1.
-
     >>> is_carried(1000, 2), is_carried(1000, 3), is_carried(10**6, 2)
     (True, False, False)
     """

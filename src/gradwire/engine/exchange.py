@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,11 @@ from gradwire.transport.channel import Channel
 from gradwire.transport.handshake import agree
 from gradwire.vocabulary import Key
 
-__all__ = ["USED", "Controller", "Exchange"]
+if TYPE_CHECKING:
+    # The controller is made above, and gives itself to the exchange that it watches.
+    from gradwire.auto.controller import AutoController
+
+__all__ = ["USED", "Exchange"]
 
 
 CAPTURED = (
@@ -72,131 +76,6 @@ CAPTURED = (
 USED, PENDING = 2, 1
 """Uses of a parameter in a step: some rank has a gradient; or none has, but something waits for it on some rank. The
 largest of all ranks' counts, and 0 is neither."""
-
-
-class Controller(Protocol):
-    """An observer that watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
-
-    def scatter(
-        self,
-        check: Callable[[Compressor], None],
-        buffers: Callable[[], int | None] = lambda: None,
-        weights: Any = None,
-    ) -> None:
-        """Declare that gradients are reduced to their owners and not averaged; called once, before the first step."""
-        ...
-
-    def begin(self) -> None:
-        """Begin a step."""
-        ...
-
-    @property
-    def timed(self) -> bool:
-        """Return whether times of the current step are wanted."""
-        ...
-
-    @property
-    def probing(self) -> bool:
-        """Return whether the current step is needed for measurements, which nothing else may disturb."""
-        ...
-
-    @property
-    def reads(self) -> bool:
-        """Return whether the numbers of the gradients of this step may be read, and not only their times."""
-        ...
-
-    @property
-    def idle(self) -> bool:
-        """Return whether the current step is uncompressed, so that a framework may reduce it by itself."""
-        ...
-
-    @property
-    def glances(self) -> bool:
-        """Return whether the ranks tell each other something in the current step, though it is idle."""
-        ...
-
-    def glance(self) -> None:
-        """Tell the other ranks what this one has seen; all call it, on the thread that exchanges."""
-        ...
-
-    def note(self, params: tuple[Named, ...], ready: Any, itemsize: int = 4) -> Any:
-        """Watch a bucket that a framework reduces itself; the caller sets ``done`` of the record that this returns."""
-        ...
-
-    def leave_to_ddp(self) -> None:
-        """Note that a framework reduces the buckets of this step, whose ranks do not tell what is not finite."""
-        ...
-
-    def spoil(self) -> None:
-        """Note that a gradient of this rank is not finite in such a step."""
-        ...
-
-    def follow_optimizers(self, bears: Callable[[], bool]) -> None:
-        """Ask ``bears`` whether the optimizers of this rank are known, and bear what a method keeps back."""
-        ...
-
-    def advise_nothing(self) -> None:
-        """Never name the exchange of the optimizer's steps, because it is impossible here."""
-        ...
-
-    def before(
-        self,
-        flat: Tensor,
-        params: Sequence[Named],
-        ready: Any,
-        own: Tensor | None = None,
-        itemsize: int = 4,
-        held: float | None = 0.0,
-        *,
-        blocking: bool = False,
-        gathers: Any = ...,
-    ) -> Any:
-        """Prepare a bucket's exchange; the bucket has been there since ``ready``. Return its record."""
-        ...
-
-    def started(self, run: Any) -> None:
-        """Note that another thread takes a bucket that was prepared before; ``run`` is its record."""
-        ...
-
-    def after(self, flat: Tensor, run: Any, multiplied: float = 1.0) -> None:
-        """Note that a bucket was exchanged; ``flat`` is its mean, times a number, and ``run`` its record."""
-        ...
-
-    def to_config(self) -> dict[str, Any]:
-        """The settings that all ranks must share, ready for JSON."""
-        ...
-
-    def metrics(self) -> dict[str, Any]:
-        """Return its figures, in a dict without others in it."""
-        ...
-
-    def report(self) -> dict[str, Any]:
-        """Return the choices, and the reasons for them."""
-        ...
-
-    def announcement(self) -> str:
-        """The line that is shown when an exchange begins with this."""
-        ...
-
-    def status(self) -> list[tuple[str, str]]:
-        """Return what it does and why, in words: pairs of a subject and a sentence."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that is needed to continue, ready for JSON."""
-        ...
-
-    def check_state(self, state: Mapping[str, Any], frozen: Iterable[str] = ()) -> None:
-        """Refuse what ``load_state_dict`` could not go on from; ``frozen`` parameters are not trained now."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state_dict`` that was checked; an empty state begins anew."""
-        ...
-
-    def leave(self) -> None:
-        """Tell the other ranks what only this one knows; all ranks call it, before the exchange goes on without it."""
-        ...
 
 
 class Exchange:
@@ -257,7 +136,7 @@ class Exchange:
         self.leftovers, self.rollback = Leftovers(self.residuals), Rollback(self.device)
         self.planner, self.first_zeros = Planner(self.channel, self.device, self.residuals), FirstZeros()
         self.second_moment: SecondMoment | None = None
-        self.controller: Controller | None = None
+        self.controller: AutoController | None = None
         if self.device.type == "cpu" and not capabilities.identity(compressor):
             warn_without_kernels()
 
@@ -271,7 +150,7 @@ class Exchange:
         """The key of the random streams of this step and rank."""
         return Key(seed=self.seed, step=self.protocol.step, rank=self.channel.rank)
 
-    def watch(self, controller: Controller) -> None:
+    def watch(self, controller: AutoController) -> None:
         """Let an observer watch the exchange from now on, and give its parameters methods."""
         self.controller = controller
 
@@ -426,8 +305,7 @@ class Exchange:
 
     @ordinary_modes()
     def begin_mean(self, bucket: Tensor) -> Future[Tensor]:
-        """Start to replace a bucket by its mean, if ``plain`` or if no method takes it; nothing waits, and several may
-        be under way.
+        """Start to replace a bucket by its mean, if ``plain`` or if no method takes it; several may be under way.
 
         Args:
             bucket: contiguous, of as many elements on all ranks; or sparse and coalesced, of one shape.

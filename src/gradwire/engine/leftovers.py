@@ -57,8 +57,7 @@ class Leftovers:
         return [name for name in names if name in self.waiting] if self.waiting else []
 
     def flush_into(self, flat: Tensor, names: Sequence[str], add: Callable[[Tensor, str, Tensor], None]) -> list[str]:
-        """Add the waiting residuals to the gradients of a bucket; return the names of the parameters that are complete
-        now.
+        """Add the waiting residuals to the gradients of a bucket; return the names of their parameters.
 
         Args:
             add: adds a stored residual to the gradient of a parameter, by name, in ``flat``.
@@ -68,9 +67,9 @@ class Leftovers:
             add(flat, name, self._residuals.worker["residual"][name])
         return found
 
-    def sent(self, names: Iterable[str], bad: Tensor) -> None:
-        """Note that the leftovers of these parameters were sent in this step; it stays where ``bad``."""
-        self._sent.extend((name, bad) for name in names)
+    def sent(self, name: str, bad: Tensor) -> None:
+        """Note that the leftover of a parameter was sent in this step; it stays where ``bad``."""
+        self._sent.append((name, bad))
 
     def end(self, skipped: Callable[[], bool]) -> None:
         """Forget what was sent, unless its message, or the whole step, does not count.

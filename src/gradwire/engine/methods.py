@@ -154,11 +154,7 @@ class Methods:
         yield from self.policy.overrides.values()
 
     def check(self, compressor: Compressor, strategy: Strategy) -> None:
-        """Refuse a strategy that cannot carry a compressor, or would lose gradients with its memory.
-
-        Raises:
-            ConfigError
-        """
+        """Refuse a strategy that cannot carry a compressor, or would lose gradients with its memory."""
         strategy.check(compressor)
         strategy.check_memory(self.memory_for(compressor))
 

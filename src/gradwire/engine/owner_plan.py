@@ -181,11 +181,7 @@ def pieces_of_owners(
 
 
 def check_methods(methods: Methods) -> None:
-    """Refuse methods that cannot work in one message to each owner, and a strategy, which would have no effect.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse methods that cannot work in one message to each owner, and a strategy, which would have no effect."""
     for each in methods.named():
         check_method(methods, each)
     named = methods.strategy.name if methods.strategy is not None else None
@@ -197,11 +193,7 @@ def check_methods(methods: Methods) -> None:
 
 
 def check_method(methods: Methods, compressor: Compressor) -> None:
-    """Refuse a method that cannot work in one message to each owner.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a method that cannot work in one message to each owner."""
     if capabilities.in_rounds(compressor) or not compressor.fixed_size:
         why = "is averaged in rounds" if capabilities.in_rounds(compressor) else "has a variable size"
         raise ConfigError(

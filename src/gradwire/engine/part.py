@@ -313,11 +313,7 @@ class Batch:
 
 
 def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
-    """Group pieces that one call can take; the others come one by one.
-
-    Args:
-        scale: factor with which the pieces are encoded.
-    """
+    """Group pieces that one call can encode with a factor; the others come one by one."""
     groups: list[list[int]] = []
     for number, piece in enumerate(pieces):
         for group in groups:
@@ -515,8 +511,7 @@ class Part:
         ]
 
     def close_gaps(self, message: Message, send: Tensor, sizes: Sequence[int] | None = None) -> int:
-        """Copy the used bytes of a message to ``send``, with payloads at multiples of
-        ``ALIGNMENT``; return the length.
+        """Copy the used bytes of a message to ``send``, payloads at multiples of ``ALIGNMENT``; return the length.
 
         Args:
             message: message of one row.

@@ -174,9 +174,7 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
 
 
 def default_strategy(compressor: Compressor, world: int) -> str:
-    """The default strategy: ``allreduce`` if payloads can be summed, else ``allgather``, or with many workers
-    ``two_phase``.
-    """
+    """The default strategy: ``allreduce`` if payloads can be summed, else that of ``of_messages``."""
     if compressor.summable or capabilities.in_rounds(compressor):
         return "allreduce"
     return of_messages(compressor, world)

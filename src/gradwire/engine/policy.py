@@ -92,27 +92,29 @@ class Policy(Configuration):
 
     def choose(self, name: str, shape: Sequence[int], main: Compressor) -> Compressor | None:
         """The compressor of a parameter; None if it travels dense."""
-        for pattern, compressor in self.overrides.items():
-            if matches(name, pattern):
-                return compressor if capabilities.pays_for(compressor, shape) else None
-        small = math.prod(shape) < self.min_numel
-        if small or any(matches(name, pattern) for pattern in self.exclude) or not capabilities.pays_for(main, shape):
-            return None
-        return main
+        found = self._considered(name, shape, main)
+        return found if found is not None and capabilities.pays_for(found, shape) else None
 
     def meant(self, name: str, main: Compressor) -> Compressor:
         """The compressor of a parameter by the policy, even if it travels dense."""
-        matching = (compressor for pattern, compressor in self.overrides.items() if matches(name, pattern))
-        found = next(matching, main)
-        return main if capabilities.identity(found) else found
+        found = self._override(name)
+        return main if found is None or capabilities.identity(found) else found
 
     def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
         """Return whether a parameter travels dense only because its payload would not be smaller."""
-        for pattern, compressor in self.overrides.items():
-            if matches(name, pattern):
-                return not capabilities.pays_for(compressor, shape)
-        left = math.prod(shape) < self.min_numel or any(matches(name, pattern) for pattern in self.exclude)
-        return not left and not capabilities.pays_for(main, shape)
+        found = self._considered(name, shape, main)
+        return found is not None and not capabilities.pays_for(found, shape)
+
+    def _override(self, name: str) -> Compressor | None:
+        return next((each for pattern, each in self.overrides.items() if matches(name, pattern)), None)
+
+    def _considered(self, name: str, shape: Sequence[int], main: Compressor) -> Compressor | None:
+        """The compressor of a parameter if it pays; None: the parameter is small or excluded, and travels dense."""
+        found = self._override(name)
+        if found is not None:
+            return found
+        small = math.prod(shape) < self.min_numel
+        return None if small or any(matches(name, pattern) for pattern in self.exclude) else main
 
     def at(self, step: int, main: Compressor) -> Compressor:
         """The main compressor with the schedule's values for this step."""

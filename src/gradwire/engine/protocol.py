@@ -55,11 +55,7 @@ class StepProtocol:
         self._facts |= facts
 
     def count_dropped(self, number: int, *, anew: bool = False) -> None:
-        """Add to the number of gradients that were computed and not exchanged, of which ranks must have equally many.
-
-        Args:
-            anew: true: it counts from zero.
-        """
+        """Add to the number of gradients that were computed and not exchanged, or count ``anew``; ranks compare it."""
         self._dropped = (0 if anew else self._dropped or 0) + number
 
     def restart(self, step: int) -> None:
@@ -76,14 +72,7 @@ class StepProtocol:
         self.opened = False
 
     def open(self, methods: Methods, check: Callable[[], None] | None = None, first: Sequence[str] = ()) -> None:
-        """Start to compare this step, once.
-
-        Args:
-            methods: the methods of this step.
-            check: function that checks what may be wrong on this rank alone; if it raises, all ranks that come to this
-                step raise.
-            first: names of the parameters of the first bucket; empty: they are not known yet.
-        """
+        """Start to compare this step, once; further arguments as for ``Exchange.open``."""
         self.opened = True
         self._opening.begin(self.step, partial(self._describe, methods, check, tuple(first)))
 

@@ -53,14 +53,9 @@ class ResidualStore:
         self._squared: set[str] = set()
         self._loaded: dict[Shard, Tensor] = {}
 
-    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Return the tensors of the unit's memory, with the values that its members had so far."""
-        (kept,) = self.keep_all([unit])
-        return kept
-
     def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """Do ``keep`` for several units; numbers of one name and form lie in one tensor, so that
-        one call takes them.
+        """Return the tensors of the units' memories, by buffer, with the values that their members had so far; numbers
+        of one name and form lie in one tensor, so that one call takes them.
         """
         for unit in units:
             self._transient |= set(unit.memory.transient)
@@ -172,9 +167,7 @@ class ResidualStore:
                 tensor.mul_(factor)
 
     def norm(self) -> float:
-        """The Euclidean norm of all residuals of this rank, its own and those of its shards; it
-        waits for the device.
-        """
+        """The Euclidean norm of the residuals of this rank, those of its shards included; it waits for the device."""
         norms = [read(tensor).norm(dtype=torch.float32) for tensor in self._residuals()]
         return float(torch.stack(norms).norm()) if norms else 0.0
 

@@ -159,11 +159,7 @@ def compressor(name: str, **params: Any) -> Compressor:
 
 
 def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None:
-    """Say where the parameters belong of a method that was given as an object.
-
-    Raises:
-        ConfigError: every call raises it.
-    """
+    """Raise an error that says where the parameters belong of a method that was given as an object."""
     name, value = next(iter(params.items()))
     cls = type(compressor).__name__
     own: list[str] = [f.name for f in dataclasses.fields(compressor)] if dataclasses.is_dataclass(compressor) else []

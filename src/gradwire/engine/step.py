@@ -19,68 +19,26 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gradwire.engine.leftovers import Leftovers
-from gradwire.engine.residual_store import ResidualStore
-from gradwire.engine.rollback import Rollback
-from gradwire.engine.second_moment import SecondMoment
-from gradwire.transport.channel import Channel
 from gradwire.vocabulary import Key
+
+if TYPE_CHECKING:
+    # Both kinds of plans and the exchange call this module.
+    from gradwire.engine.exchange import Exchange
+    from gradwire.engine.owner_plan import OwnerPlan
+    from gradwire.engine.plan import Plan
 
 __all__ = ["prepare"]
 
 
-class BucketPlan(Protocol):
-    """The plan of one bucket: ``Plan``, or ``OwnerPlan``."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of its parameters."""
-        ...
-
-    @property
-    def owned(self) -> slice | None:
-        """The part of ``measured`` whose mean arrives on this rank; None: all of it does."""
-        ...
-
-    @property
-    def measured(self) -> list[tuple[int, int]]:
-        """The ranges of the bucket whose noise may be measured."""
-        ...
-
-    def add(self, flat: Tensor, name: str, stored: Tensor) -> None:
-        """Add a stored residual of a parameter to its gradient in ``flat``."""
-        ...
-
-
-class StepContext(Protocol):
-    """The part of an exchange that a step needs."""
-
-    channel: Channel
-    residuals: ResidualStore
-    leftovers: Leftovers
-    rollback: Rollback
-    second_moment: SecondMoment | None
-
-    @property
-    def step(self) -> int:
-        """The number of the current step."""
-        ...
-
-    @property
-    def key(self) -> Key:
-        """The key of the random streams of this step and rank."""
-        ...
-
-
 def prepare(
     flat: Tensor,
-    plan: BucketPlan,
-    context: StepContext,
+    plan: Plan | OwnerPlan,
+    context: Exchange,
     move: Callable[[Tensor, Key], Collection[Tensor]],
     arrival: tuple[Tensor, int, float],
     pending: Mapping[str, Tensor] | None = None,
@@ -113,7 +71,7 @@ def prepare(
         context.rollback.note(flags)
         for name in flushed:
             for flag in flags:
-                context.leftovers.sent([name], flag | pending[name] if pending and name in pending else flag)
+                context.leftovers.sent(name, flag | pending[name] if pending and name in pending else flag)
         if compare is not None:
             compare(*arrival)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import torch
@@ -30,6 +30,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.engine.adaptive import right_on_average
 from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Piece, Unit
+from gradwire.engine.residual_store import ResidualStore
 from gradwire.engine.settings import build_compressor
 from gradwire.engine.strategies.allgather import AllGather
 from gradwire.engine.strategies.base import Site, Strategy
@@ -44,7 +45,7 @@ from gradwire.memory.none import NoMemory
 from gradwire.modes import has_memory, ordinary, ordinary_modes
 from gradwire.transport.channel import Channel
 from gradwire.transport.worker import Worker
-from gradwire.vocabulary import Key, State, tensor_id
+from gradwire.vocabulary import Key, tensor_id
 
 __all__ = ["Carrier", "CompressingGroup", "codes_of", "described", "travels_as_it_is"]
 
@@ -55,37 +56,6 @@ SESSIONS = 32
 """Sizes of tensors whose buffers are kept, those used last."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Stateless:
-    """A store that keeps nothing from one collective to the next."""
-
-    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Return no tensors, because no memory has any."""
-        return {}
-
-    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """Return no tensors, because no memory has any."""
-        return [{} for _ in units]
-
-    def remember(self, unit: Unit) -> State:
-        """Return no state, because no method has one."""
-        return {}
-
-    def recall(self, unit: Unit, fresh: State) -> State:
-        """Return ``fresh``, because nothing is kept."""
-        return fresh
-
-    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
-        """Return no tensors, because no owner keeps any."""
-        return [{} for _ in pieces]
-
-    def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
-        """Do nothing, because nothing waits."""
-
-    def changing(self, names: Collection[str]) -> Mapping[str, Tensor]:
-        """Return no tensors, because none are kept."""
-        return {}
 
 
 class Carrier:
@@ -102,7 +72,9 @@ class Carrier:
         self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device, name: str
     ) -> None:
         self.channel, self.code, self.gathered, self.device = channel, code, gathered, device
-        self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
+        # Nothing is kept from one collective to the next: neither the memory nor the codes have tensors.
+        self.site = Site(channel, device, ResidualStore(channel.world, device, 0))
+        self.scratch, self.worker = Scratch(), Worker()
         self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
         self.step, self.seed = 0, tensor_id(name)
         self.nothing = DenseSession([], channel, device)

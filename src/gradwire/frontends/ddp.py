@@ -257,7 +257,7 @@ class GradwireState(ExchangeState):
         if controller is not None and self._regroup is None and not self.exchange.methods.policy.overrides:
             self.exchange.begin_step()
             if controller.idle:
-                controller.leave_to_ddp()
+                controller.recorder.leave_to_ddp(spoilt=False)
                 self._direct = GradwireState._reduce if controller.timed else GradwireState._add_up
                 # Ranks whose buckets are new have not been compared with them.
                 self._glancing = controller.glances or changed or not self._compared
@@ -351,7 +351,8 @@ class GradwireState(ExchangeState):
             return self._add_up(buffer, params)
         controller = self.exchange.controller
         assert controller is not None
-        run, device = controller.note(params, moment(buffer.device), buffer.itemsize), buffer.device
+        device = buffer.device
+        run = controller.recorder.note(params, moment(device), buffer.itemsize)
 
         def arrived(_: Tensor) -> None:
             run.done = moment(device)
@@ -387,7 +388,7 @@ class GradwireState(ExchangeState):
         # The rank's own gradients, which were just divided and are in the cache: to look at the mean would be another
         # pass over memory.
         if self._status.item():
-            controller.spoil()
+            controller.recorder.leave_to_ddp(spoilt=True)
             exchange.rollback.note([self._status.bool().view(())])
             self._status.zero_()
         return channel.begin_sum(buffer, group, arrived)

@@ -368,7 +368,7 @@ class ExchangeState(Summarised):
         if exchange.controller is not None:
             # Before ``change``, which removes the controller: a rank may have noted what it has not told the others
             # yet.
-            exchange.controller.leave()
+            exchange.controller.recorder.leave()
         exchange.change(made[0])
         self.adaptive.check()
 

@@ -84,12 +84,11 @@ class Hold:
     Args:
         kind: "ddp" or "fsdp".
         state: state of its exchange.
-        apply: true: "auto" decides; false: it proposes.
         session: session that says what is left alone.
     """
 
-    def __init__(self, kind: Kind, state: "State", *, apply: bool, session: RunSession | None = None) -> None:
-        self.kind, self.apply, self._session = kind, apply, session
+    def __init__(self, kind: Kind, state: "State", session: RunSession) -> None:
+        self.kind, self._session = kind, session
         self.state: State | None = state
         self.last: dict[str, Any] = {}
         """The figures and decisions of the exchange when its model ended."""
@@ -170,10 +169,7 @@ class Hold:
 
     def leave(self, why: str) -> None:
         """Leave the model alone from now on, and say why."""
-        if self._session is not None:
-            self._session.event("left")
-            said = " ".join(why.split())
-            self._session.note(f"a model of {NAMES[self.kind]} is left alone: {said}", first=self.first)
+        self._session.leave(left_text(self.kind, why), first=self.first)
         self.release()
 
     def facts(self) -> dict[str, Any]:
@@ -210,6 +206,11 @@ class Totals:
         middle = sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else None
         sent = self.bytes_sent / self.steps if self.steps else None
         return {"steps": self.steps, "step_seconds": middle, "step_bytes_sent": sent}
+
+
+def left_text(kind: Kind, why: object) -> str:
+    """The line that says why a model is left alone."""
+    return f"a model of {NAMES[kind]} is left alone: {' '.join(str(why).split())}"
 
 
 def expect(session: RunSession, model: Any, kind: Kind) -> None:
@@ -292,8 +293,7 @@ def hold(session: RunSession, model: Any) -> None:
     try:
         made = hold_ddp(session, model) if kind == "ddp" else hold_fsdp(session, model)
     except GradwireError as error:
-        session.event("left")
-        session.note(f"a model of {NAMES[kind]} is left alone: {' '.join(str(error).split())}", first=first)
+        session.leave(left_text(kind, error), first=first)
         return
     _held[model] = made
     weakref.finalize(model, made.release)
@@ -322,7 +322,7 @@ def hold_ddp(session: RunSession, model: Any) -> Hold:
     from gradwire.frontends.ddp import GradwireState
 
     state = GradwireState(model, "auto")
-    made = Hold("ddp", state, apply=session.apply, session=session)
+    made = Hold("ddp", state, session)
     made.model = weakref.ref(model)
     _by_state[state] = made
     steer(session, made, model.process_group)
@@ -336,7 +336,7 @@ def hold_fsdp(session: RunSession, model: Any) -> Hold:
     from gradwire.frontends.fsdp import compress_fsdp, managed
 
     state = compress_fsdp(model, "auto")
-    made = Hold("fsdp", state, apply=session.apply, session=session)
+    made = Hold("fsdp", state, session)
     made.gathered_share = gathered_share(managed(model), 1 if state.exchange.channel.is_nccl else 2)
     steer(session, made, None)
     if made.sentinel is not None:
@@ -365,16 +365,14 @@ def gathered_share(groups: Sequence[tuple[Any, Any]], reduced: int) -> float:
 
 def steer(session: RunSession, made: Hold, group: Any) -> None:
     """Let the controller propose alone, or check now and then what it has decided."""
-    from gradwire.auto.controller import AutoController
     from gradwire.run.sentinel import Sentinel
 
-    controller = made.controller
-    if not isinstance(controller, AutoController):
+    if made.controller is None:
         return
     if session.apply:
         made.sentinel = Sentinel(made.state, group, session.sentinel, made.checks)
     else:
-        controller.propose()
+        made.controller.propose()
 
 
 def give_up(session: RunSession, model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -385,11 +383,10 @@ def give_up(session: RunSession, model: Any, args: Sequence[Any], kwargs: dict[s
     """
     if model not in _kinds:
         return False  # DDP itself registers one, while the model is made.
-    session.event("left")
     named = kwargs.get("hook", kwargs.get("comm_hook_type", args[-1] if args else None))
     name = getattr(named, "__qualname__", getattr(named, "name", str(named)))
     said = f"the script registers a hook of its own, {name}, so its model of {NAMES['ddp']} is left alone"
-    session.note(said, first=dist.get_rank() == 0)
+    session.leave(said, first=dist.get_rank() == 0)
     made = _held.get(model)
     forget(model)
     if made is None:
@@ -408,9 +405,8 @@ def give_up(session: RunSession, model: Any, args: Sequence[Any], kwargs: dict[s
 def decline_join(session: RunSession, model: Any) -> None:
     """Leave a model alone that is told to divide by the ranks that have not ended yet: torch tells no hook how many."""
     if model in _pending:
-        session.event("left")
-        said = f"a model of {NAMES['ddp']} is left alone: its join() has divide_by_initial_world_size=False"
-        session.note(said, first=dist.get_rank() == 0)
+        why = "its join() has divide_by_initial_world_size=False"
+        session.leave(left_text("ddp", why), first=dist.get_rank() == 0)
         forget(model)
 
 
@@ -418,8 +414,7 @@ def advise(session: RunSession, name: str, line: str) -> None:
     """Say once which line the script needs, for what is only seen."""
     text = f"{name} is watched for its steps only: add `{line}` to the script to compress its gradients"
     if text not in session.notes:
-        session.event("left")
-        session.note(text, first=not dist.is_initialized() or dist.get_rank() == 0)
+        session.leave(text, first=not dist.is_initialized() or dist.get_rank() == 0)
 
 
 def loss_of(tensors: Any) -> Tensor | None:

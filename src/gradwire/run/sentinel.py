@@ -60,8 +60,7 @@ class Sentinel:
     @property
     def controller(self) -> AutoController:
         """The controller that has decided."""
-        controller = self.state.exchange.controller
-        assert isinstance(controller, AutoController)
+        controller: AutoController = self.state.exchange.controller
         return controller
 
     def _begin(self) -> None:
@@ -70,7 +69,7 @@ class Sentinel:
         # As the last step left it: the controller may switch in this one on another thread, before or after a bucket
         # comes.
         self._assigned = set(self.state.exchange.methods.assigned)
-        if not self._assigned or not isinstance(self.state.exchange.controller, AutoController):
+        if not self._assigned or self.state.exchange.controller is None:
             return
         self._compressed += 1
         if self._known and (self._compressed == SOON or self._compressed % self.every == 0):

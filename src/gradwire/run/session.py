@@ -150,14 +150,15 @@ class RunSession:
                 file.write(f"{name} {detail}\n")
 
     def note(self, text: str, *, first: bool = True) -> None:
-        """Say something about the script, on rank 0, and keep it for the report.
-
-        Args:
-            first: true where this rank is the one that speaks.
-        """
+        """Say something about the script, on the rank that is the first, and keep it for the report."""
         self.notes.append(text)
         if first:
             say(text)
+
+    def leave(self, text: str, *, first: bool) -> None:
+        """Say as ``note`` does that something is left alone."""
+        self.event("left")
+        self.note(text, first=first)
 
     def hold(self, made: Hold) -> None:
         """Take a model; from now on there is something to report at the end of this process."""

@@ -28,10 +28,10 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool((equal | both_nan).all())
 
 
-def payload_for(compressor: Compressor, x: Tensor, poison: int = POISON) -> tuple[Tensor, Payload]:
-    """A send buffer full of ``poison`` and its typed views."""
+def payload_for(compressor: Compressor, x: Tensor) -> tuple[Tensor, Payload]:
+    """A send buffer full of ``POISON`` and its typed views."""
     layout = compressor.layout(x.shape)
-    buffer = torch.full((layout.nbytes,), poison, dtype=torch.uint8, device=x.device)
+    buffer = torch.full((layout.nbytes,), POISON, dtype=torch.uint8, device=x.device)
     return buffer, layout.views(buffer)
 
 

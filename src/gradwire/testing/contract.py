@@ -116,8 +116,7 @@ def check_layout(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_determinism(compressor: Compressor, x: Tensor) -> None:
-    """Check that the key decides the payload: the same again, and for a random method another one at another step or
-    rank.
+    """Check that the key decides the payload, which differs at another step or rank if the method is random.
 
     Payloads that are summed must not depend on the rank.
     """
@@ -197,9 +196,7 @@ def check_used(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_summable(compressor: Compressor, x: Tensor) -> None:
-    """Check that D(p + q) = D(p) + D(q) up to the rounding of the payload's type, and that a scale may go in before the
-    code.
-    """
+    """Check that D(p + q) = D(p) + D(q) up to rounding, and that a scale may go in before the code."""
     if not compressor.summable:
         return
     buffer, payload = payload_for(compressor, x)
@@ -245,9 +242,7 @@ def check_inputs(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_bad_bytes(compressor: Compressor, x: Tensor) -> None:
-    """Check that bytes of the wrong length are a ``WireError``, and that those of the right length
-    decode or are one.
-    """
+    """Check that bytes of a wrong length are a ``WireError``, and that those of the right one decode or are one."""
     buffer = compressor.compress(x)
     for wrong in (buffer[:-1], torch.cat([buffer, buffer.new_zeros(1)]), buffer.to(torch.int16)):
         if wrong.numel() == buffer.numel() and wrong.dtype == buffer.dtype:
@@ -275,9 +270,7 @@ def _is_generic(x: Tensor) -> bool:
 
 
 def _is_low_rank(x: Tensor) -> bool:
-    """Return whether a few directions are the whole of the folded matrix, so that a method that draws some may send
-    all.
-    """
+    """Return whether a few directions are the whole folded matrix, which a method of low rank may send."""
     side = math.isqrt(x.numel())
     folded = x.reshape(-1)[: side * side].view(side, side)
     return 2 * int(torch.linalg.matrix_rank(folded.double(), rtol=1e-6)) < side

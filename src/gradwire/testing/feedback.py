@@ -39,9 +39,7 @@ def check_feedback(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_undo(compressor: Compressor, x: Tensor) -> None:
-    """Check that a status changes nothing that is sent and kept, and that the gradient receives the old residual bit
-    for bit.
-    """
+    """Check that a status changes no result, and that the gradient receives the old residual bit for bit."""
     grad, residual = _pair(x)
     plain_residual, old = residual.clone(), residual.clone()
     plain = _feed(compressor, grad.clone(), plain_residual, None)

@@ -78,9 +78,7 @@ def mean_rounds(
 
 
 def check_rounds(compressor: Compressor, x: Tensor) -> None:
-    """Check that three ranks with different gradients end with the same bits, and that states change only after the
-    last round.
-    """
+    """Check that three ranks end with the same bits, and that states change only after the last round."""
     if not isinstance(compressor, MultiRound):
         return
     xs = [[x * weight, x * x.sign() - weight] for weight in (1.0, 0.5, -0.25)]

@@ -12,8 +12,7 @@ __all__ = ["gradients", "matrices"]
 
 
 def gradients(min_size: int = 0, max_size: int = 300) -> st.SearchStrategy[Tensor]:
-    """Draw finite float32 vectors: special ones, normal ones at any scale, and element by element ones that shrink
-    well.
+    """Draw finite float32 vectors: special ones, normal ones at any scale, and lists of elements.
 
     Args:
         min_size: fewest elements.

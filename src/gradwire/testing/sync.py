@@ -142,9 +142,7 @@ def _counts_repeats(name: str, kwargs: Any) -> bool:
 
 
 def _lists(name: str, args: Any) -> bool:
-    """Return whether a tensor is made of numbers of the host, which would be copied. A single
-    number is only filled in.
-    """
+    """Return whether numbers of the host are copied to a tensor. A single number is only filled in."""
     return name == "aten::lift_fresh" and args[0].dim() > 0
 
 

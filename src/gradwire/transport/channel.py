@@ -38,7 +38,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -49,7 +49,10 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.metrics import Metrics
 from gradwire.transport.failures import Loss, explain, roll_call
 
-__all__ = ["Channel", "Comparison", "Traffic", "divided", "traffic_of"]
+if TYPE_CHECKING:
+    from gradwire.transport.handshake import Comparison
+
+__all__ = ["Channel", "Traffic", "divided", "traffic_of"]
 
 _LAST_WORDS = 5.0
 """Seconds in which a rank that has lost a peer still sends to the others: one that reads nothing keeps it no longer."""
@@ -82,28 +85,6 @@ _traffic: weakref.WeakKeyDictionary[dist.ProcessGroup, Traffic] = weakref.WeakKe
 def traffic_of(group: dist.ProcessGroup | None) -> Traffic:
     """The record that all channels on a group share."""
     return Traffic() if group is None else _traffic.setdefault(group, Traffic())
-
-
-class Comparison(Protocol):
-    """A comparison of the ranks at the beginning of a step, which is under way or waits for a message to travel with.
-
-    Attributes:
-        deferred: true as long as nothing of it was sent.
-    """
-
-    deferred: bool
-
-    def write(self, heads: Tensor, room: int) -> None:
-        """Write this rank's row, for a message that has a payload of so many bytes behind it."""
-        ...
-
-    def check(self, heads: Tensor) -> None:
-        """Raise the same error on every rank if a row differs."""
-        ...
-
-    def end(self) -> None:
-        """Make the comparison alone: send what was not sent yet, wait for the rows of the others, and do ``check``."""
-        ...
 
 
 def divided(tensor: Tensor, number: int) -> Tensor:
@@ -313,13 +294,7 @@ class Channel:
 
         Args:
             tensor: floating point or complex, on the CPU or served by NCCL; on Gloo it may be sparse and coalesced.
-            arrived: called with the mean, on any thread; it must not wait, nor keep this channel alive.
-
-        Returns:
-            The tensor when it is the mean, or a ``GroupError``.
-
-        Raises:
-            GroupError: an earlier exchange failed.
+            arrived: called with the mean, as for ``begin_sum``.
         """
         return self.begin_sum(divided(tensor, self.world), self.group, arrived)
 
@@ -333,8 +308,7 @@ class Channel:
             self.traffic.ended += own
 
     def all_gather(self, rows: Tensor, headed: Tensor | None = None) -> None:
-        """Send row ``rank`` of ``rows`` to every rank. The traffic is (W-1) rows, which grows with the number of
-        workers.
+        """Send row ``rank`` of ``rows`` to every rank. The traffic is (W-1) rows.
 
         Args:
             rows: contiguous in each row, as large on all ranks.
@@ -482,9 +456,7 @@ class Channel:
         return self.traffic.room > 0 and self.group is not None and not self.is_nccl
 
     def open(self, comparison: Comparison) -> None:
-        """Register a comparison of the ranks, which is made before the first message of a conversation is posted, or
-        with it.
-        """
+        """Register a comparison of the ranks, which is made before the next message is posted, or with it."""
         self._opening = comparison
 
     def settle(self) -> None:

@@ -84,7 +84,7 @@ def agree(channel: Channel, call: str, describe: Callable[[], str], device: torc
         Exception: whatever ``describe`` raised, if it raised the same on every rank.
     """
     channel.doing = call
-    comparison = _Comparison(channel, call, describe, device)
+    comparison = Comparison(channel, call, describe, device)
     with channel.called(call):
         comparison.end()
 
@@ -119,13 +119,13 @@ class Opening:
         self.channel.doing = f"step {number}"
         if self.channel.is_nccl:
             self._look_back()
-        started = _Comparison(self.channel, STEP, describe, self.device, deferred=self.channel.opens_with_payload)
+        started = Comparison(self.channel, STEP, describe, self.device, deferred=self.channel.opens_with_payload)
         if self.channel.is_nccl:
             self._look_later(started)
         else:
             self.channel.open(started)
 
-    def _look_later(self, started: _Comparison) -> None:
+    def _look_later(self, started: Comparison) -> None:
         # On NCCL this orders the streams and does not block the host.
         started.wait()
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
@@ -155,7 +155,7 @@ class Opening:
                 raise self.channel.failed
 
 
-class _Comparison:
+class Comparison:
     """One exchange of digests: under way, or, if it is ``deferred``, to be sent in front of the first payload.
 
     What fails on this rank is sent at once in any case.
@@ -222,16 +222,10 @@ def _begin(
     return rows, channel.begin_opening(rows) if opens else channel.begin_rows(rows)
 
 
-def _read(rows: Tensor) -> list[bytes]:
-    data = rows.cpu().numpy().tobytes()
-    size = rows.shape[1]
-    return [data[start : start + size] for start in range(0, len(data), size)]
-
-
 def _gather(channel: Channel, data: bytes, device: torch.device) -> list[bytes]:
     rows, wait = _begin(channel, data, device)
     wait()
-    return _read(rows)
+    return [row.tobytes() for row in rows.cpu().numpy()]
 
 
 def _texts(channel: Channel, text: str, device: torch.device) -> list[Any]:

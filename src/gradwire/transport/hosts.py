@@ -20,7 +20,7 @@ import torch
 from gradwire.errors import ConfigError, require
 from gradwire.transport.channel import Channel
 
-__all__ = ["Hosts", "hosts_of", "own_host"]
+__all__ = ["Hosts", "hosts_of"]
 
 _DIGEST = 16
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

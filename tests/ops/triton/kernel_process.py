@@ -80,7 +80,7 @@ def interpret_many(name: str, arguments: bytes) -> tuple[bytes, int]:
 
 def on_many(name: str, named: dict[str, Any]) -> None:
     """Ask the GPU version of an operation, wherever the tensors are."""
-    many = importlib.import_module("gradwire.testing.operations").operations()[name].many
+    many = importlib.import_module("gradwire_lab.bench.operation_examples").operations()[name].many
     given = {key: named.get(key, many.said.defaults.get(key)) for key in many.said.parameters}
     many.on_gpu(many.table(*given.values()), *many.shared(tuple(given.values()))[1])
 

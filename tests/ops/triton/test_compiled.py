@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from gradwire.testing.operations import example, operations, variants
+from gradwire_lab.bench.operation_examples import example, operations, variants
 from tests.ops.triton import kernel_process
 from tests.ops.triton.test_contract import KERNELS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradwire
-from gradwire.testing.operations import operations
+from gradwire_lab.bench.operation_examples import operations
 from tests.cases import together
 
 pytestmark = pytest.mark.usefixtures("installed")

@@ -22,6 +22,7 @@ from gradwire.transport.collective_round import ring
 from gradwire_lab.advise.codec import Codec
 from gradwire_lab.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 from gradwire_lab.advise.profile import Profile
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 
 __all__ = ["Cluster", "worlds"]
 
@@ -65,7 +66,7 @@ class Cluster:
 
     def at(self, bits: float) -> Cluster:
         """Return the cluster with another link between the participants."""
-        return replace(self, wire=self.wire.at(bits))
+        return replace(self, wire=self.wire.at_rate(bits / 8 * PAYLOAD_SHARE))
 
     def dense(self, profile: Profile) -> PipelineStep:
         """Predict a step without compression."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import registry
-from gradwire.auto.link_cost import MESSAGE, PAYLOAD_SHARE, Wire
+from gradwire.auto.link_cost import MESSAGE, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import ConfigError, is_int, require
@@ -27,6 +27,7 @@ from gradwire_lab.experiments.launch import OutOfTimeError
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.recommended import RECOMMENDED, labels, recommended
 from gradwire_lab.netlab import Link, Netlab
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 
 __all__ = ["Question", "UntimedError", "answer", "everything", "named", "on_the_link"]
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.auto.link_cost import PAYLOAD_SHARE, Wire
+from gradwire.auto.link_cost import Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.metrics import Metrics
@@ -30,6 +30,7 @@ from gradwire_lab.experiments import models
 from gradwire_lab.experiments.launch import launch
 from gradwire_lab.experiments.replay import Replayed
 from gradwire_lab.netlab import Link, Netlab
+from gradwire_lab.netlab.link import PAYLOAD_SHARE
 
 __all__ = ["NO_TIME", "Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire", "measure_wire"]
 

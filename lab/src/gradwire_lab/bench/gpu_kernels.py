@@ -31,7 +31,7 @@ from gradwire.compressors import capabilities
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.kernels.base import Op, find
-from gradwire.testing.operations import example, operations, variants
+from gradwire_lab.bench.operation_examples import example, operations, variants
 from gradwire_lab.bench.reference import Reference
 from gradwire_lab.bench.steps import STEPS, Step
 from gradwire_lab.bench.verify import first_difference

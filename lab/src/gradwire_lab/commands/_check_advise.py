@@ -7,9 +7,10 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, budget_option, steps_option
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer
 from gradwire.cli.output import emit, json_option
 from gradwire_lab.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
+from gradwire_lab.commands._options import budget_option, steps_option
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.netlab import Link
 

@@ -13,10 +13,10 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number, budget_option, steps_option
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number
 from gradwire.cli.output import counted, show, writable
 from gradwire_lab import report
-from gradwire_lab.commands._options import appendable
+from gradwire_lab.commands._options import appendable, budget_option, steps_option
 from gradwire_lab.experiments.auto_check import CHANGED, METHODS, ROUNDS, MatrixCell, measure, read_links
 from gradwire_lab.experiments.auto_verdicts import BEHIND, LEAST_SHARE, Verdict, read, verdicts
 from gradwire_lab.experiments.records import append_line

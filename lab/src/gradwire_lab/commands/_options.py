@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from gradwire import registry
-from gradwire.cli.command_group import Number
+from gradwire.cli.command_group import Integer, Number
 from gradwire.cli.output import refused
 from gradwire.errors import ConfigError, nearest
 from gradwire.frontends.setup import is_auto
@@ -20,9 +20,11 @@ from gradwire_lab.experiments.records import check
 from gradwire_lab.experiments.torchhooks import PREFIX
 from gradwire_lab.experiments.training_method import Method
 
-__all__ = ["PATIENCE", "Seconds", "appendable", "chosen", "pairs", "parse_size"]
+__all__ = ["PATIENCE", "Seconds", "appendable", "budget_option", "chosen", "pairs", "parse_size", "steps_option"]
 
 _LARGEST = 1 << 31
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Seconds(Number):
@@ -99,3 +101,25 @@ def chosen(text: str, params: Sequence[tuple[str, Any]], task: str, *, own: bool
             allowed = nearest(given, known) if known else "it has none"
             raise ConfigError(f"--{given} is no option, and no parameter of {name}: {allowed}")
     return method_of(text_of(name, [*before, *params]), task, own=own)
+
+
+def steps_option(default: int, least: int, text: str) -> Callable[[Command], Command]:
+    """The option ``--steps`` of a command that times steps.
+
+    Args:
+        default: number of steps where the option is not given.
+        least: the fewest steps of which a figure can be made.
+        text: help text of the option.
+    """
+    return click.option("--steps", default=default, show_default=True, type=Integer(least), help=text)
+
+
+def budget_option(default: float, text: str) -> Callable[[Command], Command]:
+    """The option ``--budget`` of such a command: the seconds that its steps may take, > 0.
+
+    Args:
+        default: seconds where the option is not given.
+        text: end of the help text: what is left out where the steps would take longer.
+    """
+    seconds = Number(0, min_open=True)
+    return click.option("--budget", default=default, show_default=True, type=seconds, metavar="SECONDS", help=text)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number, budget_option, steps_option
+from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer, Number
 from gradwire.frontends.setup import is_auto
-from gradwire_lab.commands._options import appendable
+from gradwire_lab.commands._options import appendable, budget_option, steps_option
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.records import append_line
 from gradwire_lab.experiments.replay import GRADIENTS, HOOKS, Contestant, ReplayPlan, replay

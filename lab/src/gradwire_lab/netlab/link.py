@@ -7,13 +7,21 @@ once after a pause, so a message is early by a millisecond at most. A smaller on
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Self
 
+from gradwire.auto.link_cost import LATENCY, MESSAGE, Wire
 from gradwire.errors import ConfigError, require
 
-__all__ = ["Link"]
+__all__ = ["PAYLOAD_SHARE", "Link"]
+
+_SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
+
+PAYLOAD_SHARE = _SEGMENT / (_FRAME + _ACKNOWLEDGEMENT / 2)
+"""The share of a link's rate that payload has: TCP segments of 1,448 bytes in frames of 1,514, and on the way back,
+where payload travels too, an acknowledgement of 66 bytes for every second one."""
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -93,6 +101,12 @@ class Link:
         """
         require((self.rate or 0) <= _FASTEST_IN_LAB, "Link.rate", "at most 100gbit in a lab", str(Link(self.rate)))
         return self
+
+    def wire(self, workers: int, latency: float = LATENCY, message: float = MESSAGE) -> Wire:
+        """Make the model of this link, from whose nominal rate the overhead of TCP and Ethernet is subtracted."""
+        rate = math.inf if self.rate is None else self.rate / 8 * PAYLOAD_SHARE
+        # A sender waits until its receiver has said that it is ready, so a message passes the link twice.
+        return Wire(workers, rate, latency + 2 * self.delay, message)
 
     def __str__(self) -> str:
         """Format the link as on the command line.

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import ConfigError
-from gradwire.registry import load, names_in
+from gradwire.registry import names_in
+from gradwire_lab.folders import load
 from gradwire_lab.report._headline import headline
 from gradwire_lab.report._images import images
 from gradwire_lab.report._look import Plot

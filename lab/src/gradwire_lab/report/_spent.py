@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradwire.auto.link_cost import Wire
 from gradwire.transport.collective_round import Round
 from gradwire_lab.experiments.records import Record
 from gradwire_lab.netlab import Link
@@ -178,7 +177,7 @@ def _seconds(entry: PanelEntry, run: Record) -> Sequence[float] | None:
 
 
 def _modelled(panel: Panel, link: Link) -> Spending | None:
-    wire = Wire.of(panel.settings.workers, link)
+    wire = link.wire(panel.settings.workers)
     local = _local(panel)
 
     def spent(entry: PanelEntry, run: Record) -> Sequence[float] | None:

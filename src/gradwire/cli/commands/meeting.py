@@ -47,11 +47,7 @@ def command(bind: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Open a listening socket; a ``ConfigError`` says that the address cannot be bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         made = socket.socket(family)

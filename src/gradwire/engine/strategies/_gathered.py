@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -18,16 +17,11 @@ from gradwire.engine.dense import DenseSession
 from gradwire.engine.part import Message, Part, Unit
 from gradwire.engine.strategies._variable import VariableSession
 from gradwire.engine.strategies.base import Session, Site, Strategy, message_nbytes
-from gradwire.transport.channel import Channel
 from gradwire.transport.collective_round import Kind, Round, to_all
 from gradwire.transport.handshake import DIGEST as HEAD
 from gradwire.vocabulary import Key, align
 
-__all__ = ["GatheringStrategy", "Mover"]
-
-Mover = Callable[[Tensor, Tensor | None], None]
-"""A collective. It takes rows, uint8 of shape (W, bytes), of which this rank's own holds its message, and the same
-memory with room in front of each row for what ranks compare; None where there is none."""
+__all__ = ["GatheringStrategy"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +31,7 @@ class GatheringStrategy(Strategy):
     gathers = True
 
     kind: ClassVar[Kind] = "exchange"
-    """The pattern of the messages, where all have one size."""
-
-    @staticmethod
-    @abstractmethod
-    def mover(channel: Channel) -> Mover:
-        """Return what fills the rows of the other ranks with their messages, over a channel to them."""
+    """The pattern of the messages, where all have one size: "exchange" or "broadcast"."""
 
     def check(self, compressor: Compressor) -> None:
         self.refuse_rounds(compressor)
@@ -50,7 +39,7 @@ class GatheringStrategy(Strategy):
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         if not all(unit.compressor.fixed_size for unit in units):
             return VariableSession(units, site)
-        return GatheredSession(units, site, self.mover(site.channel))
+        return GatheredSession(units, site, self.kind)
 
     def rounds(self, units: Sequence[Unit], workers: int, used: float | None = None) -> tuple[Round, ...]:
         varying = sum(not unit.compressor.fixed_size for unit in units)
@@ -72,15 +61,15 @@ class GatheredSession(Session):
     Args:
         units: units of one bucket.
         site: place where the session runs.
-        move: collective, from ``GatheringStrategy.mover``.
+        kind: pattern of the messages.
 
     Attributes:
         share: factor of the sum that is handed out: that of the mean, unless somebody else is to have another.
     """
 
-    def __init__(self, units: Sequence[Unit], site: Site, move: Mover) -> None:
+    def __init__(self, units: Sequence[Unit], site: Site, kind: Kind) -> None:
         super().__init__(site.channel)
-        self.move = move
+        self.kind = kind
         self.part, self.share = Part(site.pieces(units), site.scale), 1.0 / self.channel.world
         self._make(site.device, self.part.packing.nbytes)
 
@@ -102,7 +91,11 @@ class GatheredSession(Session):
     def run(self, flat: Tensor, key: Key, dense: DenseSession) -> Tensor:
         with self.encoding:
             self.part.encode(flat, self.own, key)
-        self.move(self.rows.buffer, self.headed)
+        if self.kind == "broadcast":
+            self.channel.broadcast(self.rows.buffer)
+        else:
+            # Only messages with tags can travel with the comparison of the ranks, which broadcasts have not.
+            self.channel.all_gather(self.rows.buffer, self.headed)
         with self.decoding:
             if dense.numel:
                 # It says the same on all ranks, so each may note it in its own row.

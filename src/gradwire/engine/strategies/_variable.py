@@ -25,8 +25,7 @@ __all__ = ["VariableSession"]
 
 
 class VariableSession(Session):
-    """A session that encodes into a message of full capacity, closes the gaps, exchanges sizes and bytes, and decodes
-    in rank order.
+    """A session that encodes into a message of full capacity, closes the gaps, and exchanges sizes and bytes.
 
     Traffic of a rank: the (W-1) used messages of the others, and 4 (W-1) bytes for each payload that varies in size.
     """

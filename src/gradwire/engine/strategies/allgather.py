@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.engine.strategies._gathered import GatheringStrategy, Mover
-from gradwire.transport.channel import Channel
+from gradwire.engine.strategies._gathered import GatheringStrategy
 
 __all__ = ["AllGather"]
 
@@ -20,7 +19,3 @@ class AllGather(GatheringStrategy):
     """
 
     name = "allgather"
-
-    @staticmethod
-    def mover(channel: Channel) -> Mover:
-        return channel.all_gather

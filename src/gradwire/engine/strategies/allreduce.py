@@ -103,9 +103,7 @@ class SummedSession(Session):
         return bad
 
     def _is_bad(self, dense: DenseSession) -> Tensor:
-        """Return whether the sums or the dense ranges have a value that is not finite; the status
-        is this rank's own.
-        """
+        """Return whether the sums or the dense ranges are not finite; the status is this rank's own."""
         if self.sums.dtype not in _CHECKED:
             return nonfinite(self.sums) | dense.bad()
         self.status.zero_()

@@ -14,9 +14,9 @@ Failure modes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,47 +33,14 @@ from gradwire.transport.channel import Channel
 from gradwire.transport.collective_round import Round
 from gradwire.vocabulary import Configuration, Key, State
 
-__all__ = ["Kept", "Session", "Site", "Strategy", "bare_pieces", "message_nbytes", "of_messages"]
+if TYPE_CHECKING:
+    from gradwire.engine.residual_store import ResidualStore
+
+__all__ = ["Session", "Site", "Strategy", "bare_pieces", "message_nbytes", "of_messages"]
 
 ALLGATHER_UP_TO = 4
 """Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
 compression costs quality and time; from 5 workers on the traffic decides."""
-
-
-class Kept(Protocol):
-    """The store of all that outlives a session, under the names of parameters; implemented by
-    ``gradwire.engine.residual_store``.
-    """
-
-    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Return the tensors of a unit's memory, by buffer: flat numbers, or codes."""
-        ...
-
-    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """Do ``keep`` for several units, those of one form in one tensor."""
-        ...
-
-    def remember(self, unit: Unit) -> State:
-        """Return the compressor's state of a unit."""
-        ...
-
-    def recall(self, unit: Unit, fresh: State) -> State:
-        """Return the tensors that a session keeps for a unit between steps, which are ``fresh`` at first."""
-        ...
-
-    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
-        """Return the tensors that a shard's owner keeps for pieces which it compresses a second time, by buffer."""
-        ...
-
-    def give_up_waiting(self, names: Container[str] | None = None, lane: Iterable[Piece] = ()) -> None:
-        """Take what owners have kept of these parameters, and is of no plan yet, as this worker's own, but for what
-        lies in the pieces of ``lane``.
-        """
-        ...
-
-    def changing(self, names: Collection[str]) -> Mapping[str, Tensor]:
-        """Return all tensors that an exchange of these parameters may change, under unique names."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +56,7 @@ class Site:
 
     channel: Channel
     device: torch.device
-    kept: Kept
+    kept: ResidualStore
     scale: float = 1.0
 
     def pieces(self, units: Sequence[Unit]) -> list[Piece]:
@@ -251,9 +218,7 @@ def message_nbytes(units: Sequence[Unit]) -> int:
 
 
 def of_messages(compressor: Compressor, workers: int) -> str:
-    """The strategy for payloads that cannot be summed on their way: ``allgather``, or with many
-    workers ``two_phase``.
-    """
+    """The strategy for payloads that cannot be summed: ``allgather``, or with many workers ``two_phase``."""
     # Owners get shards whose sizes must be known before.
     can_be_cut = compressor.fixed_size and compressor.alignment > 0
     return "two_phase" if workers > ALLGATHER_UP_TO and can_be_cut else "allgather"

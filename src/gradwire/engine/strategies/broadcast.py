@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.engine.strategies._gathered import GatheringStrategy, Mover
-from gradwire.transport.channel import Channel
+from gradwire.engine.strategies._gathered import GatheringStrategy
 
 __all__ = ["Broadcast"]
 
@@ -21,8 +20,3 @@ class Broadcast(GatheringStrategy):
 
     name = "broadcast"
     kind = "broadcast"
-
-    @staticmethod
-    def mover(channel: Channel) -> Mover:
-        # The ranks are compared before broadcasts, which have no tags.
-        return lambda rows, _headed: channel.broadcast(rows)

@@ -103,9 +103,7 @@ class ScatterSession:
             message.status.fill_(status)
 
     def _take_back(self, flat: Tensor, bad: Tensor) -> None:
-        """Undo the encoding: on the CPU by a branch, on an accelerator by a select, so that nothing waits for the
-        device.
-        """
+        """Undo the encoding: on the CPU by a branch, on an accelerator by a select, so that nothing waits."""
         on_cpu = flat.device.type == "cpu"
         for part in self.parts if not on_cpu or bool(bad) else ():
             if on_cpu:

@@ -155,8 +155,7 @@ def parts_of_means(parts: Sequence[Part]) -> list[Part]:
 
 
 def server_memory(memory: Memory) -> Memory:
-    """The memory of an owner: its compression of the mean needs error feedback if the workers' memory would miss the
-    error.
+    """The memory of an owner: with error feedback if the workers' memory would miss the error of the mean.
 
     The memory in use decides, not what the method declares: a residual forgets what it has sent, and estimates of
     workers move by it, whether the method needed either or not.

@@ -6,7 +6,8 @@ that both give the same result and yields the rows of a benchmark, and ``row_cou
 
 from types import ModuleType
 
-from gradwire.registry import load, names_in
+from gradwire.registry import names_in
+from gradwire_lab.folders import load
 
 __all__ = ["find", "names"]
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from gradwire.registry import load, names_in
+from gradwire.registry import names_in
+from gradwire_lab.folders import load
 
 __all__ = ["Facts", "build", "facts", "find", "names", "trained"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradwire.registry import load, names_in
+from gradwire.registry import names_in
+from gradwire_lab.folders import load
 
 if TYPE_CHECKING:
     from gradwire_lab.experiments.tasks.base import Task
