@@ -28,6 +28,7 @@ from gradwire.errors import ConfigError, nearest, require
 from gradwire.notices import log
 
 __all__ = [
+    "MXNET",
     "assignment",
     "build",
     "family",
@@ -44,6 +45,9 @@ __all__ = [
     "to_config",
     "usable",
 ]
+
+MXNET = {"2bit": "twobit", "1bit": "onebit"}
+"""MXNet's names of compressors, which its stores take."""
 
 _DEPTH = 3
 
@@ -195,7 +199,9 @@ def find(kind: str, name: str) -> type[Any]:
             a package registers is no class of this name.
     """
     if name not in names(kind):
-        raise ConfigError(f"unknown {_singular(kind)} {name!r}: {nearest(name, names(kind))}")
+        former = MXNET.get(name) if kind == "compressors" else None
+        hint = f"that is MXNet's name of {former!r}" if former else nearest(name, names(kind))
+        raise ConfigError(f"unknown {_singular(kind)} {name!r}: {hint}")
     if name in _outside(kind):
         return _load(kind, name)
     if name in _in_files(kind):

@@ -40,6 +40,8 @@ def test_every_file_is_registered_under_its_name(kind: str, folder: str) -> None
 def test_an_unknown_name_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown compressor 'twobits': did you mean 'twobit'"):
         registry.find("compressors", "twobits")
+    with pytest.raises(ConfigError, match="unknown compressor '2bit': that is MXNet's name of 'twobit'"):
+        registry.find("compressors", "2bit")
     with pytest.raises(ConfigError, match=r"unknown strategy 'ring'.*Known: allgather, allreduce"):
         registry.find("strategies", "ring")
 

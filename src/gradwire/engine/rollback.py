@@ -13,6 +13,10 @@ There are three kinds of undo, because a value is found at three moments and eac
                                      mean, so everything kept is copied before it changes: 4 bytes an element, and only
                                      where somebody skips steps
 
+A value that is not finite is noticed by the operation that encodes it (``csrc/kernels/compensate.h``; the reference is
+``kernels/feedback.py``), which sets the status word at the head of the rank's message. Every rank has received the same
+words, so ``bad``, where a session has moved its message (``strategies/_gathered.py`` and its like), is the same on all.
+
 Invariants:
     * All ranks see the same flags, because each flag is a function of what all of them have received. So all ranks undo
       a step or none does.

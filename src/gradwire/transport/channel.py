@@ -3,7 +3,12 @@
 Invariants:
     * Everything is sent as bytes, or as a float type that the collective can sum. Sizes agree on all ranks by
       construction.
-    * One thread issues all calls of a channel, on a process group that nobody else uses.
+    * One thread issues all messages of a channel, on a process group that nobody else uses:
+
+        payloads on Gloo            the exchange's own thread      irecv, then isend, in ``_post``
+        payloads on NCCL            the thread of the DDP hook     batch_isend_irecv in ``_post``, on a stream
+        sums of whole buckets       the thread of the DDP hook     all_reduce in ``begin_sum``
+
     * Every step and every agreement begins with messages of one size (``transport/handshake.py``). Before these have
       been compared, nothing else is posted but messages that only messages of their own size can meet, by their tag,
       and sums of whole buckets of DDP, whose sizes DDP has agreed on.

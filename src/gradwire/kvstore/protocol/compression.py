@@ -17,9 +17,6 @@ from gradwire.memory.base import Memory, check_memory, default_memory
 
 __all__ = ["OFF", "Compression", "parse"]
 
-MXNET = {"2bit": "twobit", "1bit": "onebit"}
-"""MXNet's names of what it has."""
-
 OWN = ("type", "memory", "pull", "force")
 """Keys of the dictionary that are not parameters of the compressor."""
 
@@ -149,13 +146,13 @@ def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
         return None
     if kind not in _types():
         raise ConfigError(f"{name} has an unknown type {kind!r}: {nearest(str(kind).lower(), _types())}")
-    cls = registry.find("compressors", MXNET.get(kind, kind))
+    cls = registry.find("compressors", registry.MXNET.get(kind, kind))
     defaults = registry.parameters(cls)
     for key in rest:
         if key not in defaults:
             raise ConfigError(f"{name} of type {kind!r} has no {key!r}: {nearest(key, [*defaults, *OWN])}")
     numbers = {key: _number(value, defaults[key]) for key, value in rest.items()}
-    built: Compressor = registry.build("compressors", MXNET.get(kind, kind), numbers)
+    built: Compressor = registry.build("compressors", registry.MXNET.get(kind, kind), numbers)
     return built
 
 
@@ -172,4 +169,4 @@ def _number(value: Any, default: Any) -> Any:
 
 
 def _types() -> list[str]:
-    return [*MXNET, *registry.names("compressors")]
+    return [*registry.MXNET, *registry.names("compressors")]
