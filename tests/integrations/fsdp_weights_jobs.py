@@ -33,6 +33,11 @@ def masters(model: nn.Module) -> list[Tensor]:
     return [param.full_tensor().detach().clone() for param in model.parameters()]
 
 
+def exactly(model: nn.Module) -> bool:
+    """Whether the weights that are computed with are those that are kept."""
+    return all(torch.equal(*pair) for pair in zip(masters(model), gathered(model), strict=True))
+
+
 def one(layout: str, code: str | None, dtype: torch.dtype | None = None, **options: Any) -> dict[str, Any]:
     """The weights that are computed with, those that are kept, both after a step, and the bytes."""
     model, outer = build(layout, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
@@ -44,6 +49,12 @@ def one(layout: str, code: str | None, dtype: torch.dtype | None = None, **optio
     trained = train(model, layout, range(3))
     loss = float(sum(loss_of(trained, seed) for seed in range(4)))
     state.close()
+    closed = exactly(model)
+    anew = gradwire.compress_fsdp(model, "none", weights=code, min_numel=64, replicate=outer, **options)
+    # One that is closed twice takes nothing from the other.
+    state.close()
+    coded = not exactly(model)
+    anew.close()
     return {
         "exact": exact,
         "used": used,
@@ -52,7 +63,8 @@ def one(layout: str, code: str | None, dtype: torch.dtype | None = None, **optio
         "bytes": once,
         "trained": trained,
         "loss": loss,
-        "closed": all(torch.equal(*pair) for pair in zip(masters(model), gathered(model), strict=True)),
+        "closed": closed and exactly(model),
+        "coded": coded,
     }
 
 

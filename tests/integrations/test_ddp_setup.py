@@ -308,8 +308,14 @@ def _followed(rank: int) -> dict[str, str]:
         model = DistributedDataParallel(model_of())
         return compress_ddp(model, "topk", lr_correction=rates(other if rank else model))
 
+    def frozen() -> object:
+        model = model_of()
+        first = next(model.parameters()).requires_grad_(False)
+        return compress_ddp(DistributedDataParallel(model), "topk", lr_correction=torch.optim.SGD([first], lr=0.1))
+
     return answers(
         {
+            "ddp frozen": frozen,
             "ddp scaler": lambda: wrapped(scaler=scaler),
             "ddp rates": followed,
             "ddp other": mixed,
@@ -330,6 +336,7 @@ def test_what_residuals_follow_must_be_the_same_on_all_ranks() -> None:
     assert (
         "rank 1 was configured wrongly: ConfigError: lr_correction must be the optimizer of this" in told["ddp other"]
     )
+    assert "lr_correction must be the optimizer of this model's parameters, got one of others" in told["ddp frozen"]
     assert "rank 1 was configured wrongly: ConfigError: lr_correction must be True or False" in told["loop neither"]
 
 

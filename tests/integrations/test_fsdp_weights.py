@@ -30,6 +30,7 @@ def test_all_ranks_compute_with_the_same_decoded_weights(layout: str, code: str)
         assert case["masters"]
         assert case["twice"]
         assert case["closed"]
+        assert case["coded"]
         for used, exact, other in zip(case["used"], case["exact"], told()[0][layout, code]["used"], strict=True):
             assert torch.equal(used, other)
             assert 0 < float((used - exact).norm() / exact.norm()) < LOSES[code]

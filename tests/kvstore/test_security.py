@@ -124,6 +124,23 @@ def test_keys_are_never_overwritten_and_secrets_are_the_owners(keys):
     assert all(secret.stat().st_mode & 0o077 == 0 for secret in secrets)
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("server.key_secret", lambda text: text[: text.index("public-key")]),
+        ("server.key_secret", lambda text: text.replace('key = "', 'key = "x')),
+        ("workers/worker-1.key", lambda text: text[: text.index("public-key")]),
+    ],
+    ids=["server cut", "server longer", "worker cut"],
+)
+def test_a_damaged_key_is_said_and_leaves_nothing_behind(keys, name, damage):
+    file, threads = keys / "servers" / name, threading.active_count()
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(ConfigError, match=r"cannot be used.*gradwire keygen"):
+        Server(ServerCore(Rules(workers=1)), keys=keys / "servers")
+    assert threading.active_count() == threads
+
+
 def test_a_message_that_is_too_large_ends_the_connection_and_nothing_else(served):
     endpoint = served()
     context = zmq.Context()

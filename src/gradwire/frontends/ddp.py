@@ -105,7 +105,8 @@ class GradwireState(ExchangeState):
 
         # Called inside the comparison of the ranks: what it raises on one of them is raised on all.
         def check() -> None:
-            self._check_training(module.parameters(), scaler, lr_correction, optimizer, variance_correction)
+            exchanged = [param for param in reduced.params.values() if param.requires_grad]
+            self._check_training(exchanged, scaler, lr_correction, optimizer, variance_correction)
             python = bool(reduced.sparse) and getattr(model, "_use_python_reducer", False)
             allowed = "False under optimize_ddp='python_reducer', which reduces no sparse gradients"
             require(not python, "sparse of an embedding", allowed, python)

@@ -215,7 +215,9 @@ class FSDPState(ShardedState):
         for hook in self._hooks:
             hook.leave()
         for group in self._groups:
-            give_back_gather(group)
+            # Another state may have taken the model since.
+            if any(getattr(group._all_gather_comm, "wire", None) is wire for wire in self._wires.values()):
+                give_back_gather(group)
         self._differences.clear()
         for channel in (*self._channels.values(), *(wire.channel for wire in self._wires.values())):
             channel.close()

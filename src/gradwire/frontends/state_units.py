@@ -79,7 +79,7 @@ class Units:
         optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
         require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
         ours = lr_correction is None or trains(lr_correction, params)
-        require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
+        require(ours, "lr_correction", "the optimizer of this model's parameters", Verbatim("one of others"))
 
     def read_ahead(self, model: nn.Module, device: torch.device) -> None:
         """Read the scale before each forward pass on a GPU, because reading it in the middle of a backward pass would

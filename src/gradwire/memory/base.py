@@ -142,10 +142,7 @@ class OneRoundMemory(Memory):
         Raises:
             ConfigError: every call raises it.
         """
-        raise ConfigError(
-            f"memory {self.name!r} serves methods of one round, because it reads from one payload what was sent: use "
-            "memory='residual'"
-        )
+        raise ConfigError(f"memory {self.name!r} serves methods of one round: use memory='residual'")
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         self.compensate(unsent, kept)

@@ -142,8 +142,15 @@ def borrowed(fd: int) -> socket.socket:
 
 def ranks_of(folder: Path) -> dict[str, int]:
     """Map public keys of workers, by which ZeroMQ names them, to the ranks in the names of their files."""
-    named = {file: file.stem.removeprefix("worker-") for file in folder.glob("worker-*.key")}
-    return {zmq.auth.load_certificate(file)[0].decode(): int(rank) for file, rank in named.items() if rank.isdecimal()}
+    found = dict[str, int]()
+    for file in folder.glob("worker-*.key"):
+        rank = file.stem.removeprefix("worker-")
+        if rank.isdecimal():
+            try:
+                found[zmq.auth.load_certificate(file)[0].decode()] = int(rank)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{file} cannot be used: {error}; make keys anew by gradwire keygen") from error
+    return found
 
 
 def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
@@ -187,7 +194,8 @@ def listen(
         The authenticator, which must be stopped at the end; None without keys.
 
     Raises:
-        ConfigError: the address cannot be bound, or others can reach it without keys; or the folder is another one.
+        ConfigError: the address cannot be bound, or others can reach it without keys; or the folder is another one, or
+            damaged.
     """
     check_exposure(endpoint, keys is not None, insecure)
     authenticator = None if keys is None else lock_server(context, socket, keys)
@@ -204,10 +212,13 @@ def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path
     """Let only peers connect to a socket whose key is in the servers' folder."""
     secret = folder / "server.key_secret"
     require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
-    public, private = zmq.auth.load_certificate(secret)
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve(domain="*", location=str(folder / "workers"))
-    socket.curve_publickey, socket.curve_secretkey = public, private
-    socket.curve_server = True
+    try:
+        authenticator.configure_curve(domain="*", location=str(folder / "workers"))
+        socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(secret)
+        socket.curve_server = True
+    except (OSError, ValueError, zmq.ZMQError) as error:
+        authenticator.stop()
+        raise ConfigError(f"keys cannot be used: {error}; make them anew by gradwire keygen") from error
     return authenticator

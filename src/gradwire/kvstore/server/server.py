@@ -172,12 +172,12 @@ class Server:
             self._socket.setsockopt(option, value)
         folder = None if keys is None else Path(keys)
         try:
+            self._ranks = {} if folder is None else ranks_of(folder / "workers")
             self._authenticator = listen(self._context, self._socket, endpoint, folder, insecure)
         except ConfigError:
             # The caller gets no server that could be closed, and the address must be free for the next try.
             self.close()
             raise
-        self._ranks = {} if folder is None else ranks_of(folder / "workers")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def run(self, stopped: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:

@@ -378,10 +378,10 @@ class ServerConnection:
                 self._finish(request, error=WireError(f"a value has {nbytes} bytes, which do not fit"))
                 return
         piece = np.frombuffer(rest[0], np.uint8) if rest else np.empty(0, np.uint8)
-        # Checked before the bytes are written: they go directly into the caller's tensors.
-        if chunk * CHUNK + len(piece) > nbytes:
-            raise WireError(f"piece {chunk} of a value ends beyond its {nbytes} bytes")
         assert request.out is not None
+        # Checked before the bytes are written: they go directly into the caller's tensors.
+        if nbytes != request.out.nbytes or chunk * CHUNK + len(piece) > nbytes:
+            raise WireError(f"piece {chunk} of a value of {nbytes} bytes does not fit in {request.out.nbytes}")
         request.out.write(chunk * CHUNK, piece)
         request.missing.discard(chunk)
         if not request.missing:
