@@ -77,6 +77,10 @@ FOUND = {
         "seed=31 workers=4 first=4 rounds=6 every=2 sparse=1 save=2 early=1 back=2 fragments=2 quorum=4 "
         "stall=worker-2@4.417+20.44#5 jump=worker-0@6.682+85.9#21"
     ),
+    "what was under way is that of one round, also for a process that has missed later ones of the fragment": (
+        "seed=104 workers=4 first=4 rounds=3 every=4 sparse=1 save=3 early=2 fragments=2 delay=2 ranks=2 "
+        "kill=worker1-2@4.441+14.28#2"
+    ),
     "what a rank hangs up is there before the first rank of its island names it, over a connection of its own": (
         "seed=20 workers=4 late=2.0 first=3 rounds=3 frozen=1 ranks=3"
     ),
