@@ -17,6 +17,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from gradwire.cli._folder import app
+from gradwire.optim.local._crew import Crew
 from gradwire.optim.local._rounds import Rounds
 from gradwire.optim.local._streamed_rounds import StreamedRounds
 from gradwire.optim.local.attendance import Attendance
@@ -76,6 +77,13 @@ FOUND = {
         "seed=31 workers=4 first=4 rounds=6 every=2 sparse=1 save=2 early=1 back=2 fragments=2 quorum=4 "
         "stall=worker-2@4.417+20.44#5 jump=worker-0@6.682+85.9#21"
     ),
+    "what was under way is that of one round, also for a process that has missed later ones of the fragment": (
+        "seed=104 workers=4 first=4 rounds=3 every=4 sparse=1 save=3 early=2 fragments=2 delay=2 ranks=2 "
+        "kill=worker1-2@4.441+14.28#2"
+    ),
+    "what a rank hangs up is there before the first rank of its island names it, over a connection of its own": (
+        "seed=20 workers=4 late=2.0 first=3 rounds=3 frozen=1 ranks=3"
+    ),
 }
 
 
@@ -110,6 +118,13 @@ LATE = "seed=7 pace=0.3 first=1 rounds=6 frozen=1 back=1"
 LOST = "seed=0 workers=3 late=2.0 every=2 back=2 lose=worker-1@5.33+22.67#8"
 
 
+ISLANDS = "pace=0.3 rounds=3 ranks=2"
+SENT_BY_AN_ISLAND = "seed=21 workers=1 first=1 rounds=3 every=2 ranks=2 kill=worker-0@1.75+3#21"
+SAVED_APART = "seed=107 workers=1 first=1 rounds=3 every=2 ranks=2 kill=worker1-0@1.54+1"
+
+counted, sent_by_another = Attendance.counted, Attendance.sent_by_another
+
+
 def overwrite(board: Board, name: str, note: Any) -> Any:
     """Put a note up also where there is another one."""
     if note is not None:
@@ -141,6 +156,35 @@ def hasty(there: Attendance, t: int) -> set[str]:
         (StreamedRounds, "depart", lambda *_: None, f"seed=5 {ONE_FRAGMENT} weighs=1", "has weight 1 in round 1"),
         (StreamedRounds, "_unless_sent", lambda *_: None, SENT, "wait [-1.0] and count"),
         (StreamedRounds, "unsent", lambda self, fragment: self._gather(fragment), TWO_FRAGMENTS, "not once in"),
+        (
+            Attendance,
+            "_payload",
+            lambda _, t, token: f"payload/{t}/{token}",
+            f"seed=0 {ISLANDS}",
+            "steps count in shard",
+        ),
+        (
+            Attendance,
+            "is_closed",
+            lambda there, t: there.board.read(f"closed/{t}") is not None,
+            f"seed=38 {ISLANDS} stop=worker1-1@0.2+14#4",
+            "where another rank",
+        ),
+        (
+            Attendance,
+            "counted",
+            lambda there, closed: not there.crew.first or counted(there, closed),
+            f"seed=5 {ISLANDS} stop=worker1-1@0.5+14#5",
+            "of worker1-1 neither count nor wait",
+        ),
+        (
+            Attendance,
+            "sent_by_another",
+            lambda there, closed: there.crew.first and sent_by_another(there, closed),
+            SENT_BY_AN_ISLAND,
+            "of worker1-0 wait [-1.0] and count",
+        ),
+        (Crew, "compare", lambda *_: None, SAVED_APART, "from a checkpoint of another step"),
     ],
 )
 def test_what_is_broken_is_found(
@@ -150,6 +194,14 @@ def test_what_is_broken_is_found(
     assert case.run().violations == []
     monkeypatch.setattr(owner, name, broken)
     assert text in "\n".join(case.run().violations)
+
+
+def test_a_share_of_the_cases_has_islands_and_the_others_are_as_they_were() -> None:
+    cases = [MeetingCase.draw(seed, "kill") for seed in range(40)]
+    assert {case.work.ranks for case in cases} == {1, 2, 3, 4}
+    assert str(MeetingCase.draw(0, "kill+stop")).startswith("seed=0 workers=3 late=15.0 first=1 every=2 save=2 back=2")
+    killed = [[fault.target for fault in case.faults] for case in cases if case.work.ranks == 2]
+    assert {len(targets) for targets in killed} == {1, 2}
 
 
 def test_a_failing_case_is_shrunk_printed_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@
 ``run``            a run of the store: ``Case.draw(seed, "kill-server").run()``, and its violations
 ``meeting_store``  the meeting place: a store of torch over connections
 ``meeting_work``   what workers of a meeting train
+``meeting_island`` the ranks of an island, and the connections between them
 ``meeting_run``    a run of a meeting: ``MeetingCase.draw(seed, "kill").run()``, and its violations
 
 One seed is one run, and gives the same trace each time, to the bit.

@@ -14,8 +14,8 @@ import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 
@@ -26,6 +26,7 @@ from gradwire_lab.simulation.base import Participant, Simulation
 from gradwire_lab.simulation.case import NEVER, Fault, RunOutcome, SimulatedCase
 from gradwire_lab.simulation.faults import any_time, short
 from gradwire_lab.simulation.machine import SimulatedMachine
+from gradwire_lab.simulation.meeting_island import IslandJob, SimulatedMesh
 from gradwire_lab.simulation.meeting_store import SimulatedPlace, SimulatedStore
 from gradwire_lab.simulation.meeting_work import DEADLINE, TIMEOUT, MeetingTraining, MeetingWorker
 
@@ -35,6 +36,9 @@ SLACK = 3.0
 """Seconds that a few operations take at most."""
 
 KEY = re.compile(r"gradwire//closed/(\d+)")
+
+ANOTHER = re.compile(r"of this worker (failed|is gone|does not answer)")
+"""Error of a rank of an island because of another one, which must have another error, or have been killed."""
 
 
 def strike(kind: str, target: str, source: random.Random, work: MeetingTraining, seconds: float) -> list[Fault]:
@@ -74,6 +78,7 @@ CLASSES: dict[str, Callable[[random.Random, MeetingTraining], list[Fault]]] = {
     "gone": any_worker("kill", never),
     "stop": any_worker("stop", any_time),
     "stall": any_worker("stall", any_time),
+    "refuse": any_worker("refuse", short),
     "twin": any_worker("twin", never),
     "jump": any_worker("jump", leap),
     "place": the_place("kill", never),
@@ -81,8 +86,8 @@ CLASSES: dict[str, Callable[[random.Random, MeetingTraining], list[Fault]]] = {
     "slow-place": the_place("stop", short),
 }
 """Classes of faults: a worker is killed and comes again with its checkpoint, or without; is killed for ever; is
-stopped; is slow to reach the place; has the name of another one; has a clock that jumps. The place is killed; is killed
-and an empty one follows; is stopped."""
+stopped; is slow to reach the place; cannot hand in or take a payload, and starts again; has the name of another one;
+has a clock that jumps. The place is killed; is killed and an empty one follows; is stopped."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,22 @@ class MeetingCase(SimulatedCase):
     work: MeetingTraining
     training = MeetingTraining
     classes = CLASSES
+
+    @classmethod
+    def draw(cls, seed: int, name: str, work: Any = None) -> Self:
+        """Draw a case; of some the workers are islands, and a fault is one of a rank or of all."""
+        case, source = super().draw(seed, name, work), random.Random(f"islands {name} {seed}")
+        ranks = source.choice([*[1] * 6, 2, 2, 3, 4])
+        if work is not None or ranks == 1:
+            return case
+        faults = list[Fault]()
+        for fault in case.faults:
+            job, _, number = fault.target.partition("-")
+            alone = job == "place" or fault.kind == "twin"
+            for rank in [0] if alone else source.choice([range(ranks), [source.randrange(ranks)]]):
+                count = source.randrange(60) if fault.count and rank else fault.count
+                faults.append(replace(fault, target=f"{job}{rank or ''}-{number}" if number else job, count=count))
+        return cls(seed, replace(case.work, ranks=ranks), tuple(faults))
 
     def run(self, log: bool = False) -> RunOutcome:
         return MeetingSimulation(self, log).run()
@@ -116,14 +137,76 @@ class MeetingSimulation(Simulation):
     def __init__(self, case: MeetingCase, log: bool = False) -> None:
         self.work = case.work
         super().__init__(case, ["place"], [2e-4, 2e-4, 2e-3], log)
-        self._hooks |= {"stall": self._stall, "twin": self._twin}
+        self._hooks |= {"stall": self._stall, "refuse": self._refuse, "twin": self._twin}
+        self.jobs: dict[str, IslandJob] = {}
+        for rank in range(self.work.workers):
+            self._add_ranks(f"worker-{rank}")
         self.scripts: dict[str, MeetingWorker] = {}
-        self.saved: dict[str, Any] = {}
+        self.saved: dict[str, dict[tuple[int, int], tuple[Any, SimulatedPlace]]] = {}
         self.saved_at: dict[str, SimulatedPlace] = {}
-        self.states: dict[tuple[SimulatedPlace, int], tuple[bytes, torch.Tensor]] = {}
+        self.states: dict[tuple[SimulatedPlace, int, int], tuple[bytes, torch.Tensor]] = {}
         self._numbers = [itertools.count() for _ in range(self.work.workers)]
         self._begun: dict[str, float] = {}
         self._back = 0.0
+        self._again: dict[str, float] = {}
+        self._caused: dict[str, bool] = {}
+        self._because: dict[str, list[str]] = {}
+
+    def _add_ranks(self, name: str) -> None:
+        """Add the other ranks of a worker that is an island."""
+        for rank in range(1, self.work.ranks):
+            other = name.replace("-", f"{rank}-")
+            self.members[other] = self._member(other)
+            self._busy.add(other)
+
+    def _ranks(self, member: Participant) -> list[Participant]:
+        """List the processes that are one worker with this one, the first rank before the others."""
+        job, _, number = member.name.partition("-")
+        if not number:
+            return [member]
+        job = job.rstrip("0123456789")
+        return [self.members[f"{job}{rank or ''}-{number}"] for rank in range(self.work.ranks)]
+
+    def _start(self, name: str) -> None:
+        """Start a process, or all ranks of an island, from the newest step of which all have a checkpoint."""
+        member = self.members[name]
+        ranks = self._ranks(member)
+        if len(ranks) == 1:
+            super()._start(name)
+            return
+        lives = [each.machine.simulated.alive and bool(each.machine.simulated.tasks) for each in ranks]
+        if member is not ranks[0] or all(lives):
+            return
+        self._check_causes(name)
+        for each in ranks:
+            each.restarts, each.state, each.error = True, "runs", ""
+            self._busy.add(each.name)
+            if each.starts:
+                each.machine.simulated.kill()
+        files = [self.saved.get(each.name, {}) for each in ranks]
+        common = max(set(files[0]).intersection(*files), default=None)
+        apart = all(files) and any(max(each) != common for each in files)
+        mixed = apart and common is not None and self.scheduler.random.random() < 0.5
+        for each, own in zip(ranks, files, strict=True):
+            super()._start(each.name)
+            if not mixed:
+                self.saved[each.name] = {} if common is None else {common: own[common]}
+        self.jobs[name] = IslandJob([each.machine for each in ranks], self.work.shape, mixed=mixed)
+        self._caused[name], self._because[name] = False, []
+
+    def _check_causes(self, name: str) -> None:
+        """Check that a rank of an island has an error of its own, or was killed, if others end because of it."""
+        if self._because.get(name) and not self._caused[name]:
+            self._found(f"{self._because[name][0]}, and no other rank has failed")
+
+    def _check_end(self) -> None:
+        for name in self.jobs:
+            self._check_causes(name)
+
+    def _died(self, member: Participant) -> None:
+        if member.state == "runs":
+            self._caused[self._ranks(member)[0].name] = True
+        super()._died(member)
 
     def _main(self, member: Participant) -> Callable[[], None]:
         """Return what the new process of the place or a worker runs."""
@@ -134,23 +217,50 @@ class MeetingSimulation(Simulation):
 
     def _script(self, member: Participant, machine: SimulatedMachine) -> None:
         """Run the script of a worker, and note how it ends."""
-        rank = member.index
-        store = SimulatedStore(self.place, machine)
+        rank, ranks = member.index, self._ranks(member)
+        store, shard = SimulatedStore(self.place, machine), ranks.index(member)
         self._begun[member.name] = self.scheduler.now
-        worker = MeetingWorker(self.work, rank, store, machine, self.saved.get(member.name))
+        files = self.saved.get(member.name, {})
+        saved, self.saved_at[member.name] = files[max(files)] if files else (None, self.place)
+        job = self.jobs.get(ranks[0].name)
+        mesh = None if job is None else SimulatedMesh(job, shard)
+        worker = MeetingWorker(self.work, rank, store, machine, saved, mesh)
         self.scripts[member.name] = worker
-        source = random.Random(f"{self.case.seed} {rank}")
-        worker.run(self._numbers[rank].__next__, source, functools.partial(self._report, member))
+        source = random.Random(f"{self.case.seed} {rank}" + f".{shard}" * (shard > 0))
+        number = self._numbers[rank].__next__ if job is None else functools.partial(self._number, member, job, worker)
+        worker.run(number, source, functools.partial(self._report, member))
         self._end(member, "ended")
 
+    def _number(self, member: Participant, job: IslandJob, worker: MeetingWorker) -> int:
+        """Return the number of the next local step of a rank, which is the same on all ranks of its island."""
+        if worker.made == len(job.numbers):
+            job.numbers.append(next(self._numbers[member.index]))
+        return job.numbers[worker.made]
+
     def _failed(self, member: Participant, error: GradwireError) -> None:
-        """Start a worker again at a new place where the old one is gone."""
-        if "does not answer" not in str(error) or not self._back or not self._true(member, str(error)):
+        """Start a worker again at a new place where the old one is gone, or where one of its ranks alone has failed."""
+        text, first = str(error), self._ranks(member)[0].name
+        if first in self.jobs and ANOTHER.search(text):
+            self._because[first].append(f"{member.name} gets {text}")
+            self._end(member, "failed", text)
+            return
+        self._caused[first] = True
+        seconds = max(0.0, self._back - self.scheduler.now) + 1.0
+        if "payload refused" in text or "state_dict must be on all ranks" in text:
+            seconds = self._again.pop(member.name, 1.0)
+        elif "does not answer" not in text or not self._back:
+            super()._failed(member, error)
+            return
+        if not self._true(member, text):
             super()._failed(member, error)
             return
         member.restarts = True
         member.machine.simulated.kill()
-        self.scheduler.after(max(0.0, self._back - self.scheduler.now) + 1.0, self._start, member.name)
+        self.scheduler.after(seconds, self._start, first)
+
+    def _refuse(self, fault: Fault, member: Participant) -> None:
+        if member.name in self.scripts:
+            self.scripts[member.name].store.refuses, self._again[member.name] = fault.count, fault.seconds
 
     def _stall(self, fault: Fault, member: Participant) -> None:
         member.away.append([self.scheduler.now, self.scheduler.now + fault.seconds])
@@ -162,25 +272,33 @@ class MeetingSimulation(Simulation):
         if name not in self.members:
             self.members[name] = self._member(name)
             self._busy.add(name)
+            self._add_ranks(name)
             self._start(name)
 
     def _restart(self, fault: Fault, member: Participant) -> None:
         if fault.kind == "lose":
-            self.saved.pop(member.name, None)
+            for each in self._ranks(member):
+                self.saved.pop(each.name, None)
         if member is self.members["place"]:
             self._back = self.scheduler.now + fault.seconds if fault.seconds < NEVER else 0.0
-        super()._restart(fault, member)
+        super()._restart(fault, self._ranks(member)[0])
 
     def _report(self, member: Participant, what: str, worker: MeetingWorker) -> None:
         """Check what a worker has after each of its calls."""
         now = self.scheduler.now
         self.scheduler.trace(f"{member.name} {what} {worker.round}")
         if what == "save":
-            self.saved[member.name], self.saved_at[member.name] = worker.checkpoint(), worker.store.place
+            files = self.saved.setdefault(member.name, {})
+            files[member.starts, worker.made] = worker.checkpoint(), worker.store.place
+            self.saved_at[member.name] = worker.store.place
+            if len(files) > 2:
+                del files[min(files)]
         if what in ("joined", "stepped"):
             longest = (2 if what == "joined" else 1) * TIMEOUT + DEADLINE + SLACK
             if now - self._begun[member.name] - self._away(self._begun[member.name], *self._both(member)) > longest:
                 self._found(f"{member.name} stands still for {now - self._begun[member.name]:.1f} s before it {what}")
+        if what == "joined" and any(job.mixed and worker.machine in job.machines for job in self.jobs.values()):
+            self._found(f"{member.name} goes on from a checkpoint of another step than another rank")
         if what in ("joined", "stepped", "left"):
             self._check_state(member, worker)
             if not self.work.outer:
@@ -188,15 +306,20 @@ class MeetingSimulation(Simulation):
         self._begun[member.name] = now
 
     def _check_state(self, member: Participant, worker: MeetingWorker) -> None:
-        place, t = worker.store.place, worker.round
+        place, t, shard = worker.store.place, worker.round, worker.shard
         state, counted = worker.state(), worker.counted().clone()
-        known, _ = self.states.setdefault((place, t), (state, counted))
+        known, _ = self.states.setdefault((place, t, shard), (state, counted))
         if known != state:
             self._found(f"{member.name} has another state after round {t} than others")
-        earlier = [at for where, at in self.states if where is place and at < t]
+        if worker.strange:
+            self._found(f"{member.name} has parameters of another shard after round {t}")
+        _, first = self.states.get((place, t, 0), (b"", counted))
+        if not self.work.outer and not self.work.sparse and not counted.equal(first):
+            self._found(f"other steps count in shard {shard} than in the first after round {t}")
+        earlier = [at for where, at, of in self.states if where is place and at < t and of == shard]
         if not earlier or self.work.outer:
             return
-        before = self.states[place, max(earlier)][1]
+        before = self.states[place, max(earlier), shard][1]
         came = {at: self._closed(place, at) for at in range(max(earlier) + 1, t + 1)}
         for fragment, rank, number in (counted != before).nonzero().tolist():
             shares = [
@@ -214,8 +337,9 @@ class MeetingSimulation(Simulation):
     def _check_weights(self, t: int, closed: Closed, made: list[int]) -> None:
         """Check that workers were weighed by the local steps that count in a round."""
         for name in closed.sent:
-            if made[int(name)] and closed.came[name].weight != made[int(name)]:
-                weight = closed.came[name].weight
+            # The steps of an island are those of all its ranks.
+            weight = closed.came[name].weight / self.work.ranks
+            if made[int(name)] and weight != made[int(name)]:
                 self._found(f"worker {name} has weight {weight:g} in round {t}, in which {made[int(name)]} steps count")
 
     def _check_steps(self, member: Participant, worker: MeetingWorker) -> None:
@@ -286,9 +410,9 @@ class MeetingSimulation(Simulation):
                 f"round {t} is closed {now - first:.1f} s after its first payload, due after {due - first:.1f} s"
             )
 
-    def _both(self, member: Participant) -> tuple[Participant, Participant]:
-        """Return a worker and the place, without which it does nothing."""
-        return member, self.members["place"]
+    def _both(self, member: Participant) -> tuple[Participant, ...]:
+        """Return a worker, with all of its ranks, and the place, without which it does nothing."""
+        return *self._ranks(member), self.members["place"]
 
     def _all(self) -> list[Participant]:
         """Return all but the place."""
@@ -301,14 +425,18 @@ class MeetingSimulation(Simulation):
 
     def _true(self, member: Participant, text: str) -> bool:
         """Return whether an error that a worker gets names something that has happened."""
-        now, worker = self.scheduler.now, self.scripts[member.name]
+        now, worker, ranks = self.scheduler.now, self.scripts[member.name], self._ranks(member)
+        if "payload refused" in text:
+            return self._has("refuse")
         others = [each for each in self._all() if each.index != member.index]
         if "does not answer" in text:
             dead = not worker.store.place.machine.simulated.alive
             since = max(self._begun[member.name], self.members["place"].away[-1][0] if dead else now)
-            return dead and "SimulatedStore" in text and now - since < SLACK + self._away(since, member)
+            return dead and "SimulatedStore" in text and now - since < SLACK + self._away(since, *ranks)
+        if "state_dict must be on all ranks" in text:
+            return self.jobs[ranks[0].name].mixed
         if "another process came as worker" in text:
-            return any(each.index == member.index for each in self._all() if each is not member)
+            return any(each.index == member.index for each in self._all() if each not in ranks)
         # Whoever has missed more than hangs at the place needs the state, too.
         closed = (int(found[1]) for found in map(KEY.fullmatch, worker.store.place.values) if found)
         held = max(closed, default=0) - KEPT * max(1, self.work.fragments)
@@ -317,21 +445,21 @@ class MeetingSimulation(Simulation):
             for each in others
             if each.name in self.scripts and self.scripts[each.name].joined
             if self.scripts[each.name].round >= held
-            if each.state == "runs"
-            and each.machine.simulated.alive
+            if all(rank.state == "runs" and rank.machine.simulated.alive for rank in self._ranks(each))
             and self._away(now - DEADLINE, *self._both(each)) == 0
         ]
         if re.search(r"\d+ of \d+ workers came", text):
             there = {
                 each.index
                 for each in [member, *others]
-                if each.state == "runs" and self._begun.get(each.name, now) < now - SLACK
+                if all(rank.state == "runs" for rank in self._ranks(each))
+                if self._begun.get(each.name, now) < now - SLACK
                 if not self._away(self._begun[each.name], *self._both(each))
             }
             return len(there) < self.work.first and now - self._begun[member.name] >= TIMEOUT - SLACK
         silent = re.search(r"worker '(\d+)' did not say", text)
         if silent:
-            return self.members[f"worker-{silent[1]}"].absent(now) > 0
+            return any(each.absent(now) > 0 for each in self._ranks(self.members[f"worker-{silent[1]}"]))
         if "waited" in text:
             # Of a jump of the clock counts no more than a deadline.
             least = TIMEOUT - SLACK - (DEADLINE if self._has("jump") else 0.0)

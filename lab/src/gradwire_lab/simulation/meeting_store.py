@@ -103,12 +103,17 @@ class SimulatedStore(Store):
     Args:
         place: place of the store.
         machine: machine of the process that asks.
+
+    Attributes:
+        stalled: time until which nothing arrives.
+        refuses: operations on payloads until one fails; None: none does.
     """
 
     def __init__(self, place: SimulatedPlace, machine: SimulatedMachine) -> None:
         super().__init__()
         self.place, self.machine = place, machine
         self.stalled = 0.0
+        self.refuses: int | None = None
         self._last = 0.0
 
     def carry(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -168,6 +173,10 @@ class SimulatedStore(Store):
     def _send(self, what: str, act: Callable[[Values], Any]) -> StoreRequest:
         process, request = self.machine.simulated, StoreRequest(self, act)
         self.machine.clock()
+        if self.refuses is not None and "/payload/" in what:
+            self.refuses = self.refuses - 1 if self.refuses else None
+            if self.refuses is None:
+                raise DistNetworkError("payload refused")
         dies = process.operate(what)
         if not dies or self.machine.scheduler.random.random() < 0.5:
             self.carry(self.place.take, request)

@@ -19,11 +19,12 @@ from torch.futures import Future
 
 from gradwire._system import BaseSystem
 from gradwire.optim.local.local_steps import LocalSteps
-from gradwire.optim.local.meeting import Meeting
+from gradwire.optim.local.meeting import Island, Meeting
 from gradwire.rounds import diloco, local_sgd
 from gradwire.transport.worker import Worker
 from gradwire_lab.simulation.case import SimulatedWork
 from gradwire_lab.simulation.machine import SimulatedMachine
+from gradwire_lab.simulation.meeting_island import SimulatedIsland, SimulatedMesh
 from gradwire_lab.simulation.meeting_store import SimulatedStore
 
 __all__ = ["DEADLINE", "MeetingTraining", "MeetingWorker", "SimulatedMeeting"]
@@ -34,6 +35,9 @@ DEADLINE, TIMEOUT = 10.0, 60.0
 UNITS = 128
 """Local steps of one name, in all of its processes."""
 
+SHIFT = 31
+"""Places by which those of a shard are further than those of the shard before."""
+
 
 @dataclass(frozen=True)
 class SimulatedMeeting(Meeting):
@@ -41,9 +45,20 @@ class SimulatedMeeting(Meeting):
 
     Args:
         machine: machine of the worker.
+        mesh: mesh of its island; None: it is none.
     """
 
     machine: Any = None
+    mesh: Any = None
+
+    @property
+    def on_all_ranks(self) -> dict[str, Any]:
+        """Return the arguments that must be the same on all ranks of a worker."""
+        return {name: value for name, value in super().on_all_ranks.items() if name not in ("machine", "mesh")}
+
+    def island(self) -> Island:
+        """Make the island that this rank is in."""
+        return SimulatedIsland(self.mesh)
 
     @property
     def system(self) -> BaseSystem:
@@ -105,6 +120,7 @@ class MeetingTraining(SimulatedWork):
         fragments: fragments of the model, each of which is exchanged alone while the worker trains on; 0: none.
         delay: local steps for which a fragment is under way.
         quorum: workers with which a round may close before its deadline; 0: all.
+        ranks: ranks of each worker; of four, two hold the same shard.
     """
 
     first: int = 2
@@ -120,6 +136,7 @@ class MeetingTraining(SimulatedWork):
     fragments: int = 0
     delay: int = 0
     quorum: int = 0
+    ranks: int = 1
 
     @classmethod
     def draw(cls, source: random.Random) -> Self:
@@ -153,6 +170,11 @@ class MeetingTraining(SimulatedWork):
         """The local steps of a worker."""
         return self.rounds * self.every
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the mesh of an island."""
+        return (2, 2) if self.ranks == 4 else (self.ranks,)
+
 
 class MeetingWorker:
     """The script of one process of a worker.
@@ -163,25 +185,38 @@ class MeetingWorker:
         store: store at the place.
         machine: machine that it runs on.
         saved: checkpoint from which it continues; None: there is none.
+        mesh: mesh of its island; None: it is none.
 
     Attributes:
+        shard: number of its rank, whose parameters and local steps are other than those of the other ranks.
         steps: local steps that must count or wait, with their fragments: those of this process, and those before its
             checkpoint.
         loaded: those before its checkpoint.
         joined: true if it takes part in rounds.
+        made: local steps of this process.
     """
 
     def __init__(
-        self, work: MeetingTraining, rank: int, store: SimulatedStore, machine: SimulatedMachine, saved: Any
+        self,
+        work: MeetingTraining,
+        rank: int,
+        store: SimulatedStore,
+        machine: SimulatedMachine,
+        saved: Any,
+        mesh: SimulatedMesh | None = None,
     ) -> None:
         self.work, self.rank, self.machine, self.store = work, rank, machine, store
+        self.shard = 0 if mesh is None else mesh.rank
         self.weights = [nn.Parameter(torch.zeros(work.workers, UNITS)) for _ in range(max(1, work.fragments))]
-        self.start = nn.Parameter(torch.full((2,), 1.0 + rank))
+        self.start = nn.Parameter(torch.full((2,), 1.0 + rank + 10 * self.shard))
         self.params = {**{f"{i}.weight": each for i, each in enumerate(self.weights)}, "0.start": self.start}
         if work.frozen:
-            self.params["frozen"] = nn.Parameter(torch.full((3,), 1.0 + rank), requires_grad=False)
+            self.params["frozen"] = nn.Parameter(torch.full((3,), 1.0 + rank + 10 * self.shard), requires_grad=False)
+        for each in self.params.values() if mesh is not None else ():
+            # What a parameter of fully_shard says of itself; both are the same memory.
+            vars(each).update(device_mesh=mesh, _local_tensor=each.detach())
         shared = (store, str(rank), work.first, DEADLINE, TIMEOUT, work.quorum or None)
-        meeting = SimulatedMeeting(*shared, machine=machine)
+        meeting = SimulatedMeeting(*shared, machine=machine, mesh=mesh)
         sends: dict[str, Any] = (
             {"compressor": "topk", "ratio": 1 / UNITS / 4} if work.sparse else {"compressor": "none"}
         )
@@ -196,7 +231,7 @@ class MeetingWorker:
         self.steps: set[tuple[int, int]] = set()
         self.loaded: frozenset[tuple[int, int]] = frozenset()
         self.joined = False
-        self._made = 0
+        self.made = 0
         if saved is not None:
             params, state, self.steps = copy.deepcopy(saved)
             with torch.no_grad():
@@ -234,7 +269,17 @@ class MeetingWorker:
     def counted(self) -> Tensor:
         """Return what the agreed parameters say of each local step, by fragment, rank and number."""
         views = dict(zip((name for name, _ in self.optimizer.named), self.optimizer.agreed.views, strict=True))
-        return torch.stack([views[f"{i}.weight"] for i in range(len(self.weights))])
+        return self._turned(torch.stack([views[f"{i}.weight"] for i in range(len(self.weights))]))
+
+    def _turned(self, values: Tensor, back: int = 1) -> Tensor:
+        """Return values by the numbers of steps, which are at other places in each shard; -1: the other way round."""
+        return torch.roll(values, -back * SHIFT * self.shard, dims=-1)
+
+    @property
+    def strange(self) -> bool:
+        """Return whether parameters that nobody changes are those of another shard."""
+        kept = [self.start, *(each for each in self.params.values() if not each.requires_grad)]
+        return any(bool((each.detach() // 10 != self.shard).any()) for each in kept)
 
     def waiting(self) -> Tensor:
         """Return what waits here, by fragment, rank and number."""
@@ -242,12 +287,12 @@ class MeetingWorker:
         assert rounds is not None
         kept = self.optimizer.exchange.residuals.worker.get("residual", {})
         zero = torch.zeros(self.weights[0].numel())
-        way = self.counted() - torch.stack([each.detach() for each in self.weights])
+        way = self._turned(self.counted(), -1) - torch.stack([each.detach() for each in self.weights])
         way += torch.stack([kept.get(f"{i}.weight", zero).view_as(each) for i, each in enumerate(self.weights)])
         if not self.work.fragments:
             # The weight is the first parameter.
             way[0] += rounds.late[: self.weights[0].numel()].view_as(way[0])
-        return way
+        return self._turned(way)
 
     def run(
         self, number: Callable[[], int], source: random.Random, report: Callable[[str, MeetingWorker], None]
@@ -270,8 +315,8 @@ class MeetingWorker:
             optimizer.step()
             if optimizer.in_step or work.fragments:
                 report("stepped", self)
-            self._made += 1
-            if self._made % work.save == 0:
+            self.made += 1
+            if self.made % work.save == 0:
                 self.machine.sleep(0.1 * work.pace * source.random())
                 report("save", self)
             if last and before < work.back <= optimizer.round:
@@ -289,6 +334,6 @@ class MeetingWorker:
     def _step(self, number: int) -> None:
         for fragment, weight in enumerate(self.weights):
             weight.grad = torch.zeros_like(weight)
-            weight.grad[self.rank, number] = -1.0
+            weight.grad[self.rank, (number + SHIFT * self.shard) % UNITS] = -1.0
             self.steps.add((fragment, number))
         self.start.grad = torch.zeros_like(self.start)

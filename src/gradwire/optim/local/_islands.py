@@ -37,6 +37,7 @@ class Island:
     Args:
         islands: mesh of one dimension over the peers, or their process group; None at a meeting, where nobody knows
             them beforehand.
+        rank: this rank; None: as the default group counts.
 
     Attributes:
         group: the process group of the peers; None at a meeting.
@@ -47,7 +48,7 @@ class Island:
         ConfigError: the argument is neither, or lacks this rank.
     """
 
-    def __init__(self, islands: Any) -> None:
+    def __init__(self, islands: Any, rank: int | None = None) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
         allowed = (
@@ -57,13 +58,14 @@ class Island:
         known = isinstance(islands, DeviceMesh | dist.ProcessGroup | None)
         require(known, "islands", allowed, Verbatim(kind_of(islands)))
         self.group: dist.ProcessGroup | None = None
-        ranks = [dist.get_rank()]
+        rank = dist.get_rank() if rank is None else rank
+        ranks = [rank]
         if isinstance(islands, DeviceMesh):
             require(islands.ndim == 1, "islands", allowed, Verbatim(f"one of {islands.ndim} dimensions"))
             ranks, self.group = islands.mesh.tolist(), islands.get_group()
         elif islands is not None:
             ranks, self.group = dist.get_process_group_ranks(islands), islands
-        require(dist.get_rank() in ranks, "islands", f"{allowed}, with this rank, {dist.get_rank()}", ranks)
+        require(rank in ranks, "islands", f"{allowed}, with this rank, {rank}", ranks)
         self.ranks: list[int] = sorted(ranks)
         self.facts: dict[str, Any] = {}
         self._mesh: Any = None

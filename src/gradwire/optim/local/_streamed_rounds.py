@@ -243,7 +243,8 @@ class StreamedRounds(Rounds):
 
     def _unless_sent(self, t: int, closed: Closed) -> None:
         fragment = self.fragment(t)
-        known = self._flight is not None and self._flight[0] is fragment and self.sent
+        # What is under way is that of the next round; in a later one of the fragment a process before has sent more.
+        known = self._flight is not None and t == self.exchange.step + 1 and self.sent
         if not (known and self._sent_at == self.mark) and self.there.sent_by_another(closed):
             self._forget(f"in round {t} an earlier process of this name sent from it", (fragment,))
 

@@ -124,8 +124,9 @@ class Attendance:
     def _hang_parts(self, own: str, parts: Sequence[Callable[[], bytes]], digests: list[str]) -> dict[str, Any]:
         note = {"sizes": [self.board.hang(f"{own}/{i}", part()) for i, part in enumerate(parts)], "digests": digests}
         if not self.crew.alone:
-            # The note of the first rank says nothing of the other shards.
-            self.board.put(own, note)
+            # The note of the first rank says nothing of the other shards. It goes over another connection, and a store
+            # of torch does not answer ``set``, so this rank waits until the place has what was sent before.
+            self.board.first(own, note)
         return note
 
     def _drop_parts(self, own: str, sizes: Sequence[int]) -> None:
@@ -287,7 +288,8 @@ class Attendance:
             # The bytes before the note that names them: whoever finds the note finds them, too.
             self.board.hang(at, payload)
             if sent and not crew.alone:
-                self.board.put(at, len(payload))
+                # Not by ``put``, which has no answer: the note comes over the connection of the first rank.
+                self.board.first(at, len(payload))
 
         def close() -> int | None:
             # Workers of an earlier version read two values.

@@ -82,7 +82,8 @@ class LocalSteps(Exchanged):
         allowed = "None with a meeting, where a model of fully_shard is an island by itself"
         require(islands is None or meeting is None, "islands", allowed, Verbatim("both"))
         cut = any(hasattr(param, "device_mesh") for each in inner.param_groups for param in each["params"])
-        self.island = Island(islands) if islands is not None or (cut and meeting is not None) else None
+        at_meeting = meeting.island() if meeting is not None and cut else None
+        self.island = at_meeting if islands is None else Island(islands)
 
         def check_all() -> None:
             # First, because the island hears of other errors through its mesh.

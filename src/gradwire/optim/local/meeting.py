@@ -13,10 +13,11 @@ from torch.distributed.distributed_c10d import Store
 from gradwire._short_traceback import ShortTracebacks
 from gradwire._system import SYSTEM, BaseSystem
 from gradwire.errors import GroupError, is_float32, is_int, require
+from gradwire.optim.local._islands import Island
 from gradwire.optim.local.board import Board
 from gradwire.transport.worker import Worker
 
-__all__ = ["Meeting"]
+__all__ = ["Island", "Meeting"]
 
 LONGEST = 1e6
 """Seconds that a wait may take at most."""
@@ -95,6 +96,10 @@ class Meeting(ShortTracebacks):
     def thread(self) -> Worker:
         """Make the thread on which fragments are exchanged; a simulation has its own."""
         return Worker()
+
+    def island(self) -> Island:
+        """Make the island that this rank is in; a simulation has its own."""
+        return Island(None)
 
     def open(self) -> Board:
         """Open the board of this place.
