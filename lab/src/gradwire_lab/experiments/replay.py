@@ -164,18 +164,19 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
 
     Args:
         plan: the model and the link.
-        contestants: contestants, at least one; ``speedup`` refers to the first of them.
+        contestants: contestants, at least one; ``speedup`` refers to the first of them, and is left out if that one
+            failed.
 
     Raises:
         ConfigError: a link needs root or iproute2, and there is none.
     """
     with lab_for(plan.workers, plan.link) as made:
-        first: float | None = None
+        first: Row | None = None
         for contestant in contestants:
             row = _row(plan, contestant, made)
-            first = first or row.get("seconds")
-            if first and "seconds" in row:
-                row["speedup"] = first / row["seconds"]
+            first = first or row
+            if "seconds" in first and "seconds" in row:
+                row["speedup"] = first["seconds"] / row["seconds"]
             yield row
 
 
