@@ -1,6 +1,6 @@
 """Commands for cosmic-ray, the mutation tool, beside its settings in tools/mutate.toml; CONTRIBUTING.md shows them.
 
-``sample``  leaves as many mutations of each part of the package as asked for, drawn by seed
+``sample``  leaves as many mutations of each part of the package as asked for, drawn by seed, if the tests pass without
 ``test``    runs the tests that belong to the file that differs from the commit: cosmic-ray's test command
 """
 
@@ -78,6 +78,10 @@ def sample(session: str, count: int, seed: int) -> None:
             for place in generator.sample(tested, count):
                 found = sorted(places[part][place], key=lambda item: str(item.mutations))
                 chosen.append(generator.choice(found))
+        for module in sorted({item.mutations[0].module_path for item in chosen}):
+            # Otherwise every mutant of the file would count as noticed.
+            if run_tests(module):
+                sys.exit(f"the tests of {module} fail without a mutation: mend them first")
         work.clear()
         work.add_work_items(chosen)
     print(f"{len(chosen)} mutations are left")
@@ -113,9 +117,12 @@ def test() -> int:
     changed = subprocess.run(
         ["git", "diff", "--name-only", "HEAD", "--", str(PACKAGE)], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()
-    if not changed:
-        return 0
-    calls, by_case = related(Path(changed[0]))
+    return run_tests(Path(changed[0])) if changed else 0
+
+
+def run_tests(module: Path) -> int:
+    """Run the tests that belong to a file; 0 where all pass or there is none, otherwise pytest's exit code."""
+    calls, by_case = related(module)
     for arguments in calls:
         environment = os.environ | ({"CASES": by_case} if arguments is TOGETHER else {})
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]

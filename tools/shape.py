@@ -413,10 +413,9 @@ def main() -> None:
     for package in (folder.name for folder in PACKAGES):
         own = [module for module in read if module.room.split(".")[0] == package]
         rooms = sorted({module.room for module in own})
-        for room in [*rooms, package]:
-            inside = own if room == package and len(rooms) > 1 else [module for module in own if module.room == room]
+        shares = {room: [module for module in own if module.room == room] for room in rooms}
+        for name, inside in (shares | {f"{package} in all": own}).items():
             total: Counter[str] = sum((module.lines for module in inside), Counter())
-            name = f"{package} in all" if room == package else room
             print(f"{name:32}" + "".join(f"{total[column]:12,}" for column in columns))
         edges: dict[str, set[str]] = {room: set() for room in rooms}
         where = {module.name: module.room for module in own}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,20 @@ def test_fields_that_another_file_assigns_are_found(tmp_path: Path) -> None:
     read = [shape.Module.read(tmp_path / name, tmp_path) for name in ("a.py", "b.py")]
     (held,) = shape.classes(read)
     assert (held.fields, held.methods, held.outside) == ({"weight"}, 1, [f"{tmp_path / 'b.py'}:2"])
+
+
+def test_a_package_and_its_own_file_are_each_shown_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    (package / "inside").mkdir(parents=True)
+    (package / "__init__.py").write_text("a = 1\n")
+    (package / "inside" / "b.py").write_text("b = 1\nc = 2\n")
+    monkeypatch.setattr(shape, "PACKAGES", [package])
+    monkeypatch.setattr(sys, "argv", ["shape", "--no-trace"])
+    shape.main()
+    rows = [line.rsplit(maxsplit=8)[:3] for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert rows == [["package", "1", "1"], ["package.inside", "1", "2"], ["package in all", "2", "3"]]
 
 
 def test_calls_are_counted_only_while_a_function_runs() -> None:

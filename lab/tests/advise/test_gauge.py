@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -66,11 +67,10 @@ def test_every_model_has_examples(name: str) -> None:
 
 
 def test_models_are_trained_and_replayed(alone: None) -> None:
-    trained, replayed = _model("lstm", 2, True, 1, 2), _replayed("lstm", True, 0.05)
+    trained, replayed = _model("lstm", 2, True, 1, math.inf), _replayed("lstm", True)
     assert trained.numel == replayed.numel == models.facts("lstm", small=True).parameters
     assert trained.busy
-    assert not replayed.busy
-    assert replayed.seconds >= 0.05
+    assert replayed.busy
     paper = assigned(list(models.facts("lstm", small=True).shapes.items()), 0.05)
     assert [each.numel for each in paper.buckets] == [each.numel for each in replayed.buckets]
     assert paper.buckets[-1].ready == paper.seconds == 0.05

@@ -44,6 +44,10 @@ def test_where_no_step_can_be_timed_the_link_says_what_it_takes(gradwire):
     assert rows["twobit"]["bytes"] == pytest.approx(plain / 8, rel=0.3)  # of 2 bits each, sent to all others
     for row in rows.values():
         assert row["seconds"] == pytest.approx(8 * row["bytes"] / 100e6, rel=0.1)
+    # twobit, which nobody named, has a strategy of its own.
+    summed = gradwire("advise", *asked, "--method", "bf16", "--strategy", "allreduce", "--json", "-")
+    assert summed.exit_code == 0, summed.output
+    assert json.loads(summed.stdout)["on_the_link"] == told["on_the_link"]
 
 
 def test_a_table_for_nodes_says_what_is_on_paper(gradwire):
@@ -112,6 +116,10 @@ def test_a_slow_link_inside_nodes_is_in_both_predictions(gradwire):
         ((*NUMBERS, "--measure-link", "--latency", "1ms"), "--latency has no effect with --measure-link: leave it out"),
         ((*NUMBERS, "--intra-link", "10gbit"), "--intra-link has no effect without --nodes: leave it out"),
         (("--script", "x.py", "--batch", "4"), "--batch has no effect with --script: leave it out"),
+        ((*NUMBERS, "--batch", "4"), "--batch has no effect with --compute: leave it out"),
+        (("--model", "resnet9", "--compute", "0", "--batch", "4"), "--batch has no effect with --compute: leave it"),
+        ((*NUMBERS, "--deadline", "9"), "--deadline has no effect without --script: leave it out"),
+        ((*NUMBERS, "--budget", "9"), "--budget has no effect with --codec: leave it out"),
         ((*NUMBERS, "--", "--epochs", "3"), "arguments are for --script, got '--epochs 3' without it"),
     ],
 )

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from gradwire_lab.commands.replay import _line
+
 
 @pytest.mark.timeout(400)
 def test_lines_are_json_and_a_failure_ends_with_exit_code_1(gradwire, tmp_path):
@@ -26,6 +28,22 @@ def test_a_row_does_not_stick_to_one_that_was_cut_off(gradwire, tmp_path):
     assert done.exit_code == 0, done.output
     (row,) = [json.loads(line) for line in file.read_text().splitlines()]
     assert row["method"] == "ddp"
+
+
+def test_a_row_without_a_baseline_is_shown_without_a_speedup():
+    row = {
+        "model": "lstm_small",
+        "workers": 2,
+        "link": "none",
+        "method": "bf16",
+        "seconds": 0.25,
+        "bytes_sent": 4e6,
+        "interface_bytes": None,
+    }
+    shown, compared = _line(row), _line(row | {"speedup": 2.0})
+    assert shown.split()[-4:] == ["250.0", "ms", "4.000", "MB"]
+    assert compared.split()[-5:] == ["250.0", "ms", "2.00x", "4.000", "MB"]
+    assert len(shown) == len(compared)
 
 
 def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path):

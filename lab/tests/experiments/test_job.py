@@ -15,6 +15,7 @@ from gradwire_lab.experiments.recommended import recommended
 from gradwire_lab.experiments.run_snapshots import steps_in
 from gradwire_lab.experiments.suite import load
 from gradwire_lab.experiments.tasks import find_task, task_names
+from gradwire_lab.experiments.tasks.classification import Classification
 from gradwire_lab.experiments.tasks.language import LanguageModelling
 
 TEXT = " the cat sat on the mat \n a N <unk> cat \n"
@@ -97,6 +98,13 @@ def test_an_error_that_is_none_of_ours_is_told_with_its_kind() -> None:
     job = Job(settings_of(LanguageModelling(), recommended("none", "language"), workers=2))
     assert failed(job, RuntimeError("the other side\nis gone")).error == "RuntimeError: the other side is gone"
     assert failed(job, GroupError("worker 1 died")).error == "worker 1 died"
+
+
+def test_a_loss_scale_without_effect_is_refused() -> None:
+    method = dataclasses.replace(recommended("onebit"), optimizer={"name": "compressed_step"})
+    assert method.loss_scale == 64.0
+    with pytest.raises(ConfigError, match=r"^loss_scale must be 1 with an optimizer that exchanges, got 64\.0$"):
+        settings_of(Classification(), method, workers=2)
 
 
 def test_settings_are_what_json_gives_back() -> None:

@@ -14,6 +14,7 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, GroupError
 from gradwire_lab.experiments import models
+from gradwire_lab.experiments import replay as replaying
 from gradwire_lab.experiments.launch import launch
 from gradwire_lab.experiments.replay import (
     SIGNAL,
@@ -103,6 +104,16 @@ def test_rows_compare_methods_and_an_error_is_a_row() -> None:
     assert twobit["ratio"] > 10
     assert twobit["bytes_sent"] == pytest.approx(4 * 269_467 / twobit["ratio"], rel=0.01)
     assert json.loads(json.dumps(twobit)) == twobit
+
+
+def test_without_a_baseline_there_is_no_speedup(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = iter([{"error": "the link is gone"}, {"seconds": 2.0}, {"seconds": 1.0}])
+    monkeypatch.setattr(replaying, "_row", lambda *_: next(rows))
+    assert list(replay(PLAN, [Contestant("ddp")] * 3)) == [
+        {"error": "the link is gone"},
+        {"seconds": 2.0},
+        {"seconds": 1.0},
+    ]
 
 
 @pytest.mark.timeout(600)

@@ -14,6 +14,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire_lab.experiments.launch import launch
 from gradwire_lab.experiments.loop import Loop
+from gradwire_lab.experiments.records import Point
 from gradwire_lab.experiments.run_snapshots import RunSnapshots, newest, steps_in
 from gradwire_lab.experiments.train import Run, train
 from gradwire_lab.experiments.training_method import Method
@@ -123,6 +124,15 @@ def test_a_run_that_is_broken_before_its_clocks_start_has_a_rate(group: None, tm
     assert what_is_not_time(resumed) == what_is_not_time(whole)
     assert (resumed.resumed, set(resumed.seconds)) == (2, set(whole.seconds))
     assert resumed.examples_per_second == pytest.approx(brief("classification").recipe.batch / resumed.seconds["step"])
+
+
+def test_a_resumed_run_tells_the_epochs_before_too(group: None, tmp_path: Path) -> None:
+    told = list[Point]()
+    broken_off(tmp_path, 15, epochs=3, resume=False)
+    snapshots = RunSnapshots(tmp_path, {}, resume=True)
+    run = train(brief("classification"), METHOD, 3, snapshots=snapshots, tell=told.append)
+    assert tuple(told) == run.history
+    assert len(told) == 3
 
 
 def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_fine_tuning_begins_where_training_ended(group: None, tmp_path: Path) ->
     assert losses[1][0] < losses[0][0] - 1
 
 
-@pytest.mark.parametrize("name", ["classification", "segmentation", "recommendation", "gpt_tune"])
+@pytest.mark.parametrize("name", ["classification", "segmentation", "recommendation", "gpt_tune", "language"])
 def test_seeds_of_runs_with_one_beginning_see_the_examples_in_another_order(group: None, name: str) -> None:
     def order(seed: int, *, begins: bool) -> list[Tensor]:
         task = narrowed(find_task(name)())

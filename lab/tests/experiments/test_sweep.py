@@ -22,7 +22,7 @@ from gradwire_lab.experiments.job import Job
 from gradwire_lab.experiments.launch import launch
 from gradwire_lab.experiments.records import Record, RunSettings, append, read
 from gradwire_lab.experiments.suite import load
-from gradwire_lab.experiments.sweep import Order, only_one, standing, sweep
+from gradwire_lab.experiments.sweep import Order, note, only_one, standing, sweep
 from lab.tests.experiments.jobs import die_after_runs, forking_lane, threads_after_runs
 from tests import forked
 
@@ -130,6 +130,18 @@ def test_what_failed_is_left_again_only_if_it_is_asked_for(tmp_path: Path) -> No
     assert (standing(order).ok, standing(order).failed) == (2, [])
     assert len(standing(dataclasses.replace(order, retry=True)).left) == 4
     assert {run.status for run in report.read([order.results]).runs} == {"ok"}
+
+
+def test_a_failed_run_that_was_measured_is_reported_as_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = order_of(tmp_path)
+    wrong = {"status": "failed", "error": "the workers' parameters differ", "quality": 0.9}
+    for job, changes in zip(order.jobs[:2], ({"quality": 0.9}, wrong), strict=True):
+        note(order, recorded(job, 1.0, **changes))
+    good, bad = capsys.readouterr().err.splitlines()
+    assert good.endswith("seed 0: top-1 0.9")
+    assert bad.endswith("seed 0: FAILED: the workers' parameters differ")
 
 
 def test_what_would_not_fit_into_the_time_is_not_begun(tmp_path: Path) -> None:

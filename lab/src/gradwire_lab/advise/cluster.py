@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from gradwire.auto.link_cost import Wire
 from gradwire.auto.traffic import shared, traffic
 from gradwire.compressors.base import Compressor
-from gradwire.engine.policy import Policy
 from gradwire.engine.strategies.base import Strategy
 from gradwire.errors import is_int, require
 from gradwire.transport.collective_round import ring
@@ -72,14 +71,12 @@ class Cluster:
         """Predict a step without compression."""
         return dense_step(profile, self.wire, self.inside)
 
-    def jobs(
-        self, profile: Profile, compressor: Compressor, codec: Codec, strategy: str, policy: Policy | None = None
-    ) -> list[PipelineJob]:
+    def jobs(self, profile: Profile, compressor: Compressor, codec: Codec, strategy: str) -> list[PipelineJob]:
         """The work of a method for each bucket; it does not depend on the links between the participants."""
         jobs = []
         columns = zip(profile.buckets, codec.encode, codec.decode, codec.message, strict=True)
         for bucket, encode, decode, used in columns:
-            divided = shared(bucket.params, compressor, self.meeting, policy, strategy, used)
+            divided = shared(bucket.params, compressor, self.meeting, None, strategy, used)
             sent = traffic(divided, self.meeting)
             jobs.append(PipelineJob(encode / self.local, decode / self.local, sent, self._inside(bucket.numel)))
         return jobs

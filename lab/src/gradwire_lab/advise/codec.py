@@ -26,6 +26,7 @@ from gradwire.errors import ConfigError
 from gradwire.transport.collective_round import Round
 from gradwire.transport.recording import RecordingChannel
 from gradwire_lab.advise.profile import BucketProfile
+from gradwire_lab.bench.statistics import slowest_samples
 
 __all__ = ["SAMPLE", "Codec", "CodecTimes", "measure", "sample", "slowest"]
 
@@ -146,7 +147,7 @@ def message_of(rounds: Sequence[Round], workers: int) -> float | None:
 
 def slowest(samples: Sequence[Sequence[float]], typical: Callable[[Iterable[float]], float] = median) -> float:
     """The typical time of the slowest worker: the maximum of each repeat, reduced by ``typical``."""
-    return float(typical(max(each) for each in zip(*samples, strict=True)))
+    return float(typical(slowest_samples(samples)))
 
 
 def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfile:

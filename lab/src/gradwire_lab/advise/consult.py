@@ -175,11 +175,22 @@ def on_the_link(asked: Question) -> list[dict[str, Any]]:
     or of a codec is known: uncompressed, and by the methods of ``ON_THE_LINK``.
     """
     profile = assigned(list(models.facts(str(asked.model), small=asked.small).shapes.items()), 0.0)
-    candidates = [Candidate(name, parse_method(name), asked.strategy) for name in ON_THE_LINK]
+    candidates = [_shown(name, asked) for name in ON_THE_LINK]
     codecs = [given_codec(profile, 0.0, 0.0, each, asked.meeting) for each in candidates]
     advice = advise(profile, cluster_of(replace(asked, measure_link=False), str, 0.0), candidates, codecs)
     steps = {"uncompressed": advice.dense} | {row.label: row.step for row in advice.rows if row.step is not None}
     return [{"method": name, "bytes": step.sent, "seconds": step.wire} for name, step in steps.items()]
+
+
+def _shown(name: str, asked: Question) -> Candidate:
+    """One of ``ON_THE_LINK`` by the strategy that was asked for, or by its own if that one does not carry it."""
+    compressor = parse_method(name)
+    candidate = Candidate(name, compressor, asked.strategy)
+    try:
+        candidate.carrier(asked.meeting).check(compressor)
+    except ConfigError:
+        return Candidate(name, compressor)
+    return candidate
 
 
 def profile_of(asked: Question, progress: Callable[[str], object], begun: float) -> tuple[Profile, RunOptimizer | None]:

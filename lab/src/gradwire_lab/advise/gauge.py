@@ -35,6 +35,8 @@ from gradwire_lab.netlab.link import PAYLOAD_SHARE
 __all__ = ["NO_TIME", "Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire", "measure_wire"]
 
 STEPS = 5
+"""Steps of a model that count, fewer where they take longer than the budget."""
+
 SMALL_REPEATS, LARGE_REPEATS = 40, 5
 _LARGE = 8 << 20
 _SMALL = 64
@@ -99,7 +101,6 @@ def gauge_model(
     *,
     small: bool = False,
     threads: int = 1,
-    steps: int = STEPS,
     budget: float = math.inf,
     until: float | None = None,
 ) -> Profile:
@@ -110,26 +111,24 @@ def gauge_model(
         batch: examples.
         small: the small variant.
         threads: number of torch's threads.
-        steps: number of steps that count, fewer where they take longer than ``budget``.
-        budget: seconds; see ``profile_step``.
+        budget: seconds after which no further step is made; see ``profile_step``.
         until: ``time.time()`` at which it is given up; None: never.
 
     Raises:
         OutOfTimeError: the measurement was given up at ``until``.
     """
-    return _once(launch(1, _model, name, batch, small, threads, steps, budget, timeout=_TIMEOUT, until=until))
+    return _once(launch(1, _model, name, batch, small, threads, budget, timeout=_TIMEOUT, until=until))
 
 
-def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: float = 0.0) -> Profile:
+def gauge_replayed(name: str, workers: int, *, small: bool = False) -> Profile:
     """The replay's backward pass on workers that share this machine: mostly the copying of gradients.
 
     Args:
         name: name of the model.
         workers: processes that run it at the same time.
         small: the small variant.
-        compute: seconds that it pretends to compute.
     """
-    return _once(launch(workers, _replayed, name, small, compute, timeout=_TIMEOUT))
+    return _once(launch(workers, _replayed, name, small, timeout=_TIMEOUT))
 
 
 def gauge_codecs(
@@ -184,13 +183,13 @@ def _once(profiles: Sequence[Profile]) -> Profile:
     return middle(profiles, busy=profiles[0].busy)
 
 
-def _model(name: str, batch: int, small: bool, threads: int, steps: int, budget: float = math.inf) -> Profile:
+def _model(name: str, batch: int, small: bool, threads: int, budget: float) -> Profile:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = models.build(name, small=small)
     inputs = example(model, name, batch, small=small)
     wrapped = DistributedDataParallel(model)
-    return profile_step(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget, typical=shortest)
+    return profile_step(wrapped, lambda: _train(wrapped, inputs), STEPS, budget=budget, typical=shortest)
 
 
 def _train(model: nn.Module, inputs: torch.Tensor) -> None:
@@ -201,8 +200,8 @@ def _train(model: nn.Module, inputs: torch.Tensor) -> None:
     model(inputs).square().mean().backward()
 
 
-def _replayed(name: str, small: bool, compute: float) -> Profile:
-    replayed = Replayed(models.facts(name, small=small).shapes, compute, seed=dist.get_rank())
+def _replayed(name: str, small: bool) -> Profile:
+    replayed = Replayed(models.facts(name, small=small).shapes, seed=dist.get_rank())
     model = DistributedDataParallel(replayed, init_sync=False)
 
     def before() -> None:
@@ -212,8 +211,7 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
     def step() -> None:
         model(torch.zeros((), requires_grad=True)).backward()
 
-    clock = time.perf_counter if compute else crowded(dist.get_world_size())
-    return profile_step(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
+    return profile_step(model, step, STEPS, before=before, clock=crowded(dist.get_world_size()))
 
 
 def _alone(

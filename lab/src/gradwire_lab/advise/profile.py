@@ -24,6 +24,9 @@ from gradwire_lab.bench.buckets import bucket_indices
 
 __all__ = ["BucketProfile", "Profile", "StepProfiler", "Typical", "assigned", "middle", "profile_step", "shortest"]
 
+_WARM_UP = 2
+"""Steps before those that count: DDP rebuilds its buckets after the first."""
+
 _FEWEST = 2
 """Steps that are profiled at least: DDP sorts its buckets anew after the first."""
 
@@ -88,11 +91,11 @@ class Profile:
         ]
         return cls(tuple(buckets), fields["seconds"], fields["busy"])
 
-    def lasting(self, seconds: float, *, busy: bool = False) -> Self:
-        """The same buckets in a step of another length, as on another processor: all times are scaled in proportion."""
+    def lasting(self, seconds: float) -> Self:
+        """The same buckets in a step of another length, on another processor: all times are scaled in proportion."""
         factor = seconds / self.seconds if self.seconds else 0.0
         buckets = tuple(replace(each, ready=min(each.ready * factor, seconds)) for each in self.buckets)
-        return type(self)(buckets, seconds, busy)
+        return type(self)(buckets, seconds, busy=False)
 
 
 class Typical(Protocol):
@@ -200,9 +203,7 @@ def profile_step(
     model: DistributedDataParallel,
     step: Callable[[], object],
     steps: int,
-    warm_up: int = 2,
     *,
-    busy: bool = True,
     before: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     budget: float = math.inf,
@@ -213,9 +214,7 @@ def profile_step(
     Args:
         model: wrapped model on any group; its workers do not exchange anything.
         step: forward and backward.
-        steps: number of steps that count.
-        warm_up: steps before them: DDP rebuilds its buckets after the first.
-        busy: see ``Profile``.
+        steps: number of steps that count, after two that warm up.
         before: called before each step, outside of the measurement.
         clock: seconds; see ``machine.crowded``.
         budget: seconds after which no further step is begun, if two were made: one that warms up, one that counts.
@@ -227,7 +226,7 @@ def profile_step(
     profiler = StepProfiler(model, clock)
     model.register_comm_hook(None, profiler.__call__)
     begun = time.perf_counter()
-    for made in range(warm_up + steps):
+    for made in range(_WARM_UP + steps):
         if made >= _FEWEST and time.perf_counter() - begun > budget:
             break
         before()
@@ -236,4 +235,4 @@ def profile_step(
         profiler.end()
     if not profiler.steps:
         raise ConfigError("model must hand out gradients in a step, got none")
-    return profiler.profile(min(warm_up, len(profiler.steps) - 1), busy=busy, typical=typical)
+    return profiler.profile(min(_WARM_UP, len(profiler.steps) - 1), typical=typical)

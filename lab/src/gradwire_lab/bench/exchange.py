@@ -43,7 +43,7 @@ from gradwire_lab.bench.hooks import HookRunner
 from gradwire_lab.bench.machine import environment
 from gradwire_lab.bench.operations import OperationCount, WouldWaitError
 from gradwire_lab.bench.pretended import PretendedGroup, pretended_exchange
-from gradwire_lab.bench.statistics import interleave, summarise
+from gradwire_lab.bench.statistics import interleave, slowest_samples, summarise
 
 __all__ = [
     "ALL_REDUCE",
@@ -266,10 +266,7 @@ def _on_meta(plan: ExchangePlan, rival: Rival) -> Row:
 
 def _on_ranks(plan: ExchangePlan, rival: Rival) -> Row:
     results = run_ranks(plan.ranks, _rank, plan, rival, timeout=plan.patience)
-    slowest = {
-        name: [max(times) for times in zip(*(result["samples"][name] for result in results), strict=True)]
-        for name in results[0]["samples"]
-    }
+    slowest = {name: slowest_samples(result["samples"][name] for result in results) for name in results[0]["samples"]}
     plain = summarise(slowest[ALL_REDUCE])
     mine = _times(slowest.get("op", slowest[ALL_REDUCE]))
     return {

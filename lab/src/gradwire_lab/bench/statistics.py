@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "interleave",
     "noise_floor",
     "quantile",
+    "slowest_samples",
     "spread",
     "stopwatch",
     "summarise",
@@ -34,6 +35,15 @@ WARM_UP = 1
 
 CONFIDENCE = 0.95
 """The confidence of the noise floor and of Welch's limit: how often two groups of equal runs differ by less."""
+
+
+def slowest_samples(workers: Iterable[Sequence[float]]) -> list[float]:
+    """The time of the slowest worker in each repeat, of workers that made as many repeats.
+
+    >>> slowest_samples([[1.0, 2.0, 3.0], [2.0, 1.0, 5.0]])
+    [2.0, 2.0, 5.0]
+    """
+    return [max(times) for times in zip(*workers, strict=True)]
 
 
 @dataclass(frozen=True)

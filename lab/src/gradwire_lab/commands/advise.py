@@ -30,7 +30,10 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 UNUSED = [
     ("latency", "measure_link", True),
     ("batch", "script", True),
+    ("batch", "compute", True),
     ("small", "script", True),
+    ("deadline", "script", False),
+    ("budget", "codec", True),
     ("intra_link", "nodes", False),
     ("intra_latency", "nodes", False),
 ]
@@ -120,7 +123,9 @@ def command(ctx: click.Context, /, json_to: str | None, **given: Any) -> None:
     """
     for name, other, alone in UNUSED:
         said = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if said and bool(given[other]) == alone:
+        # A flag that is not given is False; the seconds of --compute may be 0, which equals False.
+        there = given[other] is not None and given[other] is not False
+        if said and there == alone:
             flag, against = (f"--{each.replace('_', '-')}" for each in (name, other))
             raise ConfigError(f"{flag} has no effect {'with' if alone else 'without'} {against}: leave it out")
     asked = question(given)

@@ -126,4 +126,5 @@ def _line(row: Row) -> str:
         return f"{begin} {row['error']}"
     sent = row["bytes_sent"] if row["interface_bytes"] is None else row["interface_bytes"]
     bytes_sent = "" if sent is None else f"{sent / 1e6:12,.3f} MB"
-    return f"{begin} {1e3 * row['seconds']:10,.1f} ms {row['speedup']:7.2f}x {bytes_sent}"
+    speedup = f"{row['speedup']:7.2f}x" if "speedup" in row else f"{'':8}"
+    return f"{begin} {1e3 * row['seconds']:10,.1f} ms {speedup} {bytes_sent}"

@@ -133,9 +133,7 @@ def command(
     place = placed_as(workers)
     made: Task = find_task(task)(model, data)
     method = with_options(chosen(compressor, (*pairs(rest), *map(assignment, named)), task, own=not recommend), options)
-    if optimizer is not None:
-        method = dataclasses.replace(method, label=f"{method.label}, {optimizer}", optimizer=named_of(optimizer))
-    method = distributed(method, parallel, weights)
+    method = distributed(exchanging(method, optimizer), parallel, weights)
     wanted = Link.parse(link, delay).in_lab()
     require(wanted == Link() or (place is None and backend == "gloo"), "link", "none with nccl or in a job", link)
     require(checkpoint is not None or not (resume or checkpoint_every), "checkpoint", "a folder to resume from", None)
@@ -179,6 +177,19 @@ def placed_as(workers: int | None) -> Place | None:
 def with_options(method: Method, written: Sequence[str]) -> Method:
     """Add options for ``compress_ddp`` to those of the method."""
     return dataclasses.replace(method, options={**method.options, **dict(map(assignment, written))})
+
+
+def exchanging(method: Method, optimizer: str | None) -> Method:
+    """The method with an optimizer that exchanges, which its label says, and without a loss scale.
+
+    >>> made = exchanging(chosen("onebit", [], "classification", own=False), "compressed_step:every=4")
+    >>> made.label, made.loss_scale
+    ('onebit, compressed_step:every=4', 1.0)
+    """
+    if optimizer is None:
+        return method
+    label = f"{method.label}, {optimizer}"
+    return dataclasses.replace(method, label=label, optimizer=named_of(optimizer), loss_scale=1.0)
 
 
 def distributed(method: Method, parallel: str, weights: str | None) -> Method:

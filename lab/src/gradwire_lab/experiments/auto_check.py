@@ -42,7 +42,7 @@ from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.frontends.ddp import GradwireState
 from gradwire.frontends.setup import is_auto
 from gradwire_lab.bench.machine import environment
-from gradwire_lab.bench.statistics import summarise
+from gradwire_lab.bench.statistics import slowest_samples, summarise
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.auto_verdicts import PLAIN
 from gradwire_lab.experiments.decisions import DecisionLog, Entry
@@ -233,10 +233,10 @@ def _figures(cell: MatrixCell, found: Sequence[Outcome]) -> Row:
 def _part(parts: Sequence[PartTimes], link: Link) -> Row:
     methods = {}
     for label in parts[0].seconds:
-        samples = [max(times) for times in zip(*(part.seconds[label] for part in parts), strict=True)]
+        samples = slowest_samples(part.seconds[label] for part in parts)
         step = summarise(samples)
         methods[label] = {"seconds": step.median, "low": step.low, "high": step.high, "samples": samples}
-    deciding = [max(times) for times in zip(*(part.deciding for part in parts), strict=True)]
+    deciding = slowest_samples(part.deciding for part in parts)
     return {"link": str(link), "methods": methods, "deciding": deciding}
 
 

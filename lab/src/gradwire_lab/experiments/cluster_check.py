@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from gradwire.engine.exchange import Exchange
-from gradwire.errors import ConfigError, GroupError, is_int, require
+from gradwire.errors import ConfigError, GradwireError, GroupError, is_int, require
 from gradwire.version import __version__
+from gradwire_lab.experiments.cluster import placed
 from gradwire_lab.experiments.method_text import parse_method
 
 __all__ = ["METHODS", "ClusterPlan", "ClusterReport", "check_cluster"]
@@ -97,23 +98,30 @@ class ClusterReport:
 def check_cluster(plan: ClusterPlan) -> ClusterReport:
     """Measure the cluster in which torchrun, or srun, has started this process as one of its ranks.
 
-    All ranks return the same report.
+    All ranks return the same report, and have their ``RANK`` in the environment afterwards.
 
     Raises:
         ConfigError: the process is not a rank of such a job.
-        GroupError: the ranks did not find each other in time.
+        GroupError: the ranks did not find each other in time, or one of them ended early.
     """
-    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+    place = placed(os.environ)
+    if place is None or place.world == 1:
         raise ConfigError(
             "check cluster must be started on the hosts that will train, as `torchrun --nnodes 2 --nproc-per-node 1 "
-            "--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gradwire check cluster`, got one process alone"
+            "--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gradwire check cluster`, or with srun, got one process "
+            "alone"
         )
+    place.tell()
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=plan.timeout))
     except (RuntimeError, ValueError) as error:
         raise GroupError(f"the ranks did not find each other within {plan.timeout:g} s: {error}") from None
     try:
         return _measured(plan)
+    except RuntimeError as error:
+        if isinstance(error, GradwireError):
+            raise
+        raise GroupError(f"another rank ended early, or cannot be reached any more: {error}") from None
     finally:
         dist.destroy_process_group()
 

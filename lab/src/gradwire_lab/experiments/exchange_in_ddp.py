@@ -7,7 +7,6 @@ With ``none``, which compresses nothing, it is the price of being there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,8 +22,8 @@ from gradwire.frontends.ddp import compress_ddp
 from gradwire.testing.processes import RankFailedError, run_ranks
 from gradwire_lab.bench.exchange import LEAST, MOST, WARM_UP, ExchangePlan, Rival, WrongMeanError
 from gradwire_lab.bench.machine import environment
-from gradwire_lab.bench.statistics import interleave, summarise
-from gradwire_lab.experiments.replay import Replayed, time_exchange
+from gradwire_lab.bench.statistics import interleave, slowest_samples, summarise
+from gradwire_lab.experiments.replay import Replayed, digest_of, time_exchange
 
 __all__ = ["PLAIN", "ddp_rows"]
 
@@ -66,8 +65,7 @@ def ddp_rows(plan: ExchangePlan, rivals: Sequence[Rival]) -> Iterator[Row]:
 
 def _figures(results: Sequence[Row]) -> Row:
     slowest = {
-        name: summarise([max(times) for times in zip(*(result["samples"][name] for result in results), strict=True)])
-        for name in ("op", PLAIN)
+        name: summarise(slowest_samples(result["samples"][name] for result in results)) for name in ("op", PLAIN)
     }
     mine, plain = slowest["op"], slowest[PLAIN]
     return {
@@ -120,9 +118,8 @@ def _check(rival: Rival, ours: DistributedDataParallel, plain: DistributedDataPa
         WrongMeanError: the result is wrong on this or another rank; raised on every rank.
     """
     means, wanted = _gradients(ours), _gradients(plain)
-    digest = hashlib.sha256(b"".join(mean.numpy().tobytes() for mean in means)).hexdigest()
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, digest)
+    dist.all_gather_object(found, digest_of(ours))
     if len(set(found)) > 1:
         raise WrongMeanError(f"{rival.label}: the ranks have different bits")
     identity = rival.compressor is not None and capabilities.identity(rival.compressor)

@@ -254,6 +254,9 @@ def _check(method: Method) -> None:
     require(sharded or method.weights is None, "weights", "None without parallel fsdp2", method.weights)
     exchanging = method.hook or method.optimizer
     require(not (sharded and exchanging), "parallel", "ddp with a hook of torch or with an optimizer", method.parallel)
+    # It would be divided out before the optimizer compresses anything.
+    unscaled = method.optimizer is None or method.loss_scale == 1.0
+    require(unscaled, "loss_scale", "1 with an optimizer that exchanges", method.loss_scale)
     if method.weights is not None:
         registry.build("compressors", method.weights)
     if method.hook is not None:

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gradwire_lab.netlab.system import own_counters
 __all__ = [
     "OnDevice",
     "digest",
+    "digest_of_tensors",
     "forget_peak",
     "interface_bytes",
     "on_cpu",
@@ -46,9 +47,14 @@ def tensor_bytes(saved: Any) -> int:
 
 def digest(model: nn.Module) -> str:
     """A SHA-256 of all parameters' bits: equal on two workers if and only if their models are."""
+    return digest_of_tensors(model.parameters())
+
+
+def digest_of_tensors(tensors: Iterable[Tensor]) -> str:
+    """A SHA-256 of the bits of tensors, in their order."""
     sha = hashlib.sha256()
-    for param in model.parameters():
-        sha.update(param.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for tensor in tensors:
+        sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 

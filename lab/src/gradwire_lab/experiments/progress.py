@@ -110,11 +110,10 @@ class Stages:
 
     Args:
         seconds: seconds that the job takes at most.
-        console: console that shows the stages; None: standard error.
     """
 
-    def __init__(self, seconds: float, console: Console | None = None) -> None:
-        console = console or Console(stderr=True, markup=False)
+    def __init__(self, seconds: float) -> None:
+        console = Console(stderr=True, markup=False)
         # Seldom: it must not take time from what is timed meanwhile.
         self.progress = Progress(
             SpinnerColumn(),

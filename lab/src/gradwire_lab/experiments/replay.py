@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +28,13 @@ from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.frontends.ddp import GradwireState, compress_ddp
 from gradwire.registry import named_of
 from gradwire_lab.bench.machine import environment
-from gradwire_lab.bench.statistics import summarise
+from gradwire_lab.bench.statistics import slowest_samples, summarise
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.decisions import DecisionLog, Entry
 from gradwire_lab.experiments.launch import launch
+from gradwire_lab.experiments.process_figures import digest_of_tensors, interface_bytes
 from gradwire_lab.experiments.torchhooks import TorchHook
 from gradwire_lab.netlab import Link, Netlab, lab_for
-from gradwire_lab.netlab.names import INTERFACE
-from gradwire_lab.netlab.system import own_counters
 
 __all__ = [
     "DECIDING",
@@ -164,18 +162,19 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
 
     Args:
         plan: the model and the link.
-        contestants: contestants, at least one; ``speedup`` refers to the first of them.
+        contestants: contestants, at least one; ``speedup`` refers to the first of them, and is left out if that one
+            failed.
 
     Raises:
         ConfigError: a link needs root or iproute2, and there is none.
     """
     with lab_for(plan.workers, plan.link) as made:
-        first: float | None = None
+        first: Row | None = None
         for contestant in contestants:
             row = _row(plan, contestant, made)
-            first = first or row.get("seconds")
-            if first and "seconds" in row:
-                row["speedup"] = first / row["seconds"]
+            first = first or row
+            if "seconds" in first and "seconds" in row:
+                row["speedup"] = first["seconds"] / row["seconds"]
             yield row
 
 
@@ -218,7 +217,7 @@ def params_of(compressor: Compressor | str | None) -> Mapping[str, Any] | None:
 def _figures(results: Sequence[Result]) -> Row:
     if len({result.digest for result in results}) > 1:
         raise GroupError("workers ended with different gradients")
-    samples = [max(times) for times in zip(*(result.seconds for result in results), strict=True)]
+    samples = slowest_samples(result.seconds for result in results)
     step, mine = summarise(samples), results[0]
     interface = [result.interface_bytes for result in results if result.interface_bytes is not None]
     return {
@@ -401,13 +400,9 @@ def _snapshot(state: GradwireState | None) -> dict[str, float]:
 
 def _interface(plan: ReplayPlan) -> int | None:
     """The bytes that this worker's interface has sent; None on the loopback, which all workers share."""
-    return None if plan.link == Link() else own_counters()[INTERFACE][1]
+    return None if plan.link == Link() else interface_bytes()
 
 
-def digest_of(model: Replayed) -> str:
+def digest_of(model: nn.Module) -> str:
     """A SHA-256 of the gradients, which are the same on all workers after an exchange."""
-    sha = hashlib.sha256()
-    for param in model.tensors:
-        assert param.grad is not None
-        sha.update(param.grad.contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
+    return digest_of_tensors(param.grad for param in model.parameters() if param.grad is not None)

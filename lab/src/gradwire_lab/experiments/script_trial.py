@@ -71,11 +71,7 @@ class Trial:
     @property
     def ratios(self) -> list[float]:
         """By what factor the compressed turn of each pair was faster than the plain one."""
-        return self.ratios_of(APPLY)
-
-    def ratios_of(self, mode: str) -> list[float]:
-        """By what factor each turn of a mode was faster than the plain turn of the same round."""
-        plain, other = ([turn.seconds for turn in self.turns if turn.mode == each] for each in (PLAIN, mode))
+        plain, other = ([turn.seconds for turn in self.turns if turn.mode == each] for each in (PLAIN, APPLY))
         return [before / after for before, after in zip(plain, other, strict=True)]
 
     @property

@@ -93,6 +93,8 @@ _VALUES: _Check = (lambda value: isinstance(value, dict) and is_plain(value), f"
 
 _RATES = _lists(lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite numbers above 0")
 
+_SEEDS = _lists(lambda value: is_int(value, 0, MOST_SEED), "seeds")
+
 _PARALLEL: _Check = (lambda value: value in PARALLEL, " or ".join(PARALLEL))
 
 _SUITE: dict[str, _Check] = {
@@ -103,8 +105,8 @@ _SUITE: dict[str, _Check] = {
     "device": _TEXT,
     "workers": _lists(lambda value: is_int(value, 1, _MOST_WORKERS), f"integers in [1, {_MOST_WORKERS}]"),
     "seeds": (
-        lambda value: is_int(value, 1) or _lists(lambda seed: is_int(seed, 0, MOST_SEED), "seeds")[0](value),
-        "how many, or a list of integers in [0, 2^63)",
+        lambda value: is_int(value, 1) or (_SEEDS[0](value) and len({*value}) == len(value)),
+        "how many, or a list of different integers in [0, 2^63)",
     ),
     "rates": _RATES,
     "recommended": (_is(bool), "true or false"),

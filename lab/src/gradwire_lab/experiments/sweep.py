@@ -275,7 +275,11 @@ def note(order: Order, record: Record) -> None:
     append(order.results, record)
     now, settings = standing(dataclasses.replace(order, retry=False)), record.settings
     done = len(order.jobs) - len(now.left)
-    found = f"FAILED: {record.error}" if record.quality is None else f"{record.measure} {record.quality:.4g}"
+    # Workers whose parameters differ have a quality, too.
+    if record.status != "ok" or record.quality is None:
+        found = f"FAILED: {record.error}"
+    else:
+        found = f"{record.measure} {record.quality:.4g}"
     rest = now.seconds
     ahead = "" if rest is None else f", about {duration(rest / order.parallel)} to go"
     say(f"[{done}/{len(order.jobs)}{ahead}] {described(settings)}: {found}")

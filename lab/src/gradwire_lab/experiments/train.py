@@ -75,7 +75,7 @@ def train(
         watch: called after each step with its number and this worker's loss.
         device: device of the model.
         lab: true: this worker's network interface is its own, and its bytes are counted.
-        tell: called at the end of each epoch.
+        tell: called at the end of each epoch; in a resumed run first with the epochs before.
         snapshots: checkpoints from which the run goes on, and to which it is saved; None: it is not saved.
         start: parameters to begin with, by name; None: what the seed draws.
 
@@ -85,6 +85,9 @@ def train(
     with Loop(task, method, epochs, seed, device, lab=lab, start=start) as loop:
         if snapshots is not None:
             snapshots.restore(loop)
+        if tell is not None:
+            for point in loop.history:
+                tell(point)
         between = _ignore if snapshots is None else snapshots.in_epoch
         while loop.epoch < epochs:
             point = loop.run_epoch(watch or _ignore, between)

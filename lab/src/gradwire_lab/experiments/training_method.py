@@ -23,7 +23,7 @@ class Method:
         compressor: compressor with its parameters.
         options: further arguments of ``compress_ddp``.
         loss_scale: the loss is multiplied by it before backward, and the averaged gradients are divided by it; for
-            codes whose steps have a size of their own.
+            codes whose steps have a size of their own. It must be 1 with ``optimizer``.
         recipe: changes of the task's own recipe that the method needs.
         optimizer: optimizer of ``gradwire.optim``, its name under "name", with parameters: it exchanges what the
             compressor makes of its steps, and there is no hook. None: gradients are exchanged.

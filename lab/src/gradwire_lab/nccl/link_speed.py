@@ -39,6 +39,7 @@ from gradwire_lab.advise.examples import example
 from gradwire_lab.advise.gauge import Alphas, measure_wire
 from gradwire_lab.advise.pipeline import PipelineJob, compressed_step
 from gradwire_lab.advise.profile import Profile, profile_step
+from gradwire_lab.bench.statistics import slowest_samples
 from gradwire_lab.experiments import models
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.sharding import blocks
@@ -317,10 +318,8 @@ def _turns(
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, (samples, alone))
     if rank == 0:
-        slowest = {
-            label: [max(times) for times in zip(*(each[0][label] for each in told), strict=True)] for label in labels
-        }
-        without = median(max(times) for times in zip(*(each[1] for each in told), strict=True))
+        slowest = {label: slowest_samples(each[0][label] for each in told) for label in labels}
+        without = median(slowest_samples(each[1] for each in told))
         inputs = contestants[PLAIN].inputs
         examples = inputs.numel() if cell.model == "gpt2" else len(inputs)
         facts = {"bits_per_second": 8 * wire.rate, "alone": without, "deciding": deciding, "chosen": chosen}

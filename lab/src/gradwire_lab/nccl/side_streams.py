@@ -28,6 +28,7 @@ from gradwire import registry
 from gradwire.errors import GradwireError
 from gradwire.frontends.ddp import compress_ddp
 from gradwire.testing.processes import RankFailedError
+from gradwire_lab.experiments.process_figures import resident_bytes
 from gradwire_lab.experiments.replay import agreed
 from gradwire_lab.nccl.batch import compared, find_rows, last_words, verdict
 from gradwire_lab.nccl.rows_file import Row, RowsFile
@@ -225,8 +226,7 @@ def _allocated(device: str) -> int:
     if device == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
-    fields = Path("/proc/self/statm").read_text(encoding="utf-8").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes() or 0
 
 
 def _graph(rank: int, device: str) -> Row:

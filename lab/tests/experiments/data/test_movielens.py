@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,16 @@ def write(folder: Path, rows: list[str]) -> Path:
     return folder
 
 
+def ratings(data: interactions.Interactions) -> Iterator[str]:
+    """The rows of generated choices, with the position among a user's choices as the time."""
+    for user in range(data.users):
+        items = [*data.train[data.train[:, 0] == user, 1].tolist(), int(data.held_out[user])]
+        yield from (f"{user + 1},{item + 1},4.0,{when}\n" for when, item in enumerate(items))
+
+
 def test_what_was_generated_comes_back(tmp_path: Path) -> None:
     data = interactions.generate(users=50, items=300)
-    interactions.write(data, tmp_path)
-    found = load(tmp_path, ("movielens",))
+    found = load(write(tmp_path, list(ratings(data))), ("movielens",))
     assert (found.name, found.users, len(found.train)) == ("movielens", 50, len(data.train))
     places = {int(item): place for place, item in enumerate(appearance(data))}
     renamed = torch.tensor([[user, places[item]] for user, item in data.train.tolist()])

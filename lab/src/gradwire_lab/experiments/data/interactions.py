@@ -6,14 +6,12 @@ highest, in random order.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from gradwire_lab.experiments.data.base import Interactions
 
-__all__ = ["generate", "write"]
+__all__ = ["generate"]
 
 _TASTES = 6
 
@@ -35,12 +33,3 @@ def generate(users: int = 1000, items: int = 500, seed: int = 11) -> Interaction
     train = np.concatenate([np.stack([np.full(len(each) - 1, user), each[:-1]], 1) for user, each in enumerate(chosen)])
     held_out = torch.tensor([int(each[-1]) for each in chosen])
     return Interactions("generated choices", users, items, torch.from_numpy(train), held_out)
-
-
-def write(data: Interactions, folder: Path) -> None:
-    """Write ``ratings.csv`` in MovieLens's format, with the position among a user's choices as the time."""
-    lines = ["userId,movieId,rating,timestamp\n"]
-    for user in range(data.users):
-        items = [*data.train[data.train[:, 0] == user, 1].tolist(), int(data.held_out[user])]
-        lines += [f"{user + 1},{item + 1},4.0,{when}\n" for when, item in enumerate(items)]
-    (folder / "ratings.csv").write_text("".join(lines), encoding="ascii")

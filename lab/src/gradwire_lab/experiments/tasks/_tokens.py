@@ -63,9 +63,6 @@ class NextCharacter(NextToken):
         size = len(self.data.words)
         return {"unigram": unigram(self.data.train, size, y), "bigram": bigram(self.data.train, size, x, y)}
 
-    def steps_of_data(self) -> int:
-        return self.largest_batch() // self.recipe.batch
-
     def largest_batch(self) -> int:
         """The number of windows that fit side by side, with one more character after the last."""
         return max(len(self.data.train) - 1, 0) // self.window

@@ -116,9 +116,9 @@ class Task(ABC):
         whole = self.steps_of_data()
         return epochs * min(whole, self.recipe.steps or whole)
 
-    @abstractmethod
     def steps_of_data(self) -> int:
         """The number of steps through all data; 0 if the data does not suffice for one batch."""
+        return self.largest_batch() // self.recipe.batch
 
     def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The inputs and targets of worker ``rank`` in an epoch, batch by batch; an incomplete last batch is dropped.

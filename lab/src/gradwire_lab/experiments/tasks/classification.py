@@ -41,9 +41,6 @@ class Classification(Task):
         """The accuracy of guessing."""
         return {"chance": 1 / self.data.classes}
 
-    def steps_of_data(self) -> int:
-        return self.largest_batch() // self.recipe.batch
-
     def largest_batch(self) -> int:
         return len(self.data.train)
 

@@ -59,7 +59,14 @@ class LanguageModelling(NextToken):
         # Otherwise it would be found out after the first epoch, when there is no window to measure.
         least, words = self._test_rows * (self.window + 1), len(self.data.test)
         require(words >= least, f"words of the test text of {self.data.name}", f"at least {least}", words)
-        return self._windows(self.data.train, self.recipe.batch, slice(rank, None, world))
+        return self._windows(self._begun(), self.recipe.batch, slice(rank, None, world))
+
+    def _begun(self) -> Tensor:
+        """The training text, from its beginning, or with another ``order`` from another place on and around."""
+        text = self.data.train
+        if not self.order:
+            return text
+        return text.roll(int(torch.randint(len(text), (), generator=self.generator(0))))
 
     @torch.no_grad()
     def measures(self, model: nn.Module) -> dict[str, float]:

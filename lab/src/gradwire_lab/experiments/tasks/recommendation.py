@@ -62,9 +62,6 @@ class Recommendation(Task):
         popularity = torch.bincount(self.data.train[:, 1], minlength=self.data.items).float()
         return {"chance": TOP / (RIVALS + 1), "popularity": _hits(popularity[self.contest()])}
 
-    def steps_of_data(self) -> int:
-        return self.largest_batch() // self.recipe.batch
-
     def largest_batch(self) -> int:
         return (1 + NEGATIVES) * len(self.data.train)
 

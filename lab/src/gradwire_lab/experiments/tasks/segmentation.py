@@ -44,9 +44,6 @@ class Segmentation(Task):
         masks = self.data.test.targets
         return {"everything": overlaps(torch.ones_like(masks), masks)[self.measure]}
 
-    def steps_of_data(self) -> int:
-        return self.largest_batch() // self.recipe.batch
-
     def largest_batch(self) -> int:
         return len(self.data.train)
 
