@@ -1,12 +1,19 @@
 import io
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from gradwire.errors import ConfigError
+from gradwire.auto.link_cost import Wire
+from gradwire.compressors.sparse.topk import TopK
+from gradwire.errors import ConfigError, GroupError
+from gradwire_lab.advise import check
 from gradwire_lab.advise.check import Compared, Setting, holds
 from gradwire_lab.advise.pipeline import PipelineStep
+from gradwire_lab.advise.profile import BucketProfile, Profile
+from gradwire_lab.commands import _check_advise
 from gradwire_lab.commands._check_advise import _line, _table
 from gradwire_lab.netlab import Link
 from gradwire_lab.netlab.link import PAYLOAD_SHARE
@@ -163,6 +170,33 @@ def test_the_check_compares_links_that_have_a_rate(gradwire):
         Setting(["resnet9"], [2], [Link.parse("400gbit")], {})
     assert gradwire("check", "advise", "--link", "none").exit_code == 2
     assert gradwire("check", "advise", "--help").exit_code == 0
+
+
+def test_what_was_compared_is_in_the_file_when_a_later_one_fails(gradwire, monkeypatch, tmp_path):
+    def made(*_):
+        yield compared(1.2, 1.0)
+        raise GroupError("worker 1 died")
+
+    monkeypatch.setattr(_check_advise, "compare", made)
+    assert gradwire("check", "advise", "--json", str(tmp_path / "rows.json")).exit_code == 2
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert row["off"] == pytest.approx(0.2)
+
+
+def test_codecs_that_no_group_could_time_leave_the_measured_steps(monkeypatch):
+    def died(*_, **__):
+        raise GroupError("worker 1\ndied")
+
+    profile = Profile((BucketProfile((("a", (64, 96)),), 0.001),), 0.001)
+    monkeypatch.setattr(check, "gauge_replayed", lambda *_, **__: profile)
+    monkeypatch.setattr(check, "gauge_codecs", died)
+    monkeypatch.setattr(check, "lab_for", lambda *_: nullcontext())
+    monkeypatch.setattr(check, "gauge_wire", lambda *_: SimpleNamespace(wire=Wire.of))
+    rows = [{"model": "resnet9", "method": label, "seconds": 1.0} for label in ("ddp", "topk")]
+    monkeypatch.setattr(check, "replay", lambda *_: rows)
+    setting = Setting(["resnet9"], [2], [Link.parse("1gbit")], {"topk": TopK()})
+    dense, topk = check.compare(setting)
+    assert (dense.step is None, topk.step, topk.measured, topk.error) == (False, None, 1.0, "worker 1 died")
 
 
 def test_every_combination_is_shown_with_its_terms():

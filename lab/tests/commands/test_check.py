@@ -1,7 +1,10 @@
+import dataclasses
 import json
+import math
 
 import pytest
 
+from gradwire_lab.experiments.convergence import ConvergenceRow
 from gradwire_lab.simulation.run import Case
 
 
@@ -89,3 +92,31 @@ def test_a_simulation_that_is_stopped_says_how_many_runs_it_made(gradwire, monke
     # The first run warms up, and is not one of them.
     assert "0 of 2 runs failed, " in done.stderr
     assert ", 3 were not made" in done.stderr
+
+
+def test_rows_are_stored_as_they_come_and_none_without_an_uncompressed_run(gradwire, monkeypatch, tmp_path):
+    figures = tmp_path / "figures.json"
+    alone = ("check", "convergence", "--method", "topk", "--json")
+
+    def given(*rows, last=None):
+        def made(*_):
+            yield from rows
+            if last is not None:
+                raise last
+
+        monkeypatch.setattr("gradwire_lab.experiments.convergence.rows", made)
+
+    good = ConvergenceRow("topk", {}, 2, 1, (0.9,), 0.9, 8.0, 2.0, 0, identical=True, reason="", misses="")
+    lost = dataclasses.replace(good, accuracies=(), baseline=math.nan, error="no uncompressed run")
+    given(good, last=KeyboardInterrupt())
+    assert gradwire(*alone, str(figures)).exit_code == 130
+    assert [row["method"] for row in json.loads(figures.read_text())] == ["topk"]
+    assert [row["method"] for row in json.loads(gradwire(*alone, "-").stdout)] == ["topk"]
+    given(lost)
+    done = gradwire(*alone, str(figures))
+    assert done.exit_code == 1
+    assert "FAILED: no uncompressed run" in done.stdout
+    assert [row["accuracies"] for row in json.loads(figures.read_text())] == [[0.9]]
+    given(good, lost)
+    assert gradwire(*alone, str(figures)).exit_code == 1
+    assert [row["reached"] for row in json.loads(figures.read_text())] == [True]

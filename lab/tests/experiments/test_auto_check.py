@@ -34,6 +34,7 @@ def test_all_contestants_take_turns_in_one_group_and_their_steps_are_told() -> N
     found = measure(SMALL)
     assert "error" not in found
     assert json.loads(json.dumps(found)) == found
+    assert (found["steps"], found["budget"]) == (3, 60.0)
     (part,) = found["parts"]
     assert list(part["methods"]) == ["ddp", "bf16", "topk:ratio=0.01", "auto"]
     assert {len(each["samples"]) for each in part["methods"].values()} == {ROUNDS}
@@ -85,6 +86,23 @@ def test_the_median_of_the_repeats_counts() -> None:
     # As fast as plain DDP, and a fixed method would have been faster by more than a tenth.
     (verdict,) = verdicts([row(1.0, within=0.89)])
     assert (verdict.behind, verdict.holds) == (1.0, False)
+
+
+def test_cells_of_other_settings_are_no_repeats() -> None:
+    """A trial cell without a fixed method would leave the others without a best one, and without a missed goal."""
+    slow = row(1.0, within=0.5) | {"steps": 32, "budget": 60.0}
+    others = [
+        slow | {"steps": 3},
+        slow | {"budget": 1.0},
+        row(1.0) | {"steps": 32, "budget": 60.0},
+        row(1.0, within=0.5, beyond=0.1) | {"steps": 32, "budget": 60.0},
+    ]
+    found = verdicts([slow, *others, slow | {"repeat": 1}])
+    assert [each.repeats for each in found] == [2, 1, 1, 1, 1]
+    assert [each.best for each in found] == ["within", "within", "within", None, "within"]
+    assert [each.holds for each in found] == [False, False, False, True, False]
+    # Rows from before the budget was written.
+    assert [each.repeats for each in verdicts([row(1.0), row(1.0, repeat=1)])] == [2]
 
 
 def test_equal_cells_have_equal_ids_and_others_have_others() -> None:

@@ -10,6 +10,8 @@ import pytest
 from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.engine.policy import Policy
+from gradwire.errors import GroupError
+from gradwire_lab.experiments import convergence
 from gradwire_lab.experiments.convergence import ConvergenceRow, kept_in, markdown, rows
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.experiments.recommended import (
@@ -135,6 +137,24 @@ def test_methods_train_beside_the_baseline_and_an_error_is_a_row() -> None:
     assert same.ratio > 1.9
     assert "min_numel" in failed.error
     assert failed.failed
+
+
+def test_without_an_uncompressed_run_nothing_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def died(world: int, work: object, method: Method, *others: object) -> None:
+        tried.append(method.label)
+        raise GroupError("worker 1 died")
+
+    monkeypatch.setattr(convergence, "launch", died)
+    dense, other = rows([recommended("bf16")], [2], seeds=1, epochs=1)
+    assert (dense.error, other.error) == (
+        "worker 1 died",
+        "there is no uncompressed run to compare with: worker 1 died",
+    )
+    assert [(row.reached, row.failed, row.comparable) for row in (dense, other)] == [(False, True, False)] * 2
+    assert tried == ["none"]
+    assert GOOD.comparable
 
 
 def test_settings_are_of_tasks_that_there_are() -> None:

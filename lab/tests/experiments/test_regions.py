@@ -1,3 +1,5 @@
+import dataclasses
+import math
 import re
 
 import pytest
@@ -81,6 +83,23 @@ def test_a_row_says_how_far_a_loss_is_above_dense_and_what_was_sent():
     assert "| diloco | 0.0005 | 2 | 2.100 | +5.0% | 1.6 |" in markdown(plan, [dense, diloco])
     alone = [record for record in made if record.settings.method != DENSE or record.settings.seed != 1]
     assert regions_rows(plan, alone)[1].above is None
+
+
+def test_a_method_that_diverged_at_all_its_rates_has_a_row():
+    plan = RegionsPlan(steps=300, seeds=(0,), only=("diloco",))
+    tries = [ended(job, 2.0 if job.settings.method == DENSE else math.nan, 1.6) for job in plan.jobs([])]
+    made = [*tries, *(ended(job, 2.0, 1.6) for job in runs(plan.jobs(tries), 300))]
+    dense, diloco = regions_rows(plan, made)
+    assert (dense.losses, diloco.rate, diloco.above) == ((2.0,), None, None)
+    assert "| diloco | all | 1 | diverged |  | 1.6 |" in markdown(plan, [dense, diloco])
+    # One of the rates has not ended yet, or failed and may be tried again.
+    assert [row.method for row in regions_rows(plan, [*made[:5], *made[6:]])] == [DENSE]
+    failed = dataclasses.replace(made[5], status="failed", quality=None)
+    assert [row.method for row in regions_rows(plan, [*made[:5], failed, *made[6:]])] == [DENSE]
+    # And where it is dense training others are above nothing.
+    lost = [ended(job, 2.0 if job.settings.method == "diloco" else math.nan) for job in plan.jobs([])]
+    lost += [ended(job, 2.0) for job in runs(plan.jobs(lost), 300)]
+    assert [row.texts[2:4] for row in regions_rows(plan, lost)] == [("diverged", ""), ("2.000", "?")]
 
 
 def test_a_run_at_a_rate_that_is_not_known_to_be_the_best_is_marked():

@@ -41,7 +41,12 @@ def test_a_goal_is_missed_where_the_whole_interval_is_below_it():
     wide = {**seconds, "watch": [0.1, 0.1, 0.1], "apply": [0.08, 0.1, 0.15]}
     assert verdict_of({**ROW, "seconds": wide, "proposed": []}).missed == []
     single = {mode: [values[0]] for mode, values in seconds.items()}
-    assert verdict_of({**ROW, "seconds": single, "proposed": [], "switched": [15]}).faster[1:] == (None, None)
+    alone = verdict_of({**ROW, "seconds": single, "proposed": [], "switched": [15]})
+    assert (alone.faster[1:], alone.missed) == ((None, None), [])
+    assert list(in_words([alone, found]))[:2] == [
+        "not slower than plain by more than 2 %: 0 of 1, 1 not known",
+        "watching not slower by more than 1 %: 0 of 1, 1 not known",
+    ]
 
 
 def test_predictions_losses_and_wrong_means_are_judged():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from gradwire.cli._folder import app
-from gradwire_lab.experiments.soak import FAULTS, GROWTH, ROUNDING, STRETCH, SoakPlan, SoakReport, soak
+from gradwire_lab.experiments.soak import FAULTS, GROWTH, ROUNDING, STRETCH, Soaked, SoakPlan, SoakReport, soak
 from lab.tests.experiments.leaky import Leaky
 
 GOOD = SoakReport(100, 3, dict.fromkeys(FAULTS, 1), 1, 1, 1e-7, "topk", True, ((10**8, 10**8), (10**8, 10**8)), 2.0)
@@ -61,6 +64,35 @@ def test_what_does_not_hold_ends_with_exit_code_1(changed: dict, text: str, monk
     done = run("--steps", "1")
     assert done.exit_code == 1
     assert f"FAILED: {broken.broken[0]}" in " ".join(done.stdout.split())
+
+
+class Booked(Soaked):
+    """A worker alone, with an account of its own in place of training."""
+
+    def __init__(self, gone: dict[str, float]) -> None:
+        self.error, self.worst = 0.0, ""
+        self.gone = {name: torch.tensor([lost]).double() for name, lost in gone.items()}
+        self.size = dict.fromkeys(gone, 1.0)
+        self.before = self._residuals()
+        methods = SimpleNamespace(compressor=SimpleNamespace(name="topk"))
+        self.state = SimpleNamespace(exchange=SimpleNamespace(methods=methods))
+
+    def _residuals(self) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(1).double() for name in self.gone}
+
+    def _open_books(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("gone", [{"a": 0.1, "b": math.nan}, {"a": math.nan, "b": 0.1}])
+def test_a_nan_in_the_books_stays_whatever_comes_later(gone: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
+    worker = Booked(gone)
+    worker._settle_up()
+    worker.gone = {"a": torch.tensor([0.2]).double()}
+    worker._settle_up()
+    assert math.isnan(worker.error)
+    assert dataclasses.replace(GOOD, error=worker.error).broken
 
 
 def test_a_little_growth_is_none() -> None:

@@ -365,3 +365,21 @@ def replaced(job: Job, lr: float) -> Job:
     """The same run at another rate."""
     settings = dataclasses.replace(job.settings, recipe={**job.settings.recipe, "lr": lr})
     return dataclasses.replace(job, settings=settings)
+
+
+def test_runs_with_another_start_do_not_change_what_is_counted(tmp_path: Path) -> None:
+    torch.save({"params": dict(models.build("resnet20", small=True).named_parameters())}, tmp_path / "common.pt")
+    text = 'tasks = ["classification"]\nmethods = ["topk"]\n'
+    suite, plain = tmp_path / "suite.toml", tmp_path / "plain.toml"
+    plain.write_text(text)
+    suite.write_text(f"{text}[task.classification]\nstart = 'common.pt'\n")
+    made, others = ([ended(job, 0.5) for job in load(path)] for path in (suite, plain))
+    strange = [
+        dataclasses.replace(run, settings=dataclasses.replace(run.settings, method=method, start="0" * 64))
+        for run, method in zip(made, ("qsgd", "topk"), strict=True)
+    ]
+    for more in (others, strange):
+        for runs in ([*made, *more], [*more, *made]):
+            assert coverage(suite, runs).made == 2
+            assert [*coverage(suite, runs).strange] == [run.settings for run in more]
+    assert coverage(plain, [*others, *made]).made == 2

@@ -241,7 +241,11 @@ def test_the_nearest_runs_tell_how_long_one_takes() -> None:
     settings = RunSettings("language", "lstm_small", "stdlib", "topk", {"name": "topk"}, workers=2, epochs=2)
     other = dataclasses.replace(settings, method="qsgd")
     four = dataclasses.replace(settings, workers=4)
-    estimates = Estimates([Record(settings, "", False, wall_seconds=20.0), Record(other, "", False, wall_seconds=40.0)])
+
+    def ran(known: RunSettings, wall_seconds: float, steps: int = 20) -> Record:
+        return Record(known, "", False, steps=steps, wall_seconds=wall_seconds)
+
+    estimates = Estimates([ran(settings, 20.0), ran(other, 40.0)])
     assert estimates.of(dataclasses.replace(settings, seed=1)) == 20.0
     assert estimates.of(dataclasses.replace(settings, epochs=4)) == 40.0
     assert estimates.of(dataclasses.replace(settings, method="dgc")) == 30.0
@@ -250,6 +254,10 @@ def test_the_nearest_runs_tell_how_long_one_takes() -> None:
     assert estimates.of(unknown) is None
     assert estimates.total([settings, unknown]) == 40.0
     assert Estimates([]).total([settings]) is None
+    # Shorter runs tell of longer ones by their steps, and of as many the steps that there were data for.
+    shorter, longer, most = (dataclasses.replace(settings, recipe={"steps": steps}) for steps in (5, 30, 500))
+    estimates = Estimates([ran(shorter, 10.0, steps=10), ran(most, 200.0, steps=200)])
+    assert [estimates.of(each) for each in (shorter, longer, most)] == [10.0, 60.0, 200.0]
 
 
 @pytest.mark.timeout(600)

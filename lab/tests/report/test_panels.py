@@ -113,6 +113,18 @@ def test_a_method_that_was_tuned_stands_at_the_rate_that_was_best_on_the_first_s
     assert panel.difference(topk) == pytest.approx(0.15)
 
 
+def test_a_run_from_before_its_suite_had_several_rates_is_one_of_those_that_were_tried():
+    def at(rate, *qualities, tuned=True):
+        return seeds("topk", *qualities, recipe={"lr": rate}, tuned=tuned)
+
+    _, entries = only([*at(0.1, 0.8, 0.81, tuned=False), *at(0.05, 0.6), *at(0.2, 0.7), *seeds("topk", 0.9)])
+    assert {name: len(entry.runs) for name, entry in entries.items()} == {"topk, lr 0.1": 2, "topk #2": 1}
+    assert entries["topk, lr 0.1"].tuned
+    # Other settings make it another method.
+    _, entries = only([*at(0.2, 0.7), *seeds("topk", 0.8, recipe={"lr": 0.1, "momentum": 0.0})])
+    assert {entry.tuned for entry in entries.values()} == {True, False}
+
+
 def test_of_rates_that_ended_alike_a_tuned_method_stands_at_the_one_with_runs_of_all_seeds():
     def at(rate, *qualities):
         return seeds("topk", *qualities, recipe={"lr": rate}, tuned=True)

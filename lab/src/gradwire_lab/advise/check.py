@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from gradwire.compressors.base import Compressor
-from gradwire.errors import require
+from gradwire.errors import GroupError, require
 from gradwire_lab.advise.advice import Candidate
 from gradwire_lab.advise.cluster import Cluster
 from gradwire_lab.advise.codec import Codec
@@ -129,8 +129,12 @@ def compare(setting: Setting, progress: Callable[[str], object] = lambda _: None
             profile = gauge_replayed(model, workers, small=setting.small)
             candidates = [Candidate(label, each) for label, each in setting.methods.items()]
             wanted = [Wanted(each.compressor, each.strategy_for(workers), workers) for each in candidates]
-            # The median of the repeats: the steps that are compared are medians, too.
-            codecs = gauge_codecs(profile.buckets, wanted, together=workers, progress=progress, typical=median)
+            codecs: list[Codec | str]
+            try:
+                # The median of the repeats: the steps that are compared are medians, too.
+                codecs = gauge_codecs(profile.buckets, wanted, together=workers, progress=progress, typical=median)
+            except GroupError as error:
+                codecs = [" ".join(str(error).split())] * len(wanted)
             for link in setting.links:
                 steps = _predicted(profile, workers, link, candidates, codecs)
                 yield from _measured(setting, model, workers, link, steps)

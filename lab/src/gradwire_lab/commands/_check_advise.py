@@ -8,9 +8,10 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.cli.command_group import METHOD, METHOD_FORMS, Integer
-from gradwire.cli.output import emit, json_option
+from gradwire.cli.output import json_option, show
 from gradwire_lab.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
 from gradwire_lab.commands._options import budget_option, steps_option
+from gradwire_lab.commands._rows import stored
 from gradwire_lab.experiments.method_text import parse_method
 from gradwire_lab.netlab import Link
 
@@ -62,10 +63,13 @@ def advise_command(
         small,
     )
     rows: list[Compared] = []
-    for row in compare(setting, _report_line):
-        rows.append(row)
-        click.echo(_line(row), err=True)
-    emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
+    with stored(json_to) as store:
+        for row in compare(setting, _report_line):
+            rows.append(row)
+            store(row.as_dict())
+            click.echo(_line(row), err=True)
+    if json_to != "-":
+        show(_table(rows))
     if not holds(rows):
         ctx.exit(1)
 

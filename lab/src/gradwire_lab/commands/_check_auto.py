@@ -101,7 +101,8 @@ def auto_command(ctx: click.Context, /, json_to: Path | None, output: Path | Non
             if json_to is not None:
                 append_line(json_to, json.dumps(row))
             click.echo(f"{number} of {len(wanted)}: {_line(row)}", err=True)
-        rows.append(row)
+        # A row from before the budget was written has it in its id.
+        rows.append({**row, "budget": float(cell.budget)})
     found = verdicts(rows)
     show(_table(found), *_missed(found, rows))
     if output is not None:

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import click
 from rich import box
@@ -129,8 +128,5 @@ def _table(rows: Sequence[RegionsRow]) -> RenderableType:
     for name in ("inner rate", "seeds", "loss", "above dense", "bits", "s a step"):
         table.add_column(name, justify="right")
     for row in rows:
-        above = "" if row.method == DENSE else "?" if row.above is None else f"{row.above:+.1%}"
-        rate = f"{row.rate:g}" if row.tuned else f"{row.rate:g}, not tuned"
-        figures = f"{len(row.losses)}", f"{fmean(row.losses):.3f}", above, f"{row.bits:.4g}", f"{row.seconds:.2f}"
-        table.add_row(row.method, rate, *figures)
+        table.add_row(row.method, *row.texts, f"{row.seconds:.2f}")
     return table

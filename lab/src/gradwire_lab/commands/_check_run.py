@@ -15,6 +15,7 @@ from rich.table import Table
 from gradwire._files import for_json
 from gradwire.cli.command_group import Integer
 from gradwire.cli.output import show
+from gradwire.errors import Verbatim, require
 from gradwire_lab.commands._options import appendable
 from gradwire_lab.experiments.auto_verdicts import read
 from gradwire_lab.experiments.records import append_line
@@ -52,7 +53,13 @@ __all__ = ["run_command"]
 )
 @click.option("--workers", default=2, show_default=True, type=Integer(2, MOST_WORKERS), help="With a link each.")
 @click.option("--steps", default=150, show_default=True, type=Integer(FEWEST), help="Backward passes of a turn.")
-@click.option("--turns", default=3, show_default=True, type=Integer(1), help="Rounds of a cell.")
+@click.option(
+    "--turns",
+    default=3,
+    show_default=True,
+    type=Integer(1),
+    help="Rounds of a cell; one alone does not tell what is slower.",
+)
 @click.option(
     "--json",
     "json_to",
@@ -82,12 +89,9 @@ def run_command(
     for link in links:
         Link.read(link)
     there = {} if json_to is None else {row["id"]: row for row in read(json_to, "run")}
-    cells = [
-        RunCell(script, link, workers, steps, turns)
-        for script in scripts or SCRIPTS
-        for link in links or LINKS
-        if not _left_out(script)
-    ]
+    able = [script for script in scripts or SCRIPTS if not _left_out(script)]
+    require(bool(able), "--script", "one whose packages are installed", Verbatim(", ".join(scripts)))
+    cells = [RunCell(script, link, workers, steps, turns) for script in able for link in links or LINKS]
     rows = []
     for number, cell in enumerate(cells, 1):
         row = there.get(cell.id)

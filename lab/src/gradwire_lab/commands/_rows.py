@@ -6,11 +6,17 @@ import io
 import json
 import os
 import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["RowFile"]
+import click
+
+from gradwire._files import for_json
+
+__all__ = ["RowFile", "stored"]
 
 _END = b"\n]\n"
 
@@ -61,6 +67,27 @@ class RowFile:
             self._file.close()
         elif error is None:
             self._path.write_text("[]\n", encoding="utf-8")
+
+
+@contextmanager
+def stored(json_to: str | None) -> Iterator[Callable[[dict[str, Any]], object]]:
+    """Give a function that stores a row where ``--json`` says: in the file at once, or with "-" printed at the end,
+    also at that of an error or of Ctrl-C.
+
+    Args:
+        json_to: path, "-", or None: rows are not stored.
+    """
+    if json_to is None:
+        yield lambda _: None
+    elif json_to == "-":
+        rows: list[dict[str, Any]] = []
+        try:
+            yield lambda row: rows.append(for_json(row))
+        finally:
+            click.echo(json.dumps(rows, indent=2))
+    else:
+        with RowFile(Path(json_to)) as file:
+            yield lambda row: file.add(for_json(row))
 
 
 def _write(file: io.FileIO, data: bytes) -> None:

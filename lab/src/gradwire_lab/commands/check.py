@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.cli.command_group import METHOD, METHOD_FORMS, CommandGroup, Integer
-from gradwire.cli.output import emit, json_option
+from gradwire.cli.output import json_option, show
 from gradwire.memory.residual import DTYPES
 from gradwire_lab.commands._check_advise import advise_command
 from gradwire_lab.commands._check_auto import auto_command
@@ -24,6 +23,7 @@ from gradwire_lab.commands._check_run import run_command
 from gradwire_lab.commands._check_soak import soak_command
 from gradwire_lab.commands._check_store import store_command
 from gradwire_lab.commands._markers import check_markers, markdown_option, write_tables
+from gradwire_lab.commands._rows import stored
 from gradwire_lab.experiments import convergence
 from gradwire_lab.experiments.convergence import BASELINE, TOLERANCE, ConvergenceRow
 from gradwire_lab.experiments.method_text import method_of
@@ -88,21 +88,21 @@ def convergence_command(
     check_markers(markdown_to, "convergence")
     named = [method_of(text) for text in methods or labels()]
     chosen = [each for method in named for each in convergence.kept_in(method, residual_dtypes or ("float32",))]
-    rows = _reported(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
-    emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
-    if markdown_to is not None:
-        write_tables(markdown_to, {"convergence": convergence.markdown(rows)})
-    if any(row.failed for row in rows):
-        ctx.exit(1)
-
-
-def _reported(rows: Iterable[ConvergenceRow]) -> list[ConvergenceRow]:
-    """Collect all rows, reporting each on standard error as it arrives, because a run takes minutes."""
-    done: list[ConvergenceRow] = []
-    for row in rows:
-        done.append(row)
-        click.echo(f"{row.method}, {row.workers} workers: {row.accuracy:.1%}, {row.verdict}", err=True)
-    return done
+    rows: list[ConvergenceRow] = []
+    with stored(json_to) as store:
+        for row in convergence.rows(chosen, workers or (2, 4), seeds, epochs):
+            rows.append(row)
+            # A run takes minutes.
+            click.echo(f"{row.method}, {row.workers} workers: {row.accuracy:.1%}, {row.verdict}", err=True)
+            if row.comparable:
+                store(row.as_dict())
+        if json_to != "-":
+            show(_table(rows))
+        if markdown_to is not None:
+            write_tables(markdown_to, {"convergence": convergence.markdown(rows)})
+        # An error to the file of rows, which leaves what was there before where there is nothing to store.
+        if any(row.failed for row in rows):
+            ctx.exit(1)
 
 
 def _table(rows: list[ConvergenceRow]) -> RenderableType:

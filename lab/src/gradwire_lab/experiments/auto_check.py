@@ -207,7 +207,7 @@ def measure(cell: MatrixCell) -> Row:
     slowest = min(cell.links, key=lambda link: link.rate or math.inf)
     with lab_for(cell.workers, cell.links[0]) as lab, tempfile.TemporaryDirectory() as folder:
         row = {"kind": "auto", "id": cell.id, **facts_of(cell.plan(slowest), lab), "link": cell.link}
-        row |= {"repeat": cell.repeat, "steps": cell.steps, "auto": cell.auto}
+        row |= {"repeat": cell.repeat, "steps": cell.steps, "budget": float(cell.budget), "auto": cell.auto}
         try:
             with _changed(lab, cell.links, Path(folder)):
                 found = launch(cell.workers, alternate, cell, folder, timeout=cell.plan(slowest).patience, lab=lab)

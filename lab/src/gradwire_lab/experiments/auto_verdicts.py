@@ -2,7 +2,7 @@
 
 Invariants:
     A verdict is about one model on one link. It is derived from ratios of times of one group of workers; of several
-    repeats the median of the ratios counts.
+    repeats, which have the same number of steps, budget and fixed methods, the median of the ratios counts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def verdicts(rows: Iterable[Row]) -> list[Verdict]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if "parts" in row:
-            key = (row["model"], row["workers"], row["link"], row["compute"], row["auto"], row["gradients"])
+            facts = (row[name] for name in ("model", "workers", "link", "compute", "auto", "gradients"))
+            # Rows from before the budget was written have none.
+            key = (*facts, row.get("steps"), row.get("budget"), *sorted(row["errors"]))
             groups.setdefault(key, []).append(row)
     return [
         _verdict([row for row in same if len(row["parts"]) > number], number)

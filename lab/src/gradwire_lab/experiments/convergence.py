@@ -4,12 +4,14 @@ Invariants:
     * A row is one method on one number of workers. It reaches the goal if the mean accuracy over the seeds is at most
       ``TOLERANCE`` points below the uncompressed mean, and the workers end every run with the same bits.
     * A method that is known to miss the goal declares why, and is in the table all the same.
-    * An error is a row, too, and the other methods go on.
+    * An error is a row, too, and the other methods go on. Without the uncompressed run there is nothing to compare
+      with: the others are not trained, and their rows say so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +42,7 @@ class ConvergenceRow:
         workers: processes.
         epochs: passes over the data.
         accuracies: one for each seed.
-        baseline: mean accuracy of the uncompressed runs.
+        baseline: mean accuracy of the uncompressed runs; NaN: they failed.
         bytes_per_step: bytes that a worker hands to the collectives, mean over the seeds.
         ratio: the bytes of a dense exchange over these.
         state_bytes: bytes that a worker keeps from step to step: memories, and the method's own state.
@@ -79,6 +81,11 @@ class ConvergenceRow:
     def points(self) -> float:
         """The difference from the uncompressed run, in hundredths of the test set."""
         return 100 * (self.accuracy - self.baseline)
+
+    @property
+    def comparable(self) -> bool:
+        """Return whether there are uncompressed runs to compare with, or it is such a run itself."""
+        return not math.isnan(self.baseline)
 
     @property
     def reached(self) -> bool:
@@ -133,7 +140,7 @@ def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: 
         yield dense
         for method in methods:
             if method.label != BASELINE:
-                yield _row(method, world, seeds, epochs, dense.accuracy)
+                yield _row(method, world, seeds, epochs, dense)
 
 
 def kept_in(method: Method, dtypes: Sequence[str]) -> list[Method]:
@@ -157,21 +164,19 @@ def run_seeds(method: Method, seeds: int, epochs: int) -> list[Run]:
     return [train(Classification().adjusted(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
 
 
-def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | None) -> ConvergenceRow:
-    try:
-        results, error = launch(world, run_seeds, method, seeds, epochs), ""
-    except GradwireError as failure:
-        results, error = [[]], " ".join(str(failure).split())
+def _row(method: Method, world: int, seeds: int, epochs: int, dense: ConvergenceRow | None) -> ConvergenceRow:
+    results, error = _trained(method, world, seeds, epochs, dense)
     runs: list[Run] = results[0]
     setup, count = setup_of(method.label), max(len(runs), 1)
     accuracies = tuple(run.quality for run in runs)
+    mean = math.nan if error else sum(accuracies) / count
     return ConvergenceRow(
         method.label,
         _settings(method),
         world,
         epochs,
         accuracies,
-        baseline=sum(accuracies) / count if baseline is None else baseline,
+        baseline=mean if dense is None else dense.baseline,
         bytes_per_step=sum(run.bytes_per_step for run in runs) / count,
         ratio=sum(run.ratio for run in runs) / count,
         state_bytes=max((run.state_bytes for ranks in results for run in ranks), default=0),
@@ -180,6 +185,18 @@ def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | 
         misses=setup.misses,
         error=error,
     )
+
+
+def _trained(
+    method: Method, world: int, seeds: int, epochs: int, dense: ConvergenceRow | None
+) -> tuple[list[list[Run]], str]:
+    """Train on each worker; the runs of none, and the reason, where that fails or there is nothing to compare with."""
+    if dense is not None and dense.error:
+        return [[]], f"there is no uncompressed run to compare with: {dense.error}"
+    try:
+        return launch(world, run_seeds, method, seeds, epochs), ""
+    except GradwireError as failure:
+        return [[]], " ".join(str(failure).split())
 
 
 def _settings(method: Method) -> dict[str, Any]:

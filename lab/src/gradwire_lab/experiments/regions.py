@@ -22,7 +22,7 @@ from gradwire.errors import Verbatim, is_int, nearest, require
 from gradwire_lab.experiments.job import MOST_SEED, Job, settings_of
 from gradwire_lab.experiments.method_text import method_of
 from gradwire_lab.experiments.records import Record, counted
-from gradwire_lab.experiments.suite import best_of
+from gradwire_lab.experiments.suite import all_diverged, best_of
 from gradwire_lab.experiments.tasks.gpt import GPT
 from gradwire_lab.experiments.training_method import Method
 
@@ -181,6 +181,16 @@ class RegionsPlan:
         best = best_of(tries, [last.get(job.settings.id) for job in tries])
         return None if best is None else float(tries[best].settings.recipe["lr"])
 
+    def diverged(self, method: Method, last: Mapping[str, Record]) -> Record | None:
+        """The first of the shorter runs of a method that diverged at all its rates; None if it did not.
+
+        Args:
+            method: one of ``methods``.
+            last: results by their id.
+        """
+        tries = self._tries(method)
+        return last[tries[0].settings.id] if all_diverged(tries, last) else None
+
     def best_runs(self, method: Method, last: Mapping[str, Record]) -> tuple[float, dict[int, Record]]:
         """The runs of a method by seed: at its best rate, or while that is not known at the one with the most runs.
 
@@ -253,25 +263,36 @@ class RegionsRow:
 
     Args:
         method: label of the method.
-        rate: inner learning rate.
+        rate: inner learning rate; None: it diverged at all of them, and what follows is of a shorter run.
         tuned: true: the rate is the best of those that are tried; false: they have not all been tried.
-        losses: test losses at the end, one for each seed.
+        losses: test losses at the end, one for each seed; NaN: it diverged.
         above: share by which their mean is above that of dense runs of the same seeds; None: some of these are missing.
         bits: bits that a worker sent, by parameter and step.
         seconds: seconds of a step.
     """
 
     method: str
-    rate: float
+    rate: float | None
     tuned: bool
     losses: tuple[float, ...]
     above: float | None
     bits: float
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row for JSON."""
-        return dataclasses.asdict(self)
+    @property
+    def texts(self) -> tuple[str, str, str, str, str]:
+        """The inner rate, the number of seeds, the loss, how far it is above dense, and the bits, for tables."""
+        rate = "all" if self.rate is None else f"{self.rate:g}"
+        loss = fmean(self.losses)
+        diverged = not math.isfinite(loss)
+        above = "?" if self.above is None else f"{self.above:+.1%}"
+        return (
+            rate if self.tuned else f"{rate}, not tuned",
+            f"{len(self.losses)}",
+            "diverged" if diverged else f"{loss:.3f}",
+            "" if diverged or self.method == DENSE else above,
+            f"{self.bits:.4g}",
+        )
 
 
 def regions_rows(plan: RegionsPlan, made: Iterable[Record]) -> list[RegionsRow]:
@@ -282,7 +303,7 @@ def regions_rows(plan: RegionsPlan, made: Iterable[Record]) -> list[RegionsRow]:
         made: results.
     """
     last = {key: record for key, record in counted(made).items() if record.status == "ok"}
-    found: dict[str, tuple[float, bool, dict[int, Record]]] = {}
+    found: dict[str, tuple[float | None, bool, dict[int, Record]]] = {}
     if plan.refit:
         for record in filter(plan.is_refit, last.values()):
             rate = float(record.settings.recipe["lr"])
@@ -291,17 +312,23 @@ def regions_rows(plan: RegionsPlan, made: Iterable[Record]) -> list[RegionsRow]:
         for method in plan.methods:
             rate, runs = plan.best_runs(method, last)
             tuned = plan.rate_of(method, last) is not None
+            tried = plan.diverged(method, last)
             if runs:
                 found[method.label] = rate, tuned, runs
+            elif tried is not None:
+                found[method.label] = None, True, {tried.settings.seed: tried}
     dense = found.get(DENSE, (0.0, False, {}))[2]
     return [_row(label, *each, dense) for label, each in found.items()]
 
 
-def _row(label: str, rate: float, tuned: bool, runs: Mapping[int, Record], dense: Mapping[int, Record]) -> RegionsRow:
+def _row(
+    label: str, rate: float | None, tuned: bool, runs: Mapping[int, Record], dense: Mapping[int, Record]
+) -> RegionsRow:
     losses = tuple(float(runs[seed].quality or math.nan) for seed in sorted(runs))
     above = None
     if all(seed in dense for seed in runs):
-        above = fmean(losses) / fmean(float(dense[seed].quality or math.nan) for seed in runs) - 1
+        share = fmean(losses) / fmean(float(dense[seed].quality or math.nan) for seed in runs) - 1
+        above = share if math.isfinite(share) else None
     bits = fmean(bits_of(record) for record in runs.values())
     seconds = fmean(float(record.seconds.get("step", math.nan)) for record in runs.values())
     return RegionsRow(label, rate, tuned, losses, above, bits, seconds)
@@ -322,9 +349,5 @@ def markdown(plan: RegionsPlan, rows: Sequence[RegionsRow]) -> str:
     what = f"{plan.steps:,} steps, {plan.workers} workers"
     lines = [f"{what}; test loss, mean of the seeds that are named:", ""]
     lines += ["| method | inner rate | seeds | loss | above dense | bits sent |", "|---|---:|---:|---:|---:|---:|"]
-    for row in rows:
-        rate = f"{row.rate:g}" if row.tuned else f"{row.rate:g}, not tuned"
-        above = "" if row.method == DENSE else "?" if row.above is None else f"{row.above:+.1%}"
-        loss = f"{fmean(row.losses):.3f}"
-        lines.append(f"| {row.method} | {rate} | {len(row.losses)} | {loss} | {above} | {row.bits:.4g} |")
+    lines += [f"| {' | '.join((row.method, *row.texts))} |" for row in rows]
     return "\n".join(lines) + "\n"

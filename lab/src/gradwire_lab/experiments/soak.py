@@ -285,8 +285,8 @@ class Soaked:
             dist.all_reduce(lost)
             dist.all_reduce(scale)
             share = float(lost.norm() / scale.sum().clamp_min(1e-30))
-            # A NaN is what must be noticed, too.
-            if not share <= self.error:
+            # A NaN is what must be noticed, too, and no later share may take its place.
+            if not math.isnan(self.error) and not share <= self.error:
                 self.error, self.worst = share, self.state.exchange.methods.compressor.name
         self._open_books()
 

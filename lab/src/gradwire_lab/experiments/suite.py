@@ -55,6 +55,7 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ from gradwire_lab.experiments.tasks.base import Task
 from gradwire_lab.experiments.training_method import PARALLEL, Method
 from gradwire_lab.netlab import Link
 
-__all__ = ["Coverage", "best_of", "coverage", "load"]
+__all__ = ["Coverage", "all_diverged", "best_of", "coverage", "load"]
 
 _MOST_WORKERS = 64
 _EVERY = "all"
@@ -177,15 +178,13 @@ def coverage(path: Path, made: Iterable[Record]) -> Coverage:
     """
     last = counted(made)
     suite = _read(path)
-    # What runs began with need not be here to count them: they say what it was.
-    starts = {record.settings.task: record.settings.start for record in last.values()}
     with _named(path):
-        groups = _groups(suite, path.parent, {name: starts.get(name) for name in suite.get("tasks", ())})
+        groups = _groups(suite, path.parent, _starts(suite, path.parent, last))
     known: dict[str, tuple[int, int]] = {}
     planned = 0
     for number, (firsts, others) in enumerate(groups):
         # Of a method that diverged at all rates no later seed will be made; one may be there from before.
-        ended = _all_diverged(firsts, last)
+        ended = all_diverged(firsts, last)
         there = [any(job.settings.id in last for job in jobs) for jobs in others]
         planned += len(firsts) + (sum(there) if ended else len(others))
         known |= {job.settings.id: (number, -1 - place) for place, job in enumerate(firsts)}
@@ -196,6 +195,27 @@ def coverage(path: Path, made: Iterable[Record]) -> Coverage:
             found[place] = found.get(place, False) or last[job_id].status == "ok"
     strange = [record.settings for record in last.values() if record.settings.id not in known]
     return Coverage(path.name, sum(found.values()), len(found) - sum(found.values()), planned, strange)
+
+
+def _starts(suite: Table, folder: Path, last: Mapping[str, Record]) -> dict[str, str | None]:
+    """The digest of what the runs of each task begin with, which need not be here: results say what it was.
+
+    Where they have several for a task, as of another suite, it is the one with which most runs of this suite are there.
+    """
+    found: dict[str, str | None] = dict.fromkeys(suite.get("tasks", ()))
+    seen: dict[str, dict[str, None]] = {}
+    for record in last.values():
+        if record.settings.task in found and record.settings.start is not None:
+            seen.setdefault(record.settings.task, {})[record.settings.start] = None
+
+    def there(name: str, start: str) -> int:
+        groups = _groups(suite, folder, {**found, name: start})
+        jobs = [job for firsts, others in groups for each in (firsts, *others) for job in each]
+        return sum(job.settings.task == name and job.settings.id in last for job in jobs)
+
+    for name, starts in seen.items():
+        found[name] = max(starts, key=partial(there, name)) if len(starts) > 1 else next(iter(starts))
+    return found
 
 
 def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
@@ -345,8 +365,13 @@ def best_of(candidates: Sequence[Job], found: Sequence[Record | None]) -> int | 
     return choose(good, key=lambda place: good[place]) if good else None
 
 
-def _all_diverged(candidates: Sequence[Job], made: Mapping[str, Record]) -> bool:
-    """Return whether runs at several rates all ended, and none with a finite quality; a failed one may be repeated."""
+def all_diverged(candidates: Sequence[Job], made: Mapping[str, Record]) -> bool:
+    """Return whether runs at several rates all ended, and none with a finite quality; a failed one may be repeated.
+
+    Args:
+        candidates: runs at the rates that are tried.
+        made: results by their id.
+    """
     found = [made.get(each.settings.id) for each in candidates]
     ended = all(record is not None and record.status == "ok" for record in found)
     return ended and best_of(candidates, found) is None

@@ -66,6 +66,8 @@ _CELL = {
     "gradients": str,
     "auto": str,
     "repeat": int,
+    "steps": int,
+    "budget": float,
     "error": str,
     "parts": list,
     "errors": Mapping[str, float | None],
@@ -122,7 +124,7 @@ def checked_cell(line: _Object) -> dict[str, Any]:
     _check_line(_CELL, line)
     if "error" in line:
         return dict(line)
-    missing = sorted(_CELL.keys() - line.keys() - {"error"})
+    missing = sorted(_CELL.keys() - line.keys() - {"error", "steps", "budget"})
     if missing:
         raise ConfigError(f"a cell must have {', '.join(missing)}, and this one has not")
     for part in line["parts"]:

@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -283,18 +284,30 @@ def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
 def _entries(runs: Sequence[Record]) -> list[PanelEntry]:
     """Group runs by label and settings; runs of different settings would have no meaningful mean."""
     found: dict[str, dict[str, list[Record]]] = {}
+    tuned = {_same(_configured(run.settings, rate=False)) for run in runs if run.settings.tuned}
     for run in runs:
         known = run.settings
-        settings = {name: getattr(known, name) for name in _CONFIGURED}
-        if known.tuned:
-            settings["recipe"] = _without_rate(known.recipe)
-        name = named(known.method, ours=known.hook is None and known.compressor is not None)
-        found.setdefault(name, {}).setdefault(_same([known.tuned, settings]), []).append(run)
+        # A run from before its suite had several rates is one of those that were tried, and is not made again.
+        if "lr" in known.recipe and _same(_configured(known, rate=False)) in tuned:
+            known = dataclasses.replace(known, tuned=True)
+            run = dataclasses.replace(run, settings=known)
+        configured = _same([known.tuned, _configured(known, rate=not known.tuned)])
+        found.setdefault(_name(known), {}).setdefault(configured, []).append(run)
     return [
         _entry(method if number == 1 else f"{method} #{number}", same)
         for method, configurations in found.items()
         for number, same in enumerate(configurations.values(), 1)
     ]
+
+
+def _name(known: RunSettings) -> str:
+    return named(known.method, ours=known.hook is None and known.compressor is not None)
+
+
+def _configured(known: RunSettings, *, rate: bool) -> dict[str, Any]:
+    """The name and the settings of a method, with its learning rate or without."""
+    settings = {name: getattr(known, name) for name in _CONFIGURED}
+    return settings | {"name": _name(known), "recipe": known.recipe if rate else _without_rate(known.recipe)}
 
 
 def _at_best_rate(runs: Sequence[Record]) -> list[Record]:
