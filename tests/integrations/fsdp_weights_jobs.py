@@ -34,7 +34,7 @@ def masters(model: nn.Module) -> list[Tensor]:
 
 
 def exactly(model: nn.Module) -> bool:
-    """Whether the weights that are computed with are those that are kept."""
+    """Compare the weights that are computed with to those that are kept."""
     return all(torch.equal(*pair) for pair in zip(masters(model), gathered(model), strict=True))
 
 

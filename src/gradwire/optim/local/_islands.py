@@ -24,6 +24,7 @@ from gradwire.errors import ConfigError, GroupError, Verbatim, require
 from gradwire.frontends.ownership import on_rank
 from gradwire.frontends.setup import agree_along, kind_of, private_channel
 from gradwire.optim.local._crew import ALONE, HOST, Crew
+from gradwire.transport.channel import Channel
 
 __all__ = ["MAIN", "THREAD", "Island"]
 
@@ -157,8 +158,11 @@ class Island:
         at, ranks = self._mesh.get_coordinate(), self._mesh.mesh
         # The first rank along each dimension of the mesh, from the place of this one.
         firsts = [int(ranks[(*at[:dim], 0, *at[dim + 1 :])]) for dim in range(ranks.dim())]
-        lines = [private_channel(self._mesh.get_group(dim), timeout, device) for dim in range(ranks.dim())]
-        return Crew(zip(lines, firsts, strict=True), at, device)
+        return Crew([(self._line(dim, timeout, device), first) for dim, first in enumerate(firsts)], at, device)
+
+    def _line(self, dim: int, timeout: object, device: torch.device) -> Channel:
+        """The channel along a dimension of the mesh; the simulation of meetings has another."""
+        return private_channel(self._mesh.get_group(dim), timeout, device)
 
     def largest(self, number: int, thread: int = MAIN) -> int:
         """The largest of the numbers that the ranks of the island give.
