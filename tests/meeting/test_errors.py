@@ -185,7 +185,7 @@ def test_whoever_opened_the_meeting_dies_before_the_note_of_its_first_round(
         comes.announce(0)
     else:
         coming.start()
-        while not comes.board.entries("joins"):
+        while not any(comes.board.entries("joins")):
             threading.Event().wait(0.01)
     with pytest.raises(ProcessLookupError):
         opens.come(0)
@@ -207,7 +207,7 @@ def test_the_others_open_the_meeting_where_the_last_to_come_is_killed(monkeypatc
     monkeypatch.setattr(last, "_open", killed)
     coming = threading.Thread(target=waits.come, args=(0,))
     coming.start()
-    while not waits.board.entries("joins"):
+    while not any(waits.board.entries("joins")):
         threading.Event().wait(0.01)
     with pytest.raises(ProcessLookupError):
         last.come(0)

@@ -188,7 +188,7 @@ def test_a_worker_that_is_killed_after_it_has_handed_in_drops_what_was_sent(plac
     # In the next step the first fragment leaves; worker 0 does not come, so the round is open.
     workers[1].ask("stream", 1, 55)
     board = gradwire.Meeting(place, "looks on").open()
-    while not board.entries("arrivals/3"):
+    while not any(board.entries("arrivals/3")):
         time.sleep(0.02)
     sent = workers[1].ask("account")
     workers[1].signal(signal.SIGKILL)

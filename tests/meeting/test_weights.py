@@ -179,7 +179,7 @@ def test_what_an_earlier_process_has_sent_of_a_fragment_under_way_elsewhere_is_n
     for _ in range(2):
         step(killed)
     arrivals = gradwire.Meeting(place, "looks on").open()
-    while not arrivals.entries("arrivals/3"):
+    while not any(arrivals.entries("arrivals/3")):
         # Its thread hands in while it trains on.
         time.sleep(0.01)
     again = loaded(place, state, workers=2, **options)
