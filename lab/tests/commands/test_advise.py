@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gradwire.auto.link_cost import Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, GroupError
 from gradwire_lab.advise import check
@@ -191,7 +190,7 @@ def test_codecs_that_no_group_could_time_leave_the_measured_steps(monkeypatch):
     monkeypatch.setattr(check, "gauge_replayed", lambda *_, **__: profile)
     monkeypatch.setattr(check, "gauge_codecs", died)
     monkeypatch.setattr(check, "lab_for", lambda *_: nullcontext())
-    monkeypatch.setattr(check, "gauge_wire", lambda *_: SimpleNamespace(wire=Wire.of))
+    monkeypatch.setattr(check, "gauge_wire", lambda *_: SimpleNamespace(wire=lambda workers, link: link.wire(workers)))
     rows = [{"model": "resnet9", "method": label, "seconds": 1.0} for label in ("ddp", "topk")]
     monkeypatch.setattr(check, "replay", lambda *_: rows)
     setting = Setting(["resnet9"], [2], [Link.parse("1gbit")], {"topk": TopK()})

@@ -95,7 +95,7 @@ def test_killed_and_started_again_it_makes_each_run_once_and_a_failure_stops_no_
 
 
 def recorded(job: Job, seconds: float | None, **changes: object) -> Record:
-    return Record(job.settings, "top-1", higher_is_better=True, wall_seconds=seconds, **changes)
+    return Record(job.settings, "top-1", higher_is_better=True, wall_seconds=seconds, steps=10, **changes)
 
 
 def test_the_other_seeds_run_at_the_rate_that_was_best(tmp_path: Path) -> None:
